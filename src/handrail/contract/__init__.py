@@ -1,0 +1,1 @@
+"""What *is* a tool? Pure types and Protocols: no I/O, and no import of another room."""

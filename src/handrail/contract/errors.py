@@ -1,0 +1,90 @@
+"""The errors Handrail raises, named for the situation of whoever sees them.
+
+Three audiences, three branches:
+
+- a *model* sees :class:`ToolError`, which the arbiter turns into an error result;
+- an *operator* sees :class:`LoadError` and :class:`StartError`, with every fault at once;
+- a *programmer* who misuses the library sees :class:`UsageError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+ErrorKind = Literal[
+    "invalid_input",  # the arguments do not fit the schema, or name something that cannot be
+    "unknown_tool",  # no tool of that name
+    "denied",  # a rule, a watchdog, a capability or a person said no
+    "unavailable",  # the tool or what it needs is not there now
+    "conflict",  # the world changed since the model last looked
+    "timeout",  # a time budget ran out
+    "cancelled",  # the user or a shutdown stopped it
+    "interrupted",  # begun, and nobody knows how it ended
+    "limit",  # a size, count or rate bound
+    "failed",  # the tool itself reported failure
+    "backend",  # a defect below the tool: a crash, a protocol error, an exception
+]
+"""The closed set of ``metadata.error_kind``."""
+
+ERROR_KINDS: frozenset[str] = frozenset(get_args(ErrorKind))
+
+
+class HandrailError(Exception):
+    """Base of every exception that Handrail raises on purpose."""
+
+
+class UsageError(HandrailError):
+    """The library was called in a way that cannot work; fix the calling code."""
+
+
+class ToolError(HandrailError):
+    """Raised by a tool or its runtime: becomes an error result, never a traceback.
+
+    :param text: what was wrong, what was expected, what to do next; a model reads it
+    :param kind: one of :data:`ErrorKind`
+    :param data: partial output worth keeping, JSON-able
+    """
+
+    def __init__(self, text: str, *, kind: ErrorKind = "failed", data: Any = None) -> None:
+        super().__init__(text)
+        self.text = text
+        self.kind: ErrorKind = kind
+        self.data = data
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing wrong with an operator's source.
+
+    :param source: the file, module or entry point, as the operator knows it
+    :param where: the place inside it (``runtime.locks[0]``), or ``""``
+    :param problem: what is wrong and what was expected
+    """
+
+    source: str
+    where: str
+    problem: str
+
+    def __str__(self) -> str:
+        place = f"{self.source}: {self.where}" if self.where else self.source
+        return f"{place}: {self.problem}"
+
+
+class LoadError(HandrailError):
+    """Sources, rules or configuration are faulty: *all* faults, so one repair round is enough."""
+
+    def __init__(self, faults: Sequence[Fault]) -> None:
+        self.faults = tuple(faults)
+        count = len(self.faults)
+        head = "1 fault" if count == 1 else f"{count} faults"
+        super().__init__(f"{head}:\n" + "\n".join(f"  - {fault}" for fault in self.faults))
+
+
+class StartError(HandrailError):
+    """The kernel cannot start: state, lease or sandbox. The text says why and the next step."""
+
+
+class LogUnavailable(HandrailError):
+    """The commit log cannot take records, so no call may run (full disk, read-only state)."""

@@ -1,0 +1,65 @@
+"""Canonical ids, and the reversible wire names that each provider accepts."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+
+MAX_WIRE_NAME = 64
+ID_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+_NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def fault_in_id(tool_id: str) -> str | None:
+    """Why ``tool_id`` cannot be a tool's id, or None if it can."""
+    if len(tool_id) > 128:
+        return f"an id has at most 128 characters, this one has {len(tool_id)}"
+    if not ID_PATTERN.match(tool_id):
+        return f"{tool_id!r} is not an id: letters, digits, '_', '-', in parts joined by '.', starting with a letter"
+    return None
+
+
+def wire_name(tool_id: str) -> str:
+    """What a provider sees for ``tool_id``: ``[A-Za-z0-9_-]``, at most 64 characters, stable.
+
+    Ids that already fit stay as they are. A dot becomes ``__``; a long name keeps its head and ends
+    in a hash of the whole id.
+    """
+    name = _NOT_ON_THE_WIRE.sub("_", tool_id.replace(".", "__"))
+    if len(name) <= MAX_WIRE_NAME:
+        return name
+    digest = hashlib.sha256(tool_id.encode()).hexdigest()[:10]
+    return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
+
+
+class WireNames:
+    """The two-way table of one request. Look-ups from the wire go through this table only."""
+
+    __slots__ = ("_to_id", "_to_wire")
+
+    def __init__(self, ids: Iterable[str]) -> None:
+        """:raises ValueError: if two ids share a wire name; the text names both."""
+        self._to_id: dict[str, str] = {}
+        self._to_wire: dict[str, str] = {}
+        for tool_id in ids:
+            name = wire_name(tool_id)
+            other = self._to_id.get(name)
+            if other is not None and other != tool_id:
+                raise ValueError(f"{other!r} and {tool_id!r} would both be {name!r} on the wire; rename one of them")
+            self._to_id[name] = tool_id
+            self._to_wire[tool_id] = name
+
+    @property
+    def to_id(self) -> Mapping[str, str]:
+        return self._to_id
+
+    @property
+    def to_wire(self) -> Mapping[str, str]:
+        return self._to_wire
+
+
+def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
+    """The few known names most like ``name``, best first; for 'did you mean' texts."""
+    return get_close_matches(name[:200], list(known), n=count, cutoff=0.5)

@@ -1,0 +1,278 @@
+"""What a tool declares it needs, and the capability set that a call effectively has.
+
+A :class:`Requires` is a declaration with variables in it. :func:`expand` fills the variables and gives one
+*layer*; a :class:`CapabilitySet` is a conjunction of layers (the tool's, the agent's, the parent's, the
+host's ceiling), each of which must allow a thing. So an intersection is never computed and can never turn
+empty into everything: two layers without a common host simply never both say yes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from handrail.contract.patterns import escape, has_wildcard, host_matches, literal_prefix, path_matches
+
+Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
+"""What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
+
+CAPABILITIES: tuple[Capability, ...] = ("fs.read", "fs.write", "net.fetch", "shell.run")
+
+NAMED_CAPABILITIES: Mapping[str, str] = {
+    "ask": "put a question to the people attached to the session",
+    "state": "keep values in the session",
+    "call": "call other tools through the arbiter",
+    "vcs.config": "change version-control configuration, by an allow-list of keys",
+}
+"""The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""
+
+VARIABLES = ("workspace", "ad-hoc", "user-data")
+_VARIABLE = re.compile(r"\{([^{}]*)\}")
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class FsRequires(_Model):
+    """Path patterns relative to the workspace's root, or beginning with a variable."""
+
+    read: tuple[str, ...] = ()
+    write: tuple[str, ...] = ()
+
+
+class NetRequires(_Model):
+    """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host."""
+
+    hosts: tuple[str, ...] = ()
+
+
+class AnyArgument(_Model):
+    """Matches one argument, whatever it is."""
+
+    wildcard: Literal[True]
+
+
+class PrefixArgument(_Model):
+    """Matches one argument that starts with ``prefix``."""
+
+    prefix: Annotated[str, Field(min_length=1)]
+
+
+ArgumentPattern = str | AnyArgument | PrefixArgument
+
+
+class ShellRequires(_Model):
+    """One program that may be run: ``cmd`` by name, ``args`` matching the whole argv after it (left out = any)."""
+
+    cmd: Annotated[str, Field(min_length=1)]
+    args: tuple[ArgumentPattern, ...] | None = None
+
+    def allows(self, argv: Sequence[str]) -> bool:
+        if not argv or (self.cmd != "*" and argv[0] != self.cmd):
+            return False
+        if self.args is None:
+            return True
+        return len(argv) - 1 == len(self.args) and all(
+            argument == want
+            if isinstance(want, str)
+            else isinstance(want, AnyArgument) or argument.startswith(want.prefix)
+            for want, argument in zip(self.args, argv[1:], strict=True)
+        )
+
+
+class Requires(_Model):
+    """A tool's declared needs. What is not here is not on its runtime."""
+
+    fs: FsRequires = FsRequires()
+    net: NetRequires = NetRequires()
+    shell: tuple[ShellRequires, ...] = ()
+    capabilities: tuple[str, ...] = ()
+
+    def faults(self) -> list[tuple[str, str]]:
+        """``(place, problem)`` for each unknown variable or capability, and each path that climbs out."""
+        found: list[tuple[str, str]] = []
+        for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write), ("net.hosts", self.net.hosts)):
+            for index, pattern in enumerate(patterns):
+                for variable in _VARIABLE.findall(pattern):
+                    if variable not in VARIABLES:
+                        found.append(
+                            (
+                                f"requires.{name}[{index}]",
+                                f"unknown variable {{{variable}}}; there are {', '.join('{%s}' % v for v in VARIABLES)}",
+                            )
+                        )
+                if ".." in pattern.split("/"):
+                    found.append((f"requires.{name}[{index}]", f"{pattern!r} climbs with '..'; name the folder itself"))
+        for index, name in enumerate(self.capabilities):
+            if name not in NAMED_CAPABILITIES:
+                found.append(
+                    (
+                        f"requires.capabilities[{index}]",
+                        f"unknown capability {name!r}; there are {', '.join(NAMED_CAPABILITIES)}",
+                    )
+                )
+        return found
+
+    @property
+    def empty(self) -> bool:
+        return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
+
+
+@dataclass(frozen=True, slots=True)
+class Variables:
+    """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope."""
+
+    workspace: tuple[str, ...] = ()
+    ad_hoc: tuple[str, ...] = ()
+    user_data: tuple[str, ...] = ()
+
+    def of(self, name: str) -> tuple[str, ...]:
+        return {"workspace": self.workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data}[name]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One expanded requirement set: absolute path patterns, hosts, programs, named capabilities."""
+
+    owner: str
+    fs_read: tuple[str, ...] = ()
+    fs_write: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    shell: tuple[ShellRequires, ...] = ()
+    capabilities: frozenset[str] = frozenset()
+
+    def union(self, other: Layer) -> Layer:
+        return Layer(
+            self.owner,
+            _merged(self.fs_read, other.fs_read),
+            _merged(self.fs_write, other.fs_write),
+            _merged(self.hosts, other.hosts),
+            (*self.shell, *(s for s in other.shell if s not in self.shell)),
+            self.capabilities | other.capabilities,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CapabilitySet:
+    """What a call may touch at most: every layer must allow it. No layers allow nothing."""
+
+    layers: tuple[Layer, ...] = field(default=())
+
+    def narrowed(self, *layers: Layer) -> CapabilitySet:
+        return CapabilitySet((*self.layers, *layers))
+
+    def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
+        """The first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
+        if not self.layers:
+            return Layer("nothing")
+        for layer in self.layers:
+            if not _covers(layer, capability, target):
+                return layer
+        return None
+
+    def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
+        return self.refusing_layer(capability, target) is None
+
+    def has(self, name: str) -> bool:
+        """Whether every layer holds the named capability ``name``."""
+        return bool(self.layers) and all(name in layer.capabilities for layer in self.layers)
+
+    def uses(self, capability: Capability) -> bool:
+        """Whether any target at all could be allowed in every layer, judged by declarations alone."""
+        return bool(self.layers) and all(bool(_patterns(layer, capability)) for layer in self.layers)
+
+    def folders(self, capability: Literal["fs.read", "fs.write"]) -> tuple[str, ...]:
+        """The absolute folders that hold everything that could be allowed; a sandbox mounts these.
+
+        A folder is kept only if every layer reaches into it or above it.
+        """
+        if not self.layers:
+            return ()
+        reach = [frozenset(_folder(p) for p in _patterns(layer, capability)) for layer in self.layers]  # pyright: ignore[reportArgumentType]
+        kept = {
+            folder
+            for folders in reach
+            for folder in folders
+            if all(any(_is_beneath(folder, other) for other in others) for others in reach)
+        }
+        return tuple(sorted(f for f in kept if not any(f != o and _is_beneath(f, o) for o in kept)))
+
+
+def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
+    """Fill the variables. A pattern with an empty variable disappears, so its scope is closed."""
+    return Layer(
+        owner,
+        _expanded(requires.fs.read, variables),
+        _expanded(requires.fs.write, variables),
+        tuple(requires.net.hosts),
+        tuple(requires.shell),
+        frozenset(requires.capabilities),
+    )
+
+
+def union(owner: str, layers: Iterable[Layer]) -> Layer:
+    """One layer that allows what any of ``layers`` allows."""
+    whole = Layer(owner)
+    for layer in layers:
+        whole = whole.union(layer)
+    return whole
+
+
+def _expanded(patterns: Iterable[str], variables: Variables) -> tuple[str, ...]:
+    found: list[str] = []
+    for pattern in patterns:
+        match = _VARIABLE.match(pattern)
+        if match:
+            found += [escape(root.rstrip("/")) + pattern[match.end() :] for root in variables.of(match.group(1))]
+        elif pattern.startswith("/"):
+            found.append(pattern)
+        else:
+            found += [f"{escape(root.rstrip('/'))}/{pattern.removeprefix('./')}" for root in variables.workspace]
+    return tuple(dict.fromkeys(found))
+
+
+def _merged(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*a, *b)))
+
+
+def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
+    match capability:
+        case "fs.read":
+            return layer.fs_read
+        case "fs.write":
+            return layer.fs_write
+        case "net.fetch":
+            return layer.hosts
+        case "shell.run":
+            return layer.shell
+
+
+def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -> bool:
+    match capability:
+        case "fs.read" | "fs.write":
+            assert isinstance(target, str)
+            patterns = layer.fs_read if capability == "fs.read" else layer.fs_write
+            return any(path_matches(p, target) for p in patterns)
+        case "net.fetch":
+            assert isinstance(target, str)
+            return any(host_matches(h, target) for h in layer.hosts)
+        case "shell.run":
+            argv = (target,) if isinstance(target, str) else target
+            return any(s.allows(argv) for s in layer.shell)
+
+
+def _folder(pattern: object) -> str:
+    text = str(pattern)
+    prefix = literal_prefix(text)
+    if not has_wildcard(text):
+        return prefix.rstrip("/") or "/"
+    return prefix.rpartition("/")[0] or "/"
+
+
+def _is_beneath(path: str, folder: str) -> bool:
+    return path == folder or folder == "/" or path.startswith(folder + "/")

@@ -1,0 +1,277 @@
+"""The typed surface a tool sees: the only way from ``execute`` to the world.
+
+Every door here is a Protocol; the implementations live in the ``runtime`` room and above. A door that the
+tool did not require raises :class:`~handrail.contract.errors.ToolError` of kind ``denied`` when it is
+touched, with the line to add to ``requires``. All paths that a tool passes are workspace-relative or
+absolute text as the model wrote it; all that come back are the form to show (relative inside the workspace).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.result import Result
+
+FileKind = Literal["file", "directory", "symlink", "other"]
+
+NEW_FILE: Literal["new"] = "new"
+"""For ``Files.write(expect=…)``: there must be no such file."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileStat:
+    path: str
+    kind: FileKind
+    size: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileBytes:
+    """A range of a file: ``data`` is ``[start, start + len(data))`` of ``size`` bytes."""
+
+    path: str
+    data: bytes
+    start: int
+    size: int
+
+    @property
+    def end(self) -> int:
+        return self.start + len(self.data)
+
+
+@dataclass(frozen=True, slots=True)
+class FileLines:
+    """Whole lines ``first … last`` (1-based) without their ends; ``next`` is where to go on, or None at the end.
+
+    ``total`` is the number of lines, or None where the end was not reached. ``cut`` lists the line numbers
+    that were longer than the limit for one line and were shortened.
+    """
+
+    path: str
+    lines: tuple[str, ...]
+    first: int
+    next: int | None
+    total: int | None
+    size: int
+    cut: tuple[int, ...] = ()
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.lines) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    path: str
+    created: bool
+    size: int
+    sha256: str
+    before: bytes | None
+    """What was there, for a diff; None if nothing was."""
+
+
+class Files(Protocol):
+    """Files beneath the roots, resolved by the operating system so that no link or race leaves them.
+
+    Reading a whole or part of a file remembers the hash of its content for the session; writing over an
+    existing file demands that this hash is still true (kind ``conflict`` otherwise, also if never read).
+    """
+
+    async def stat(self, path: str) -> FileStat: ...
+
+    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
+        """``start`` below 0 counts from the end."""
+        ...
+
+    async def read_lines(
+        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
+    ) -> FileLines:
+        """``first`` below 0 counts lines from the end (-1 is the last). Invalid UTF-8 is shown as U+FFFD."""
+        ...
+
+    async def list(self, path: str) -> Sequence[FileStat]: ...
+
+    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+        """The whole content, checked against what this session has read.
+
+        :raises ToolError: ``conflict`` if never read or changed since; ``limit`` if larger
+        """
+        ...
+
+    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
+        """Replace atomically, creating parent folders.
+
+        :param over: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"``
+            (nothing, or what this session has read)
+        :raises ToolError: ``conflict`` when something else is there
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    path: str
+    line: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Search results, at most as many as asked for; ``more`` if the search was stopped there."""
+
+    matches: tuple[Match, ...] = ()
+    paths: tuple[str, ...] = ()
+    more: bool = False
+    skipped: int = 0
+    """Results left out because a rule denies the file."""
+
+
+class Search(Protocol):
+    """ripgrep beneath the roots: honours ignore files, follows no links, is bounded, harmless on hostile patterns."""
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        max_matches: int = 10_000,
+    ) -> Found: ...
+
+    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completed:
+    """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
+
+    ``signal`` is the number that ended it, or None.
+    """
+
+    exit_code: int
+    output: bytes
+    dropped: int = 0
+    signal: int | None = None
+
+
+class Shell(Protocol):
+    """Programs in the sandbox of this call's capability set; nothing they start outlives the call."""
+
+    async def run(self, command: str | Sequence[str], *, cwd: str | None = None, stdin: bytes = b"") -> Completed:
+        """Run a shell text, or an argv without a shell. The call's own time-out ends it."""
+        ...
+
+
+class State(Protocol):
+    """A tool's own values in the session, JSON-able, kept across restarts."""
+
+    async def get(self, key: str) -> Any: ...
+
+    async def put(self, key: str, value: Any) -> None: ...
+
+
+class Secrets(Protocol):
+    def get(self, name: str) -> str:
+        """:raises ToolError: ``denied`` unless the tool declared the secret."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    label: str
+    description: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    question: str
+    header: str = ""
+    options: tuple[Option, ...] = ()
+    multi_select: bool = False
+
+
+class People(Protocol):
+    """Whoever sits at the face."""
+
+    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
+        """One list of answers per question.
+
+        :raises ToolError: ``unavailable`` when nobody is attached to the session
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ClientContext:
+    """What the face knows of the person's surroundings; every field may be unknown."""
+
+    time: str | None = None
+    place: str | None = None
+    locale: str | None = None
+    device: str | None = None
+
+
+class Cancellation(Protocol):
+    @property
+    def requested(self) -> bool: ...
+
+    def check(self) -> None:
+        """:raises ToolError: ``cancelled`` or ``timeout``, for code that runs in a thread."""
+        ...
+
+
+class Runtime(Protocol):
+    """What ``execute`` is handed. Attributes that cost something are made when first touched."""
+
+    @property
+    def tool_id(self) -> str: ...
+    @property
+    def call_id(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def agent(self) -> str: ...
+    @property
+    def topic(self) -> str | None: ...
+    @property
+    def client(self) -> ClientContext | None: ...
+    @property
+    def workdir(self) -> str:
+        """The workspace's canonical folder, absolute."""
+        ...
+
+    @property
+    def capabilities(self) -> CapabilitySet: ...
+    @property
+    def config(self) -> Mapping[str, str]: ...
+    @property
+    def files(self) -> Files: ...
+    @property
+    def search(self) -> Search: ...
+    @property
+    def shell(self) -> Shell: ...
+    @property
+    def secrets(self) -> Secrets: ...
+    @property
+    def state(self) -> State: ...
+    @property
+    def people(self) -> People: ...
+    @property
+    def cancellation(self) -> Cancellation: ...
+
+    def progress(self, message: str, *, fraction: float | None = None) -> None:
+        """Tell the face how far it is; ``fraction`` from 0 to 1 where known. Safe from any thread, never blocks."""
+        ...
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        """Call another tool through the arbiter, under the locks this call holds."""
+        ...
+
+
+Execute = Callable[[dict[str, Any], Runtime], Awaitable[object]]

@@ -1,0 +1,104 @@
+"""The seam between whoever starts a process and whatever confines it.
+
+A provider is given the *call set* and a *profile* and must refuse what it cannot enforce: there is no flag
+that asks for less.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from handrail.contract.requires import CapabilitySet
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The folders and bounds of one sandbox, beside its capability set.
+
+    Paths are absolute and canonical. ``writable`` and ``readable`` are mounted where the capability set also
+    reaches (``readable`` extras such as a tool's own folder are mounted as they are). ``scratch`` is HOME,
+    always writable. ``hidden`` paths are masked.
+    """
+
+    workspace: str
+    scratch: str
+    workspace_writable: bool = True
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+    hidden: tuple[str, ...] = ()
+    cwd: str | None = None
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    memory_bytes: int | None = None
+    max_processes: int | None = 4096
+    tmp_bytes: int = 256 * 1024 * 1024
+
+
+class Process(Protocol):
+    """A confined process. Ending it ends everything it started."""
+
+    @property
+    def pid(self) -> int: ...
+
+    async def write(self, data: bytes) -> None:
+        """To its stdin; quietly does nothing once the process has closed it."""
+        ...
+
+    async def close_stdin(self) -> None: ...
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        """One line of stdout with its newline; ``b""`` at the end.
+
+        :raises ToolError: ``limit`` when a line is longer than ``max_bytes``
+        """
+        ...
+
+    async def communicate(self, stdin: bytes, max_bytes: int) -> tuple[bytes, bytes, int]:
+        """Feed stdin, wait for the *exit* (not for the pipes to close), then drain what is there.
+
+        :return: stdout, stderr (each cut at ``max_bytes``, then drained and counted), and the number of bytes dropped
+        """
+        ...
+
+    async def wait(self) -> int:
+        """The exit code; below 0 for the signal that ended it."""
+        ...
+
+    async def kill(self) -> None:
+        """End it and all it started, and return when none of them is left."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Tier:
+    """What this machine can enforce. ``name`` is ``bubblewrap`` or ``none``; with ``none`` nothing is started."""
+
+    name: str
+    detail: str
+    remedy: str = ""
+
+    @property
+    def confines(self) -> bool:
+        return self.name != "none"
+
+
+class Sandbox(Protocol):
+    @property
+    def tier(self) -> Tier: ...
+
+    async def start(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+    ) -> Process:
+        """Start ``argv`` confined.
+
+        :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
+        :raises ToolError: ``unavailable`` when the tier cannot enforce the set, with the reason and the remedy
+        """
+        ...

@@ -1,0 +1,230 @@
+"""A tool, declared: what the model sees, and what only the runtime sees."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, cast
+
+from handrail.contract.names import fault_in_id, wire_name
+from handrail.contract.requires import CAPABILITIES, Requires
+
+SideEffect = Literal["read", "write", "external"]
+Mode = Literal["direct", "background", "stateful"]
+Exposure = Literal["edge", "core", "both", "none"]
+LockMode = Literal["S", "X"]
+Kind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
+"""ACP's kinds; they drive icons and diffs in editors."""
+
+DEFAULT_TIMEOUT_MS = 60_000
+DEFAULT_MAX_OUTPUT = 64 * 1024
+_LLM_VIEW = frozenset({"id", "description", "parameters"})
+_CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
+_PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
+
+
+@dataclass(frozen=True, slots=True)
+class LockSpec:
+    """One resource a call holds while it runs: a template over its arguments, shared or exclusive."""
+
+    resource: str
+    mode: LockMode
+
+    @staticmethod
+    def parse(text: str) -> LockSpec:
+        """Read ``"file:{path}:S"`` or ``"workspace:X"``.
+
+        :raises ValueError: when the text does not end in ``:S`` or ``:X``
+        """
+        resource, colon, mode = text.rpartition(":")
+        if not colon or not resource or mode not in ("S", "X"):
+            raise ValueError(
+                f"{text!r} is not a lock; write RESOURCE:S (shared) or RESOURCE:X (exclusive), as in 'file:{{path}}:S'"
+            )
+        return LockSpec(resource, mode)
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The argument names the template needs."""
+        return placeholders(self.resource)
+
+    def filled(self, arguments: Mapping[str, Any]) -> str:
+        """The resource's text for these arguments; canonical paths are the arbiter's part."""
+        return fill(self.resource, arguments)
+
+    def __str__(self) -> str:
+        return f"{self.resource}:{self.mode}"
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """A setting that an operator gives a tool."""
+
+    description: str
+    secret: bool = False
+    required: bool = True
+    default: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ToolSpec:
+    """Everything declared about one tool. Immutable: a change is another spec with another hash.
+
+    The first three fields are the *LLM view*; a model never sees any other. ``parameters`` is a JSON Schema
+    (2020-12) for one object. Times are milliseconds, sizes are bytes.
+    """
+
+    id: str
+    description: str
+    parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    requires: Requires = field(default_factory=Requires)
+
+    side_effect: SideEffect = "external"
+    locks: tuple[LockSpec, ...] | None = None
+    """None: not declared, so ``workspace:S`` for reading and ``workspace:X`` otherwise; ``()``: none."""
+    targets: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`inferred_targets`."""
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    idempotent: bool = False
+    mode: Mode = "direct"
+    concurrency_safe: bool = True
+    promotable: bool = False
+    locks_background: tuple[LockSpec, ...] = ()
+    cancellable: Literal["cooperative", "process"] = "cooperative"
+    persistent: bool = False
+    secrets: tuple[str, ...] = ()
+    config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
+    exec_path: str | None = None
+
+    max_output: int = DEFAULT_MAX_OUTPUT
+    max_entries: int | None = None
+    """Cut a list-shaped output after this many entries, instead of after bytes only."""
+    exposure: Exposure = "both"
+    prompt_mask: bool = False
+
+    version: str = ""
+    category: str | None = None
+    tier: str | None = None
+    kind: Kind = "other"
+    guidance: str = ""
+    documentation: str = ""
+
+    @property
+    def effective_locks(self) -> tuple[LockSpec, ...]:
+        """The declared locks or the strict default, with ``serial:X`` for a tool that is not concurrency-safe."""
+        if self.locks is None:
+            locks: tuple[LockSpec, ...] = (LockSpec("workspace", "S" if self.side_effect == "read" else "X"),)
+        else:
+            locks = self.locks
+        return locks if self.concurrency_safe else (*locks, LockSpec("serial", "X"))
+
+    @property
+    def effective_targets(self) -> Mapping[str, str]:
+        return self.targets or inferred_targets(self.parameters, self.side_effect)
+
+    def llm_view(self) -> dict[str, Any]:
+        """The whole of what a model is told: a list of what goes in, so nothing else can."""
+        return {"name": wire_name(self.id), "description": self.description, "parameters": dict(self.parameters)}
+
+    def runtime_view(self) -> dict[str, Any]:
+        """Everything else, JSON-able, as the log and ``handrail tools --json`` show it to an operator."""
+        view = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LLM_VIEW}
+        view["requires"] = self.requires.model_dump(mode="json")
+        view["locks"] = None if self.locks is None else [str(lock) for lock in self.locks]
+        view["locks_background"] = [str(lock) for lock in self.locks_background]
+        view["config"] = {
+            key: {"description": c.description, "secret": c.secret, "required": c.required}
+            for key, c in self.config.items()
+        }
+        view["targets"] = dict(self.targets)
+        return view
+
+    @property
+    def definition_hash(self) -> str:
+        """SHA-256 over the canonical JSON of both views: an approval is bound to it."""
+        whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
+        return hashlib.sha256(
+            json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
+                "utf-8", "surrogatepass"
+            )
+        ).hexdigest()
+
+
+def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
+    """Targets from ``format: path | host | command`` of top-level string parameters."""
+    found: dict[str, str] = {}
+    for name, schema in properties_of(parameters).items():
+        declared = schema.get("format")
+        capability = (
+            ("fs.read" if side_effect == "read" else "fs.write")
+            if declared == "path"
+            else _CAPABILITY_OF_FORMAT.get(str(declared))
+        )
+        if capability:
+            found.setdefault(capability, f"{{{name}}}")
+    return found
+
+
+def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The top-level properties that are written as objects."""
+    properties: Any = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return {}
+    return {
+        str(name): schema
+        for name, schema in cast("Mapping[Any, Any]", properties).items()
+        if isinstance(schema, Mapping)
+    }
+
+
+def placeholders(template: str) -> tuple[str, ...]:
+    """The argument names in ``{name}`` or seed-style ``<name>`` of a template."""
+    return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
+
+
+def fill(template: str, arguments: Mapping[str, Any]) -> str:
+    """Put arguments into a template; an absent optional argument becomes the empty text."""
+
+    def value(match: re.Match[str]) -> str:
+        found = arguments.get(match.group(1) or match.group(2))
+        return "" if found is None else str(found)
+
+    return _PLACEHOLDER.sub(value, template)
+
+
+def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
+    """``(place, problem)`` for everything in ``spec`` that can be judged without compiling its schema."""
+    found: list[tuple[str, str]] = []
+    if problem := fault_in_id(spec.id):
+        found.append(("llm.name", problem))
+    if not spec.description.strip():
+        found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
+    found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
+    known = properties_of(spec.parameters)
+    for index, lock in enumerate(spec.locks or ()):
+        for name in lock.arguments:
+            if name not in known:
+                found.append(
+                    (f"runtime.locks[{index}]", f"{lock} names the argument {name!r}, which the parameters do not have")
+                )
+    for capability, template in spec.targets.items():
+        if capability not in CAPABILITIES:
+            found.append((f"runtime.targets.{capability}", f"is not a capability; there are {', '.join(CAPABILITIES)}"))
+        for name in placeholders(template):
+            if name not in known:
+                found.append(
+                    (
+                        f"runtime.targets.{capability}",
+                        f"{template!r} names the argument {name!r}, which the parameters do not have",
+                    )
+                )
+    if spec.timeout_ms <= 0:
+        found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
+    if spec.max_output <= 0:
+        found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))
+    if "ask" in spec.requires.capabilities and spec.effective_locks:
+        found.append(("runtime.locks", "a tool that waits for people may hold no locks; declare locks: []"))
+    return found

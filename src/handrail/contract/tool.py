@@ -1,0 +1,37 @@
+"""A tool that can run: its :class:`~handrail.contract.spec.ToolSpec` and what it does."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import ToolSpec
+
+
+class Tool(abc.ABC):
+    """One callable capability. Subclass it, give it a ``spec``, and write :meth:`execute`::
+
+    class Weather(Tool):
+        spec = ToolSpec(id="weather.now", description="…", parameters={…}, side_effect="read", locks=())
+
+        async def execute(self, args, runtime):
+            return {"celsius": 21}
+    """
+
+    spec: ToolSpec
+
+    trusted = True
+    """Runs inside the kernel's process as its operator's own code, and is labelled so. False only where the
+    operating system confines what the tool does."""
+
+    @abc.abstractmethod
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        """Carry out one call with validated ``args``.
+
+        :return: JSON-able data, or a whole :class:`~handrail.contract.result.Result`
+        :raises ToolError: for a failure the model should read about
+        """
+
+    async def aclose(self) -> None:  # noqa: B027 - optional to override
+        """Give back what the tool holds between calls. Called once, when its generation ends."""
