@@ -103,7 +103,7 @@ class Requires(_Model):
                         found.append(
                             (
                                 f"requires.{name}[{index}]",
-                                f"unknown variable {{{variable}}}; there are {', '.join('{%s}' % v for v in VARIABLES)}",
+                                f"unknown variable {{{variable}}}; there are {{{'}, {'.join(VARIABLES)}}}",
                             )
                         )
                 if ".." in pattern.split("/"):

@@ -13,6 +13,15 @@ _EMPTY: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
+class Blob:
+    """Binary output, anywhere in a tool's data: an image, a sound. The arbiter stores it as an artifact and
+    puts ``{"artifact": "sha256:…", "media_type": …, "bytes": n}`` in its place."""
+
+    data: bytes
+    media_type: str
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One call's answer: ``output`` with :attr:`data`, or ``error`` with :attr:`error_text`.
 

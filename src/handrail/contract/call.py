@@ -1,0 +1,39 @@
+"""A proposed call, and what comes back of it to its two audiences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.contract.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedCall:
+    """What a model (or a program in its place) asks for. Nothing in it is believed.
+
+    :param name: a wire name, an id or an alias
+    :param arguments: an object, or the JSON text of one as the provider streamed it
+    :param provider_id: the provider's own id; kept beside the kernel's, never used as a key
+    :param fault: why the face or provider already knows it cannot run (a stream cut in its middle, no name);
+        it is recorded and answered as ``invalid_input`` with this text
+    """
+
+    name: str
+    arguments: Mapping[str, Any] | str | bytes
+    provider_id: str | None = None
+    fault: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One call's one answer: ``result`` for the people and programs at the face, ``model`` for the lane's model.
+
+    The two differ by the tool's ``exposure`` and ``prompt_mask`` only.
+    """
+
+    call_id: str
+    tool_id: str
+    result: Result
+    model: Result
