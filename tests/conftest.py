@@ -1,0 +1,38 @@
+"""What every test starts from: no configuration, state or identity of the machine it happens to run on."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("handrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("handrail")
+
+_IDENTITY = {
+    "GIT_AUTHOR_NAME": "Test",
+    "GIT_AUTHOR_EMAIL": "test@example.invalid",
+    "GIT_COMMITTER_NAME": "Test",
+    "GIT_COMMITTER_EMAIL": "test@example.invalid",
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_SYSTEM": os.devnull,
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_machine_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Configuration and state in temporary folders, a git identity, no colours, no variables of a developer's shell."""
+    place = tmp_path_factory.mktemp("machine")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in list(os.environ):
+            if name.startswith("HANDRAIL_") or name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "FORCE_COLOR"):
+                patch.delenv(name)
+        patch.setenv("HANDRAIL_STATE", str(place / "state"))
+        patch.setenv("XDG_CONFIG_HOME", str(place / "config"))
+        patch.setenv("XDG_STATE_HOME", str(place / "xdg-state"))
+        patch.setenv("NO_COLOR", "1")
+        for name, value in _IDENTITY.items():
+            patch.setenv(name, value)
+        yield

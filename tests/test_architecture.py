@@ -1,0 +1,122 @@
+"""Properties of the code as a whole: what an import costs, which room may import which, how files look."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "handrail"
+COSTLY = (
+    "anthropic",
+    "anyio",
+    "click",
+    "httpx",
+    "httpx2",
+    "jsonschema_rs",
+    "mcp",
+    "mcp_types",
+    "openai",
+    "rich",
+    "sqlite3",
+    "starlette",
+    "tree_sitter",
+    "tree_sitter_bash",
+    "uvicorn",
+)
+"""What nobody pays for before using the feature that needs it."""
+
+MOST_LINES = 450
+UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
+BOOKKEEPING = re.compile(r"(?i)\bissue\s+#?\d+\b|\.\." + "/shared")
+
+
+def committed() -> list[Path]:
+    """The text files that a clone would get."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=False)
+    if listed.returncode:
+        pytest.skip("this copy is not a git checkout")
+    names = [name for name in listed.stdout.decode().split("\0") if name]
+    return [path for name in names if (path := ROOT / name).is_file() and b"\0" not in path.read_bytes()[:4096]]
+
+
+def loaded_by(statement: str) -> set[str]:
+    code = f"import sys\n{statement}\nprint('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_importing_the_library_loads_no_feature_that_is_not_used_yet() -> None:
+    loaded = loaded_by("import handrail")
+    assert "handrail" in loaded
+    assert not [name for name in COSTLY if name in loaded]
+
+
+def test_the_command_line_loads_no_kernel_before_a_command_runs() -> None:
+    loaded = loaded_by("import handrail.faces.cli")
+    assert not [name for name in ("pydantic", "jsonschema_rs", "rich", "asyncio", "mcp") if name in loaded]
+    assert not [name for name in loaded if name.startswith("handrail.") and not name.startswith("handrail.faces")]
+
+
+def test_rooms_import_downwards_only() -> None:
+    program = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run(
+        [program, "--no-cache"], cwd=ROOT, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": "src"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("folder", ["src", "tests", "bench"])
+def test_every_file_says_what_it_does_and_stays_readable(folder: str) -> None:
+    faults: list[str] = []
+    for path in sorted((ROOT / folder).rglob("*.py")):
+        if ".venv" in path.parts:
+            continue
+        text = path.read_text(encoding="utf-8")
+        lines = text.count("\n")
+        if lines > MOST_LINES:
+            faults.append(f"{path.relative_to(ROOT)} has {lines} lines; look for the second thing in it")
+        if text.strip() and not text.lstrip().removeprefix("#!/usr/bin/env python3\n").startswith(('"""', 'r"""')):
+            faults.append(f"{path.relative_to(ROOT)} does not begin with what it does")
+    assert not faults, "\n".join(faults)
+
+
+def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:
+    faults: list[str] = []
+    for path in committed():
+        if path == Path(__file__):
+            continue
+        text = path.read_text(encoding="utf-8", errors="replace")
+        patterns = [BOOKKEEPING, UNFINISHED] if SOURCE in path.parents else [BOOKKEEPING]
+        for pattern in patterns:
+            faults += [f"{path.relative_to(ROOT)}: {match.group()!r}" for match in pattern.finditer(text)]
+    assert not faults, "\n".join(faults)
+
+
+def test_nothing_committed_names_this_machine() -> None:
+    names = {str(ROOT)} if len(ROOT.parts) > 2 else set[str]()
+    for variable in ("PIP_INDEX_URL", "PIP_EXTRA_INDEX_URL", "PIP_FIND_LINKS"):
+        for address in os.environ.get(variable, "").split():
+            host = urlsplit(address).hostname
+            if host and host != "localhost" and not host.endswith("pypi.org"):
+                names.add(host)
+    faults = [
+        f"{path.relative_to(ROOT)} holds {name!r}"
+        for path in committed()
+        for name in names
+        if name in path.read_text(encoding="utf-8", errors="replace")
+    ]
+    assert not faults, "\n".join(faults)
+
+
+def test_every_module_has_its_place_in_the_wheel_and_the_type_marker_is_there() -> None:
+    assert (SOURCE / "py.typed").is_file()
+    folders = {path.parent for path in SOURCE.rglob("*.py")}
+    without = [str(folder.relative_to(ROOT)) for folder in folders if not (folder / "__init__.py").is_file()]
+    assert not without, f"folders without __init__.py: {', '.join(without)}"
