@@ -269,6 +269,10 @@ class Runtime(Protocol):
         """Tell the face how far it is; ``fraction`` from 0 to 1 where known. Safe from any thread, never blocks."""
         ...
 
+    def partial(self, data: Any) -> None:
+        """Keep ``data`` as what to show should the call be stopped before it returns; the last one counts."""
+        ...
+
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         """Call another tool through the arbiter, under the locks this call holds."""
         ...
