@@ -1,0 +1,114 @@
+"""Handrail: a tool kernel for LLM agents.
+
+A model only proposes tool calls; the kernel validates, authorises, locks, sandboxes, runs, records and
+answers them. Start with :class:`Kernel` and :func:`tool`::
+
+    async with Kernel.open(workspace=".") as kernel:
+        session = await kernel.session()
+        result = await session.call("read", {"path": "README.md"})
+
+Names load when first used, so ``import handrail`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from handrail.contract.call import Answer, ProposedCall
+    from handrail.contract.decorator import tool
+    from handrail.contract.errors import (
+        ErrorKind,
+        Fault,
+        HandrailError,
+        LoadError,
+        LogUnavailable,
+        StartError,
+        ToolError,
+        UsageError,
+    )
+    from handrail.contract.events import Event
+    from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+    from handrail.contract.requires import Requires
+    from handrail.contract.result import Blob, Result
+    from handrail.contract.runtime import ClientContext, Option, Question, Runtime
+    from handrail.contract.spec import LockSpec, ToolSpec
+    from handrail.contract.tool import Tool
+    from handrail.kernel import Kernel
+    from handrail.session.session import Session, Turn
+
+_HOME = {
+    "Answer": "contract.call",
+    "ApprovalAnswer": "contract.people",
+    "ApprovalRequest": "contract.people",
+    "Attendant": "contract.people",
+    "Blob": "contract.result",
+    "ClientContext": "contract.runtime",
+    "ErrorKind": "contract.errors",
+    "Event": "contract.events",
+    "Fault": "contract.errors",
+    "HandrailError": "contract.errors",
+    "Kernel": "kernel",
+    "LoadError": "contract.errors",
+    "LockSpec": "contract.spec",
+    "LogUnavailable": "contract.errors",
+    "Option": "contract.runtime",
+    "ProposedCall": "contract.call",
+    "Question": "contract.runtime",
+    "Requires": "contract.requires",
+    "Result": "contract.result",
+    "Runtime": "contract.runtime",
+    "Session": "session.session",
+    "StartError": "contract.errors",
+    "Tool": "contract.tool",
+    "ToolError": "contract.errors",
+    "ToolSpec": "contract.spec",
+    "Turn": "session.session",
+    "UsageError": "contract.errors",
+    "tool": "contract.decorator",
+}
+
+__all__ = [  # noqa: PLE0604, RUF022 - the names are exactly those of the table
+    "Answer",
+    "ApprovalAnswer",
+    "ApprovalRequest",
+    "Attendant",
+    "Blob",
+    "ClientContext",
+    "ErrorKind",
+    "Event",
+    "Fault",
+    "HandrailError",
+    "Kernel",
+    "LoadError",
+    "LockSpec",
+    "LogUnavailable",
+    "Option",
+    "ProposedCall",
+    "Question",
+    "Requires",
+    "Result",
+    "Runtime",
+    "Session",
+    "StartError",
+    "Tool",
+    "ToolError",
+    "ToolSpec",
+    "Turn",
+    "UsageError",
+    "tool",
+]
+
+
+def __getattr__(name: str) -> object:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'handrail' has no attribute {name!r}")
+    value = getattr(import_module(f"handrail.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOME)
