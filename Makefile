@@ -17,6 +17,7 @@ help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## install into .venv, once; at once the second time
+	@:
 
 # The first Python that is new enough and can make a virtual environment with pip in it. PYTHON=... overrides.
 define FIND_PYTHON
