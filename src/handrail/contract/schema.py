@@ -1,0 +1,356 @@
+"""Arguments against a JSON Schema (2020-12): compiled once, nothing fetched, every problem at once.
+
+What a schema leaves open is read strictly at one place only: an object schema that says nothing of
+additional properties takes none at its *top level*, so a misspelt argument is an error and is never
+silently dropped. The schema that a model is shown stays as it was declared.
+
+Patterns run on an engine that is linear where it can be and stops after a fixed number of steps where it
+cannot (look-around, back references), so neither a schema nor an argument can make a check run away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, cast
+
+import jsonschema_rs as rs
+
+from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, json_type
+from handrail.contract.names import nearest
+from handrail.contract.spec import properties_of
+
+MAX_SCHEMA_DEPTH = 128
+MAX_PROBLEMS = 50
+_MAX_NODES = 2_000_000
+_MAX_NODES_LISTED = 10_000
+"""Above this many values only the first problem is looked for: listing costs about 13 µs each."""
+
+_BOUNDED = rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
+_DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
+    "https://json-schema.org/draft/2020-12/schema": rs.Draft202012Validator,
+    "https://json-schema.org/draft/2019-09/schema": rs.Draft201909Validator,
+    "http://json-schema.org/draft-07/schema": rs.Draft7Validator,
+    "http://json-schema.org/draft-06/schema": rs.Draft6Validator,
+    "http://json-schema.org/draft-04/schema": rs.Draft4Validator,
+}
+_NEWEST = "https://json-schema.org/draft/2020-12/schema"
+_APPLICATORS = frozenset(
+    {"$ref", "$dynamicRef", "allOf", "anyOf", "oneOf", "not", "if", "then", "else", "dependentSchemas", "dependencies"}
+)
+
+Path = Sequence[str | int]
+
+
+class InvalidSchema(ValueError):
+    """A schema that cannot be used; ``problems`` are ``(place, problem)``, all of them."""
+
+    def __init__(self, problems: Sequence[tuple[str, str]]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{place}: {problem}" if place else problem for place, problem in problems))
+
+
+class Schema:
+    """One tool's parameters, ready to check calls. Made by :func:`compile_schema`."""
+
+    __slots__ = ("_accepts", "_validator", "parameters")
+
+    def __init__(self, parameters: Mapping[str, Any], validator: rs.Validator) -> None:
+        self.parameters = parameters
+        self._validator = validator
+        self._accepts = validator.is_valid
+
+    def problems(self, arguments: dict[str, Any]) -> list[str]:
+        """Everything wrong with ``arguments``; empty when they fit.
+
+        Each text names the JSON path, the type of what is there (never the value itself) and what was
+        expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are.
+        """
+        if fault := _unfit_for_checking(arguments):
+            return [fault]
+        try:
+            if self._accepts(arguments):
+                return []
+            return _listed(self._errors(arguments), self.parameters)
+        except UnicodeEncodeError:
+            return ["the arguments hold half of a surrogate pair, which is no character; send whole characters"]
+        except ValueError as error:
+            return [f"the arguments are not JSON values: {str(error)[:200]}"]
+
+    def _errors(self, arguments: dict[str, Any]) -> Iterable[rs.ValidationError]:
+        if _nodes(arguments, _MAX_NODES_LISTED) <= _MAX_NODES_LISTED:
+            return self._validator.iter_errors(arguments)
+        try:
+            self._validator.validate(arguments)
+        except rs.ValidationError as error:
+            return (error,)
+        return ()
+
+
+def compile_schema(parameters: Mapping[str, Any]) -> Schema:
+    """Check and compile a tool's ``parameters``.
+
+    A dialect named by ``$schema`` (drafts 4 to 2020-12) is honoured; without one it is 2020-12.
+
+    :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
+        object, refers to anything outside itself, or holds a pattern that no bounded engine takes
+    """
+    if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+        raise InvalidSchema([("", f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself")])
+    declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
+    validator_of = _DIALECTS.get(declared)
+    if validator_of is None:
+        raise InvalidSchema([("$schema", f"{declared[:200]!r} is not a known dialect; leave it out for {_NEWEST}")])
+    problems: dict[str, str] = {}
+    if (kind := parameters.get("type")) != "object":
+        got = f"is {kind!r}" if "type" in parameters else "is missing"
+        problems["type"] = f'{got}; a tool\'s arguments are one object, so write "type": "object"'
+    try:
+        problems = _faults_by_metaschema(dict(parameters), declared) | problems
+    except ValueError as error:
+        problems[""] = f"is not JSON: {str(error)[:200]}"
+    if problems:
+        raise InvalidSchema(list(problems.items()))
+    try:
+        validator = validator_of(
+            _closed(parameters, declared),
+            retriever=_refuse,
+            pattern_options=_BOUNDED,
+        )
+    except rs.ValidationError as error:
+        raise InvalidSchema([(path_text(error.instance_path), _compile_fault(error))]) from None
+    except (ValueError, rs.ReferencingError) as error:
+        raise InvalidSchema([("", str(error)[:300])]) from None
+    return Schema(parameters, validator)
+
+
+def path_text(path: Path) -> str:
+    """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted and shortened."""
+    out = ""
+    for part in path:
+        if isinstance(part, int):
+            out += f"[{part}]"
+        elif part.isidentifier() or part.startswith("$"):
+            out += f".{part[:80]}" if out else part[:80]
+        else:
+            out += f"[{part[:80]!r}]"
+    return out
+
+
+def _refuse(uri: str) -> rs.JSONType:
+    raise ValueError(f"refused to fetch {uri[:200]!r}")
+
+
+def _compile_fault(error: rs.ValidationError) -> str:
+    match error.kind:
+        case rs.ValidationErrorKind.Referencing():
+            text = error.message.replace("ValueError: ", "")
+            return f"{text[:300]}. A schema stands alone: put what it refers to under $defs"
+        case rs.ValidationErrorKind.Format(format="regex"):
+            return "is not a regular expression that can be run within bounds; write a simpler one"
+        case _:
+            return error.message[:300]
+
+
+@lru_cache(maxsize=len(_DIALECTS))
+def _rules_for_schemas(dialect: str) -> rs.Validator:
+    return rs.Draft202012Validator(
+        {"$ref": dialect}, retriever=_refuse, validate_formats=True, pattern_options=_BOUNDED
+    )
+
+
+def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for error in _rules_for_schemas(dialect).iter_errors(parameters):
+        found.setdefault(path_text(error.instance_path), _compile_fault(error))
+    return found
+
+
+def _closed(parameters: Mapping[str, Any], dialect: str) -> dict[str, Any]:
+    """The schema with unknown top-level arguments forbidden where it says nothing about them."""
+    if "additionalProperties" in parameters or "unevaluatedProperties" in parameters:
+        return dict(parameters)
+    if not _APPLICATORS.intersection(parameters):
+        return {**parameters, "additionalProperties": False}
+    if dialect.startswith("https:"):  # 2019-09 and later: sees through allOf, $ref and the like
+        return {**parameters, "unevaluatedProperties": False}
+    return dict(parameters)  # older drafts cannot say it beside an applicator; the schema stays as it is
+
+
+def _listed(errors: Iterable[rs.ValidationError], schema: Mapping[str, Any]) -> list[str]:
+    texts: dict[str, None] = {}
+    more = 0
+    for error in errors:
+        for text in _texts(error, schema):
+            if text in texts:
+                continue
+            if len(texts) < MAX_PROBLEMS:
+                texts[text] = None
+            else:
+                more += 1
+    return [*texts, f"and {more} more problems"] if more else list(texts)
+
+
+def _texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iterator[str]:
+    place = path_text(error.instance_path) or "the arguments"
+    kinds = rs.ValidationErrorKind
+    match error.kind:
+        case kinds.AdditionalProperties(unexpected=names) | kinds.UnevaluatedProperties(unexpected=names):
+            known = list(_known_beside(schema, error.schema_path))
+            for name in names:
+                yield f"{path_text([*error.instance_path, name])}: unknown argument; {_instead(name, known)}"
+        case kinds.Required(property=name):
+            wanted = _expected_of(_known_beside(schema, error.schema_path).get(name, {}))
+            yield f"{path_text([*error.instance_path, name])}: is missing; expected {wanted}"
+        case kinds.BacktrackLimitExceeded() | kinds.RegexEngineFailure():
+            yield f"{place}: the {json_type(error.instance)} is too hard to match against its pattern; send a simpler one"
+        case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
+            yield f"{place}: got {_sized(error.instance)}; expected {_alternatives(branches, schema)}"
+        case _:
+            yield f"{place}: got {_sized(error.instance)}; expected {_expectation(error)}"
+
+
+def _expectation(error: rs.ValidationError) -> str:
+    kinds = rs.ValidationErrorKind
+    match error.kind:
+        case kinds.Type(types=types):
+            return " or ".join(types)
+        case kinds.Enum(options=options):
+            return f"one of {_shortened(options)}"
+        case kinds.Constant(expected_value=value):
+            return _shortened([value])
+        case kinds.Minimum(limit=n):
+            return f"at least {n}"
+        case kinds.Maximum(limit=n):
+            return f"at most {n}"
+        case kinds.ExclusiveMinimum(limit=n):
+            return f"more than {n}"
+        case kinds.ExclusiveMaximum(limit=n):
+            return f"less than {n}"
+        case kinds.MultipleOf(multiple_of=n):
+            return f"a multiple of {n}"
+        case kinds.MinLength(limit=n):
+            return f"at least {n} characters"
+        case kinds.MaxLength(limit=n):
+            return f"at most {n} characters"
+        case kinds.MinItems(limit=n):
+            return f"at least {n} items"
+        case kinds.MaxItems(limit=n):
+            return f"at most {n} items"
+        case kinds.MinProperties(limit=n):
+            return f"at least {n} keys"
+        case kinds.MaxProperties(limit=n):
+            return f"at most {n} keys"
+        case kinds.UniqueItems():
+            return "items that are all different"
+        case kinds.Pattern(pattern=pattern):
+            return f"text that matches the pattern {pattern[:200]!r}"
+        case kinds.Format(format=name):
+            return f"the format {name!r}"
+        case kinds.OneOfMultipleValid():
+            return "exactly one of the alternatives to fit, and several do"
+        case kinds.PropertyNames(error=inner):
+            return f"keys of another form: {_expectation(inner)}"
+        case kinds.FalseSchema():
+            return "nothing here"
+        case _:
+            return f"what its schema says under {error.kind.name!r}"
+
+
+def _alternatives(branches: Sequence[Sequence[rs.ValidationError]], schema: Mapping[str, Any]) -> str:
+    wanted: dict[str, None] = {}
+    for branch in branches[:8]:
+        if not branch:
+            continue
+        first = branch[0]
+        if isinstance(first.kind, rs.ValidationErrorKind.Type) and len(branch) == 1:
+            wanted[_expectation(first)] = None
+        else:
+            wanted["(" + ", ".join(text for error in branch[:4] for text in _texts(error, schema)) + ")"] = None
+    return " or ".join(wanted)[:1000] or "one of its alternatives"
+
+
+def _known_beside(schema: Mapping[str, Any], schema_path: Path) -> dict[str, Mapping[str, Any]]:
+    """The properties declared beside the keyword at ``schema_path``."""
+    node: Any = schema
+    for part in schema_path[:-1]:
+        try:
+            node = node[part]
+        except (KeyError, IndexError, TypeError):
+            return {}
+    return properties_of(cast("Mapping[str, Any]", node)) if isinstance(node, Mapping) else {}
+
+
+def _instead(name: str, known: list[str]) -> str:
+    if not known:
+        return "none are taken here"
+    close = nearest(name, known)
+    if close:
+        return f"did you mean {' or '.join(repr(c) for c in close)}?"
+    return f"there are {', '.join(known[:12])}{', …' if len(known) > 12 else ''}"
+
+
+def _expected_of(schema: Mapping[str, Any]) -> str:
+    kind: object = schema.get("type")
+    if isinstance(kind, str):
+        return kind
+    options = schema.get("enum")
+    return f"one of {_shortened(cast('list[Any]', options))}" if isinstance(options, list) else "a value"
+
+
+def _shortened(options: Sequence[Any]) -> str:
+    """Values that the *schema* names; those are the operator's and may be shown."""
+    shown = ", ".join(repr(o)[:60] if isinstance(o, str) else str(o)[:60] for o in options[:12])
+    return f"{shown}, …" if len(options) > 12 else shown
+
+
+def _sized(value: object) -> str:
+    if isinstance(value, str):
+        return f"string of {len(value)} characters"
+    if isinstance(value, list):
+        return f"array of {len(cast('list[object]', value))} items"
+    return json_type(value)
+
+
+def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
+    """The native checker recurses: what a program hands in may not be deeper than what text may be."""
+    for value in arguments.values():
+        if isinstance(value, (dict, list, tuple)):
+            break
+    else:
+        return None
+    if _deeper_than(arguments, MAX_ARGUMENT_DEPTH):
+        return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or are too many; flatten them"
+    return None
+
+
+def _deeper_than(value: object, limit: int) -> bool:
+    level: list[Any] = [value]
+    depth = seen = 0
+    while level:
+        depth += 1
+        if depth > limit:
+            return True
+        inner: list[Any] = [
+            m for container in level for m in _members(container) if isinstance(m, (Mapping, list, tuple))
+        ]
+        seen += len(inner)
+        if seen > _MAX_NODES:
+            return True
+        level = inner
+    return False
+
+
+def _nodes(value: object, enough: int) -> int:
+    """How many values there are, counted no further than just past ``enough``."""
+    count = 0
+    stack: list[Any] = [value]
+    while stack and count <= enough:
+        members = _members(stack.pop())
+        count += len(members)
+        stack += [m for m in members if isinstance(m, (Mapping, list, tuple))]
+    return count
+
+
+def _members(container: Any) -> Collection[Any]:
+    return cast("Collection[Any]", container.values() if isinstance(container, Mapping) else container)
