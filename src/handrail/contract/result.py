@@ -33,7 +33,7 @@ class Result:
     type: Literal["output", "error"]
     data: Any = None
     error_text: str | None = None
-    metadata: Mapping[str, Any] = field(default=_EMPTY)
+    metadata: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
 
     @staticmethod
     def output(data: Any, **metadata: Any) -> Result:
