@@ -1,1 +1,13 @@
+"""The built-in tools, each written as a user would write one."""
 
+from __future__ import annotations
+
+from handrail.contract.tool import Tool
+from handrail.tools.ask import Ask
+from handrail.tools.files import Edit, FilePatch, Read, Write
+from handrail.tools.find import Glob, Grep
+from handrail.tools.plan import Todo
+from handrail.tools.shell import Bash
+
+BUILTINS: tuple[Tool, ...] = (Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask())
+"""In the order in which a catalog shows them."""

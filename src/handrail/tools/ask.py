@@ -1,0 +1,83 @@
+"""question: ask the people at the session, and wait for what they say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Requires
+from handrail.contract.runtime import Option, Question, Runtime
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+_DAY_MS = 24 * 60 * 60 * 1000
+
+
+class Ask(Tool):
+    spec = ToolSpec(
+        id="question",
+        description=(
+            "Ask the user one or more questions and wait for the answers. Only for what you cannot find out yourself "
+            "and what the work depends on. Returns one list of answers per question."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "questions": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 20,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "question": {"type": "string", "minLength": 1},
+                            "header": {"type": "string", "description": "A word or two above the question"},
+                            "options": {
+                                "type": "array",
+                                "items": {
+                                    "type": "object",
+                                    "properties": {
+                                        "label": {"type": "string", "minLength": 1},
+                                        "description": {"type": "string"},
+                                    },
+                                    "required": ["label"],
+                                    "additionalProperties": False,
+                                },
+                            },
+                            "multi_select": {"type": "boolean", "description": "Several options may be chosen"},
+                        },
+                        "required": ["question"],
+                        "additionalProperties": False,
+                    },
+                }
+            },
+            "required": ["questions"],
+            "additionalProperties": False,
+        },
+        requires=Requires(capabilities=("ask",)),
+        side_effect="read",
+        locks=(),
+        timeout_ms=7 * _DAY_MS,
+        category="system",
+        tier="core",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        questions = [_question(asked) for asked in args["questions"]]
+        answers = await runtime.people.answer(questions)
+        if len(answers) != len(questions):
+            raise ToolError(
+                f"{len(questions)} questions were asked and the face gave {len(answers)} answers, so none can be told apart",
+                kind="backend",
+            )
+        return {"answers": [list(answer) for answer in answers]}
+
+
+def _question(asked: dict[str, Any]) -> Question:
+    return Question(
+        asked["question"],
+        asked.get("header", ""),
+        tuple(Option(option["label"], option.get("description", "")) for option in asked.get("options", ())),
+        asked.get("multi_select", False),
+    )

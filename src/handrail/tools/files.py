@@ -1,0 +1,322 @@
+"""read, write, edit and file.patch: one file at a time, and never over what the model has not seen."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from handrail.contract.errors import ToolError
+from handrail.contract.names import nearest
+from handrail.contract.requires import FsRequires, Requires
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool import Tool
+from handrail.tools.patching import blocks_of_operations, patched
+from handrail.tools.reading import bytes_answer, lines_answer
+from handrail.tools.text import (
+    Block,
+    Diff,
+    Span,
+    blocks_between,
+    blocks_of_spans,
+    decoded,
+    encoded,
+    line_end,
+    lines_of,
+    places,
+    spliced,
+    unified,
+    why_missing,
+    with_line_end,
+)
+
+_T = TypeVar("_T")
+
+MAX_OUTPUT = 200 * 1024
+READS = FsRequires(read=("{workspace}", "{ad-hoc}"))
+WRITES = FsRequires(write=("{workspace}",))
+CHANGES = FsRequires(read=("{workspace}",), write=("{workspace}",))
+
+_THREAD_FROM = 256 * 1024
+"""From this many characters on, comparing texts is done in a thread, so that other calls go on."""
+
+_PATH = {
+    "type": "string",
+    "format": "path",
+    "minLength": 1,
+    "description": "The file: relative to the workspace, or absolute",
+}
+
+
+class Read(Tool):
+    spec = ToolSpec(
+        id="read",
+        description=(
+            "Read a file: text by lines (the default) or a range of bytes; an image is returned as an image. "
+            "Stops at about 200 KB; `next` is the offset to go on from, or null at the end."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "offset": {
+                    "type": "integer",
+                    "description": (
+                        "Where to begin: a line number, counted from 1, or with unit bytes a position, counted from 0. "
+                        "Below 0 counts from the end: -20 begins 20 lines before the end"
+                    ),
+                },
+                "limit": {"type": "integer", "minimum": 1, "description": "At most this many lines or bytes"},
+                "unit": {"enum": ["lines", "bytes"], "default": "lines"},
+            },
+            "required": ["path"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=READS),
+        side_effect="read",
+        locks=(LockSpec("file:{path}", "S"),),
+        targets={"fs.read": "{path}"},
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        category="files",
+        tier="core",
+        kind="read",
+        guidance="Read a file before you change it. For a large file, read the part you need with offset and limit.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        offset: int | None = args.get("offset")
+        try:
+            if args.get("unit") == "bytes":
+                return await bytes_answer(runtime, path, offset or 0, args.get("limit"))
+            return await lines_answer(runtime, path, offset or 1, args.get("limit"))
+        except ToolError as error:
+            raise await _explained(error, path, runtime) from None
+
+
+class Write(Tool):
+    spec = ToolSpec(
+        id="write",
+        description=(
+            "Create a file, or replace the whole content of one that you have read. Parent folders are created. "
+            "Returns the change as a unified diff."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {"path": _PATH, "content": {"type": "string", "description": "The whole new content"}},
+            "required": ["path", "content"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=WRITES),
+        side_effect="write",
+        locks=(LockSpec("file:{path}", "X"),),
+        targets={"fs.write": "{path}"},
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        category="files",
+        tier="core",
+        kind="edit",
+        guidance="Prefer edit for a change to a file that exists; write replaces all of it.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        content: str = args["content"]
+        written = await runtime.files.write(args["path"], encoded(content))
+
+        def compare() -> Diff:
+            before = lines_of(decoded(written.before or b""))
+            return unified(
+                written.path, before, blocks_between(before, lines_of(content)), created=written.before is None
+            )
+
+        diff = await _aside(len(content) + len(written.before or b""), compare)
+        return {"path": written.path, "created": written.created, "size": written.size, **diff.fields()}
+
+
+class Edit(Tool):
+    spec = ToolSpec(
+        id="edit",
+        description=(
+            "Replace an exact text in a file that you have read. `old` must be in the file exactly once, unless "
+            "replace_all is true. Returns the change as a unified diff."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "old": {"type": "string", "minLength": 1, "description": "The text to replace, with its whitespace"},
+                "new": {"type": "string", "description": "What takes its place; empty deletes it"},
+                "replace_all": {"type": "boolean", "default": False, "description": "Replace every occurrence"},
+            },
+            "required": ["path", "old", "new"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=CHANGES),
+        side_effect="write",
+        locks=(LockSpec("file:{path}", "X"),),
+        targets={"fs.read": "{path}", "fs.write": "{path}"},
+        max_output=MAX_OUTPUT,
+        category="files",
+        tier="core",
+        kind="edit",
+        guidance="Copy `old` from what read returned, with enough lines around it to be the only such place.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block], int]:
+            text = decoded(before)
+            spans = _spans(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+            return spliced(text, spans), blocks_of_spans(text, spans), len(spans)
+
+        after, blocks, count = await _aside(len(before), change)
+        return {"replacements": count, **await _replace(path, before, after, blocks, runtime)}
+
+
+class FilePatch(Tool):
+    spec = ToolSpec(
+        id="file.patch",
+        description=(
+            "Change a file that you have read by line numbers: replace a range of lines, insert before a line, append. "
+            "All line numbers mean the file as it is before this call. All operations are made, or none."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "operations": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 500,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            "op": {"enum": ["replace", "insert", "append"]},
+                            "first_line": {"type": "integer", "minimum": 1, "description": "replace: from this line"},
+                            "last_line": {"type": "integer", "minimum": 1, "description": "replace: to this line"},
+                            "line": {"type": "integer", "minimum": 1, "description": "insert: before this line"},
+                            "content": {"type": "string", "description": "Whole lines; empty deletes (replace only)"},
+                            "expect": {
+                                "type": "string",
+                                "description": (
+                                    "What stands there now: the lines to replace, the line to insert before, "
+                                    "or the last line. Anything else changes nothing"
+                                ),
+                            },
+                        },
+                        "required": ["op", "content"],
+                        "additionalProperties": False,
+                    },
+                },
+            },
+            "required": ["path", "operations"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=CHANGES),
+        side_effect="write",
+        locks=(LockSpec("file:{path}", "X"),),
+        targets={"fs.read": "{path}", "fs.write": "{path}"},
+        max_output=MAX_OUTPUT,
+        category="files",
+        kind="edit",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path = args["path"]
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block]]:
+            text = decoded(before)
+            blocks = blocks_of_operations(text, args["operations"])
+            return patched(text, blocks), blocks
+
+        after, blocks = await _aside(len(before), change)
+        return await _replace(path, before, after, blocks, runtime)
+
+
+def _spans(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
+    """Where ``old`` is replaced. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its line ends."""
+    if old == new:
+        raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
+    end = line_end(text)
+    if end != "\n":
+        new = with_line_end(new, end)
+        if old not in text or "\r\n" not in old:
+            old = with_line_end(old, end)
+    elif old not in text and "\r\n" in text:
+        old, new = with_line_end(old, "\r\n"), with_line_end(new, "\r\n")
+    at = text.find(old)
+    if at == -1:
+        raise ToolError(f"old is not in {path}: {why_missing(text, old)}", kind="invalid_input")
+    if not replace_all:
+        if text.find(old, at + 1) != -1:
+            lines = places(text, old, 11)
+            shown = ", ".join(map(str, lines[:10])) + (" and further ones" if len(lines) > 10 else "")
+            raise ToolError(
+                f"old is in {path} {_count(text, old)} times, at lines {shown}; give more of the text around the one "
+                "you mean, or set replace_all",
+                kind="invalid_input",
+            )
+        return [Span(at, at + len(old), new)]
+    spans: list[Span] = []
+    while at != -1:
+        spans.append(Span(at, at + len(old), new))
+        at = text.find(old, at + len(old))
+    return spans
+
+
+def _count(text: str, part: str) -> int:
+    """How often ``part`` occurs, overlapping or not."""
+    plain = text.count(part)
+    return plain if plain > 1 else len(places(text, part))
+
+
+async def _content(path: str, runtime: Runtime) -> bytes:
+    try:
+        return await runtime.files.read_for_edit(path)
+    except ToolError as error:
+        raise await _explained(error, path, runtime) from None
+
+
+async def _replace(path: str, before: bytes, after: str, blocks: list[Block], runtime: Runtime) -> dict[str, object]:
+    written = await runtime.files.write(path, encoded(after), over=before)
+    diff = await _aside(len(before), lambda: unified(written.path, lines_of(decoded(before)), blocks))
+    return {"path": written.path, "size": written.size, **diff.fields()}
+
+
+async def _aside(size: int, work: Callable[[], _T]) -> _T:
+    return await asyncio.to_thread(work) if size > _THREAD_FROM else work()
+
+
+async def _explained(error: ToolError, path: str, runtime: Runtime) -> ToolError:
+    """``error``, or what is really the matter: a folder, or no such file and the names that are like it."""
+    if error.kind in ("denied", "conflict", "limit", "cancelled", "timeout"):
+        return error
+    try:
+        stat = await runtime.files.stat(path)
+    except ToolError:
+        return await _missing(error, path, runtime)
+    if stat.kind == "directory":
+        return ToolError(
+            f'{stat.path} is a folder; list what is in it with glob, as in {{"pattern": "*", "path": "{stat.path}"}}',
+            kind="invalid_input",
+        )
+    return error
+
+
+async def _missing(error: ToolError, path: str, runtime: Runtime) -> ToolError:
+    folder, name = posixpath.split(path.rstrip("/"))
+    try:
+        names = [posixpath.basename(entry.path) for entry in await runtime.files.list(folder or ".")]
+    except ToolError:
+        return error
+    alike = nearest(name, names)
+    if not alike:
+        return error
+    shown = ", ".join(posixpath.join(folder, one) for one in alike)
+    return ToolError(f"there is no file {path}; the nearest names are {shown}", kind=error.kind)

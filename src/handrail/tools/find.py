@@ -1,0 +1,110 @@
+"""glob and grep: where files are, and where in them a text is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.contract.requires import FsRequires, Requires
+from handrail.contract.runtime import Found, Runtime
+from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool import Tool
+
+MAX_OUTPUT = 200 * 1024
+_READS = Requires(fs=FsRequires(read=("{workspace}", "{ad-hoc}")))
+_FOLDER = {
+    "type": "string",
+    "format": "path",
+    "minLength": 1,
+    "default": ".",
+    "description": "The folder to look in; the workspace if left out",
+}
+
+
+class Glob(Tool):
+    spec = ToolSpec(
+        id="glob",
+        description=(
+            "List files by a pattern: `*` within a name, `**` across folders, as in `src/**/*.py`. "
+            "Leaves out what ignore files name, and hidden files unless the pattern begins one with a dot."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "minLength": 1, "description": "Matched against the path in the folder"},
+                "path": _FOLDER,
+            },
+            "required": ["pattern"],
+            "additionalProperties": False,
+        },
+        requires=_READS,
+        side_effect="read",
+        locks=(LockSpec("file:{path}", "S"),),
+        targets={"fs.read": "{path}"},
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        max_entries=1000,
+        category="files",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        pattern: str = args["pattern"]
+        hidden = any(part.startswith(".") and part not in (".", "..") for part in pattern.split("/"))
+        found = await runtime.search.glob(pattern, args.get("path", "."), hidden=hidden)
+        return {"paths": list(found.paths), **_bounds(found, "a narrower pattern or path")}
+
+
+class Grep(Tool):
+    spec = ToolSpec(
+        id="grep",
+        description=(
+            "Search files for a regular expression, line by line (Rust syntax: no look-around, no back-references). "
+            "Leaves out hidden and binary files and what ignore files name."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "pattern": {"type": "string", "minLength": 1, "description": "The regular expression"},
+                "path": {**_FOLDER, "description": "The file or folder to search; the workspace if left out"},
+                "glob": {"type": "string", "minLength": 1, "description": "Only files like this, as in `*.py`"},
+                "ignore_case": {"type": "boolean", "default": False},
+                "literal": {"type": "boolean", "default": False, "description": "The pattern is plain text"},
+            },
+            "required": ["pattern"],
+            "additionalProperties": False,
+        },
+        requires=_READS,
+        side_effect="read",
+        locks=(LockSpec("file:{path}", "S"),),
+        targets={"fs.read": "{path}"},
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        max_entries=200,
+        category="files",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        found = await runtime.search.grep(
+            args["pattern"],
+            args.get("path", "."),
+            glob=args.get("glob"),
+            ignore_case=args.get("ignore_case", False),
+            literal=args.get("literal", False),
+        )
+        return {
+            "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
+            **_bounds(found, "a narrower pattern, path or glob"),
+        }
+
+
+def _bounds(found: Found, narrower: str) -> dict[str, object]:
+    """What the list does not hold, said only where there is something to say."""
+    said: dict[str, object] = {}
+    if found.more:
+        said["more"] = f"the search was stopped here; use {narrower}"
+    if found.skipped:
+        said["skipped"] = found.skipped
+    return said
