@@ -163,8 +163,18 @@ class Completed:
 class Shell(Protocol):
     """Programs in the sandbox of this call's capability set; nothing they start outlives the call."""
 
-    async def run(self, command: str | Sequence[str], *, cwd: str | None = None, stdin: bytes = b"") -> Completed:
-        """Run a shell text, or an argv without a shell. The call's own time-out ends it."""
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        """Run a shell text, or an argv without a shell. The call's own time-out ends it, and so does cancelling this.
+
+        :param on_output: told each kept piece of output as it comes, so that a stopped run leaves what it wrote
+        """
         ...
 
 

@@ -6,7 +6,7 @@ that asks for less.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -54,9 +54,16 @@ class Process(Protocol):
         """
         ...
 
-    async def communicate(self, stdin: bytes, max_bytes: int) -> tuple[bytes, bytes, int]:
+    async def read(self, max_bytes: int) -> bytes:
+        """At most ``max_bytes`` of stdout as soon as there are any; ``b""`` at the end."""
+        ...
+
+    async def communicate(
+        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
+    ) -> tuple[bytes, bytes, int]:
         """Feed stdin, wait for the *exit* (not for the pipes to close), then drain what is there.
 
+        :param on_output: told each kept piece of stdout as it comes
         :return: stdout, stderr (each cut at ``max_bytes``, then drained and counted), and the number of bytes dropped
         """
         ...
