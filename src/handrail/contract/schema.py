@@ -154,9 +154,8 @@ def _compile_fault(error: rs.ValidationError) -> str:
 
 @lru_cache(maxsize=len(_DIALECTS))
 def _rules_for_schemas(dialect: str) -> rs.Validator:
-    return rs.Draft202012Validator(
-        {"$ref": dialect}, retriever=_refuse, validate_formats=True, pattern_options=_BOUNDED
-    )
+    uri = dialect if dialect.startswith("https:") else f"{dialect}#"
+    return _DIALECTS[dialect]({"$ref": uri}, retriever=_refuse, validate_formats=True, pattern_options=_BOUNDED)
 
 
 def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str, str]:
