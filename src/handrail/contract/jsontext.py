@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from typing import Any, cast
 
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 MAX_ARGUMENT_DEPTH = 64
+_STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
+"""Possessive, and a string may end with the text: so every position is read once, whatever the text."""
+_AS_SQUARE = bytes.maketrans(b"{}", b"[]")
+_NO_BRACKET = bytes(set(range(256)) - set(b"[]{}"))
 
 
 class ArgumentText(ValueError):
@@ -14,40 +20,58 @@ class ArgumentText(ValueError):
 
 
 def parse_arguments(text: str | bytes, *, max_bytes: int = MAX_ARGUMENT_BYTES) -> dict[str, Any]:
-    """A JSON object from ``text``.
+    """A JSON object from ``text``; empty text is an empty object, since several providers send that for a
+    tool without parameters. See :func:`parse_object` for what is refused.
 
-    Refused, each with its own message: more than ``max_bytes``, nested deeper than 64 levels, duplicate
-    keys, NaN and infinities, invalid UTF-8, anything that is not one object. Empty text is an empty object,
-    since several providers send that for a tool without parameters.
+    :raises ArgumentText: when refused
+    """
+    return parse_object(text, max_bytes=max_bytes) if text.strip() else {}
 
+
+def parse_object(
+    text: str | bytes,
+    *,
+    what: str = "the arguments",
+    max_bytes: int = MAX_ARGUMENT_BYTES,
+    max_depth: int = MAX_ARGUMENT_DEPTH,
+) -> dict[str, Any]:
+    """One JSON object from ``text``.
+
+    Refused, each with its own message: more than ``max_bytes``, nested deeper than ``max_depth``, duplicate
+    keys, NaN and infinities, invalid UTF-8, half surrogate pairs, anything that is not one object.
+
+    :param what: the subject of the messages, in the plural
     :raises ArgumentText: when refused
     """
     if len(text) > max_bytes:
         raise ArgumentText(
-            f"the arguments are {len(text):,} bytes long; at most {max_bytes:,} are taken. Pass a path to a file instead"
+            f"{what} are {len(text):,} bytes long; at most {max_bytes:,} are taken. Pass a path to a file instead"
         )
     try:
         decoded = text.decode() if isinstance(text, bytes) else text
+        if not decoded.isascii():
+            decoded.encode()
     except UnicodeDecodeError as error:
-        raise ArgumentText(f"the arguments are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
-    if not decoded.strip():
-        return {}
-    check_depth(decoded)
-    value: Any
+        raise ArgumentText(f"{what} are not UTF-8 (byte {error.start}); send JSON encoded as UTF-8") from None
+    except UnicodeEncodeError:
+        raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
     try:
-        value = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant)
+        check_depth(decoded, max_depth)
+        value: Any = json.loads(decoded, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=_finite)
+        if isinstance(value, dict) and ("\\ud" in decoded or "\\uD" in decoded):
+            json.dumps(value, ensure_ascii=False).encode()
     except json.JSONDecodeError as error:
         raise ArgumentText(
-            f"the arguments are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; expected one JSON object"
+            f"{what} are not JSON: {error.msg} at line {error.lineno}, column {error.colno}; expected one JSON object"
         ) from None
-    except ArgumentText:
-        raise
+    except ArgumentText as error:
+        raise ArgumentText(f"{what} {error}") from None
+    except UnicodeEncodeError:
+        raise ArgumentText(_HALF_A_PAIR.format(what=what)) from None
     except ValueError as error:  # an integer of more digits than Python converts
-        raise ArgumentText(f"the arguments hold a number that cannot be read: {error}") from None
+        raise ArgumentText(f"{what} hold a number that cannot be read: {error}") from None
     if not isinstance(value, dict):
-        raise ArgumentText(f'the arguments are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
-    if "\\ud" in decoded or "\\uD" in decoded:
-        _refuse_lone_surrogates(cast("object", value))
+        raise ArgumentText(f'{what} are a JSON {json_type(value)}; expected an object such as {{"path": "…"}}')
     return cast("dict[str, Any]", value)
 
 
@@ -75,33 +99,24 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     """
     if text.count("[") + text.count("{") <= limit:
         return
+    brackets = _STRING.sub("", text).encode("utf-8", "replace").translate(_AS_SQUARE, _NO_BRACKET)
+    for _ in range(limit):
+        shallower = brackets.replace(b"[]", b"")  # takes away exactly the innermost level, at memory speed
+        if not shallower:
+            return
+        if len(shallower) == len(brackets):
+            break
+        brackets = shallower
     depth = 0
-    in_string = escaped = False
-    for char in text:
-        if in_string:
-            if escaped:
-                escaped = False
-            elif char == "\\":
-                escaped = True
-            elif char == '"':
-                in_string = False
-        elif char == '"':
-            in_string = True
-        elif char in "[{":
-            depth += 1
-            if depth > limit:
-                raise ArgumentText(f"the arguments are nested deeper than {limit} levels; flatten them")
-        elif char in "]}":
-            depth -= 1
+    for bracket in brackets:
+        depth += 1 if bracket == ord("[") else -1
+        if depth > limit:
+            raise ArgumentText(f"are nested deeper than {limit} levels; flatten them")
+        if depth < 0:
+            return  # unbalanced: no parser gets further than this
 
 
-def _refuse_lone_surrogates(value: object) -> None:
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        raise ArgumentText(
-            "the arguments hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"
-        ) from None
+_HALF_A_PAIR = "{what} hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -109,11 +124,16 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
-        raise ArgumentText(
-            f"the arguments name {', '.join(repr(k[:80]) for k in twice[:5])} twice in one object; give each key once"
-        )
+        raise ArgumentText(f"name {', '.join(repr(k[:80]) for k in twice[:5])} twice in one object; give each key once")
     return found
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    raise ArgumentText(f"hold {text[:40]}, which is larger than any number that can be kept; send a smaller one")
+
+
 def _no_constant(name: str) -> Any:
-    raise ArgumentText(f"the arguments hold {name}, which is not JSON; use a number or null")
+    raise ArgumentText(f"hold {name}, which is not JSON; use a number or null")
