@@ -68,7 +68,7 @@ class Roots:
         self.workspace = os.path.realpath(workspace)
         if not Path(self.workspace).is_dir():
             raise StartError(
-                f"the workspace {visible(str(workspace))!r} is not a folder; create it or name another one"
+                f"the workspace '{visible(str(workspace))}' is not a folder; create it or name another one"
             )
         self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
         # The longest first, so that a root within a root is found by its own name.
@@ -105,11 +105,11 @@ class Roots:
         if not path:
             raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
         if "\0" in path:
-            raise ToolError(f"the path {visible(path)!r} has a NUL character in it", kind="invalid_input")
+            raise ToolError(f"the path '{visible(path)}' has a NUL character in it", kind="invalid_input")
         try:
             raw = os.fsencode(path)
         except UnicodeEncodeError:
-            raise ToolError(f"the path {visible(path)!r} is not valid Unicode text", kind="invalid_input") from None
+            raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
         if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
             raise _too_long(path)
 

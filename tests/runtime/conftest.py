@@ -1,0 +1,52 @@
+"""A workspace with neighbours it must not reach, and the file door on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.requires import Capability
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.roots import Roots
+
+
+@dataclass
+class Judge:
+    """Allows everything but what a test refuses, and remembers what it was asked."""
+
+    refuse: dict[str, str] = field(default_factory=dict[str, str])
+    asked: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+
+    def __call__(self, capability: Capability, target: str | Sequence[str]) -> str | None:
+        assert isinstance(target, str)
+        self.asked.append((capability, target))
+        return self.refuse.get(target)
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """``ws`` beside a folder of secrets whose name begins alike."""
+    folder = tmp_path.resolve() / "ws"
+    folder.mkdir()
+    secret = tmp_path / "ws_secret"
+    secret.mkdir()
+    (secret / "key").write_text("TOP-SECRET")
+    return folder
+
+
+@pytest.fixture
+def judge() -> Judge:
+    return Judge()
+
+
+@pytest.fixture
+def seen() -> SeenFiles:
+    return SeenFiles()
+
+
+@pytest.fixture
+def files(workspace: Path, judge: Judge, seen: SeenFiles) -> RootedFiles:
+    return RootedFiles(Roots(workspace), seen, judge)
