@@ -99,6 +99,7 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
     """
     if text.count("[") + text.count("{") <= limit:
         return
+    too_deep = ArgumentText(f"are nested deeper than {limit} levels; flatten them")
     brackets = _STRING.sub("", text).encode("utf-8", "replace").translate(_AS_SQUARE, _NO_BRACKET)
     for _ in range(limit):
         shallower = brackets.replace(b"[]", b"")  # takes away exactly the innermost level, at memory speed
@@ -107,13 +108,10 @@ def check_depth(text: str, limit: int = MAX_ARGUMENT_DEPTH) -> None:
         if len(shallower) == len(brackets):
             break
         brackets = shallower
-    depth = 0
-    for bracket in brackets:
-        depth += 1 if bracket == ord("[") else -1
-        if depth > limit:
-            raise ArgumentText(f"are nested deeper than {limit} levels; flatten them")
-        if depth < 0:
-            return  # unbalanced: no parser gets further than this
+    else:
+        raise too_deep
+    if brackets.count(b"[") > limit:  # what is left never closes: a parser would go down all the same
+        raise too_deep
 
 
 _HALF_A_PAIR = "{what} hold half of a surrogate pair (\\udXXX), which is no character; send whole characters"
