@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from handrail.contract.errors import ErrorKind
 from handrail.contract.result import Result
 
 
@@ -17,13 +18,16 @@ class ProposedCall:
     :param arguments: an object, or the JSON text of one as the provider streamed it
     :param provider_id: the provider's own id; kept beside the kernel's, never used as a key
     :param fault: why the face or provider already knows it cannot run (a stream cut in its middle, no name);
-        it is recorded and answered as ``invalid_input`` with this text
+        it is recorded and answered with this text
+    :param fault_kind: the error kind of that answer: ``limit`` for a call that a budget left no room for,
+        ``cancelled`` for one that a stop overtook
     """
 
     name: str
     arguments: Mapping[str, Any] | str | bytes
     provider_id: str | None = None
     fault: str | None = None
+    fault_kind: ErrorKind = "invalid_input"
 
 
 @dataclass(frozen=True, slots=True)

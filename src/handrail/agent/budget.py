@@ -1,0 +1,118 @@
+"""What a run may use, and what it has used: turns, tokens, time and calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from handrail.agent.model import (
+    AssistantMessage,
+    CallPart,
+    Message,
+    ModelRequest,
+    ResultsMessage,
+    TextPart,
+    UserMessage,
+)
+from handrail.agent.stream import Reply
+
+BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
+CHARACTERS_PER_TOKEN = 4
+"""For the estimate, where a provider does not say how many tokens it took."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """Bounds of one run; None: no bound.
+
+    :param turns: requests to the model, each with its calls
+    :param tokens: input and output of all requests together
+    :param seconds: wall time, waiting for people included
+    :param calls: proposed calls, those that were refused included
+    """
+
+    turns: int | None = 50
+    tokens: int | None = None
+    seconds: float | None = None
+    calls: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("turns", "tokens", "seconds", "calls"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ValueError(
+                    f"a budget of {value!r} {name} leaves no room for anything; give a positive number or None"
+                )
+
+
+class Spent:
+    """What one run has used so far of its :class:`Budget`."""
+
+    def __init__(self, budget: Budget) -> None:
+        self.budget = budget
+        self.turns = 0
+        self.calls = 0
+        self.input_tokens = 0
+        self.output_tokens = 0
+        self.tokens_estimated = False
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+    def add(self, request: ModelRequest, reply: Reply) -> None:
+        """Count one request and its reply."""
+        self.turns += 1
+        if reply.usage is None and reply.reason is None and not reply.parts:
+            return  # nothing came back
+        if reply.usage is not None:
+            self.input_tokens += reply.usage.input_tokens
+            self.output_tokens += reply.usage.output_tokens
+            return
+        self.tokens_estimated = True
+        self.input_tokens += _estimate(len(request.system) + sum(_characters(m) for m in request.messages))
+        self.output_tokens += _estimate(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
+
+    def out_of_turns(self) -> str | None:
+        """Why no further request may be made for want of turns, or None."""
+        limit = self.budget.turns
+        return None if limit is None or self.turns < limit else f"all {limit} turns of the budget are used"
+
+    def out_of_tokens(self) -> str | None:
+        """Why nothing further may start for want of tokens, or None."""
+        limit = self.budget.tokens
+        if limit is None or self.tokens < limit:
+            return None
+        about = "about " if self.tokens_estimated else ""
+        return f"{about}{self.tokens:,} tokens are used of a budget of {limit:,}"
+
+    def take_calls(self, count: int) -> int:
+        """Count ``count`` proposed calls; returns how many of them, from the first on, the budget has room for."""
+        limit = self.budget.calls
+        room = count if limit is None else max(0, min(count, limit - self.calls))
+        self.calls += count
+        return room
+
+    def out_of_calls(self) -> str:
+        return f"more calls were proposed than the budget of {self.budget.calls} has room for"
+
+    def out_of_time(self) -> str:
+        return f"the budget of {self.budget.seconds:g} seconds is used up"
+
+
+def _characters(message: Message) -> int:
+    match message:
+        case UserMessage(text):
+            return len(text)
+        case ResultsMessage(results):
+            return sum(len(result.text) for result in results)
+        case AssistantMessage(parts):
+            return sum(
+                len(part.text) if isinstance(part, TextPart) else len(str(part.arguments))
+                for part in parts
+                if isinstance(part, (TextPart, CallPart))
+            )
+
+
+def _estimate(characters: int) -> int:
+    return -(-characters // CHARACTERS_PER_TOKEN)

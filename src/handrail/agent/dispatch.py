@@ -1,0 +1,62 @@
+"""Where a reply's calls go, and when they start: what the loop needs of a session, and the way it uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Protocol
+
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.spec import ToolSpec
+
+StopKind = Literal["user", "shutdown", "timeout"]
+
+
+class Turn(Protocol):
+    """One request with its calls, on one pinned generation; :mod:`handrail.session` has the real one."""
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tools in the model's view, in a stable order."""
+        ...
+
+    async def call_all(self, calls: list[ProposedCall]) -> list[Answer]:
+        """Carry out one reply's calls: one answer each, in call order."""
+        ...
+
+
+class Session(Protocol):
+    """The part of a session that the loop uses."""
+
+    @property
+    def id(self) -> str: ...
+
+    def turn(self) -> Turn: ...
+
+    def cancel(self, reason: StopKind) -> object:
+        """Stop the calls in flight; each is still answered."""
+        ...
+
+
+class Dispatch(Protocol):
+    """When the calls of one reply start."""
+
+    def closed(self, position: int, call: ProposedCall) -> None:
+        """The provider closed this call's block; the reply goes on."""
+        ...
+
+    async def answers(self, calls: Sequence[ProposedCall]) -> list[Answer]:
+        """The reply has ended with these calls: one answer each, in order, faulty ones recorded and answered too."""
+        ...
+
+
+class AfterReply:
+    """Starts a reply's calls together, when the reply has ended."""
+
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
+
+    def closed(self, position: int, call: ProposedCall) -> None:
+        """Nothing starts before the reply ends."""
+
+    async def answers(self, calls: Sequence[ProposedCall]) -> list[Answer]:
+        return await self._turn.call_all(list(calls))

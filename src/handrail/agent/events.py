@@ -1,0 +1,95 @@
+"""What a run tells whoever watches it, in order, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from handrail.agent.budget import BudgetKind
+from handrail.agent.model import TextDelta
+from handrail.agent.retry import Delayed
+from handrail.contract.call import Answer, ProposedCall
+
+RunStatus = Literal[
+    "answered",  # the model ended with text and no calls
+    "budget",  # turns, tokens, time or calls ran out
+    "cancelled",  # somebody stopped the run
+    "length",  # the last reply met the model's output limit
+    "refused",  # the provider or the model declined
+    "failed",  # no whole reply could be had; the text is for the operator
+]
+
+
+@dataclass(frozen=True, slots=True)
+class TurnStarted:
+    """A request goes to the model. ``number`` counts from 1 within the run."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CallProposed:
+    """A call goes to the kernel. ``position`` counts from 0 within the reply."""
+
+    position: int
+    call: ProposedCall
+
+
+@dataclass(frozen=True, slots=True)
+class CallAnswered:
+    """A call's one answer."""
+
+    position: int
+    call: ProposedCall
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class ReplyCut:
+    """The reply broke off. Its text so far is void when ``again``: the same request is sent once more."""
+
+    reason: str
+    again: bool
+
+
+@dataclass(frozen=True, slots=True)
+class BudgetSpent:
+    """A budget ran out; the run ends when every proposed call is answered."""
+
+    kind: BudgetKind
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RunOutcome:
+    """How a run ended.
+
+    :param text: the last reply's text, the answer when :attr:`ok`
+    :param detail: why it ended, in a sentence for a person; ``""`` when answered
+    :param seconds: wall time of the run
+    """
+
+    status: RunStatus
+    text: str
+    detail: str
+    turns: int
+    calls: int
+    input_tokens: int
+    output_tokens: int
+    tokens_estimated: bool
+    seconds: float
+    budget: BudgetKind | None = None
+
+    @property
+    def ok(self) -> bool:
+        return self.status == "answered"
+
+
+@dataclass(frozen=True, slots=True)
+class RunFinished:
+    """Always the last event."""
+
+    outcome: RunOutcome
+
+
+LoopEvent = TurnStarted | TextDelta | Delayed | CallProposed | CallAnswered | ReplyCut | BudgetSpent | RunFinished

@@ -1,0 +1,320 @@
+"""The loop: request → text or structured calls → answers → again, until text alone, a budget or a stop ends it.
+
+Only the structured channel counts: text is never searched for calls. Every call that a reply opened is
+proposed to the session exactly once and answered, whichever outcome the run comes to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+
+from handrail.agent.budget import Budget, BudgetKind, Spent
+from handrail.agent.conversation import Conversation
+from handrail.agent.dispatch import AfterReply, Dispatch, Session, StopKind, Turn
+from handrail.agent.events import (
+    BudgetSpent,
+    CallAnswered,
+    CallProposed,
+    LoopEvent,
+    ReplyCut,
+    RunFinished,
+    RunOutcome,
+    RunStatus,
+    TurnStarted,
+)
+from handrail.agent.model import Message, Model, ModelRequest, ProviderError, StreamCut, TextDelta
+from handrail.agent.prompt import system_prompt
+from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
+from handrail.agent.retry import Delayed, RetryPolicy
+from handrail.agent.stream import Reply, ReplyAssembly, ReplyTooLong
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.errors import ErrorKind, UsageError
+
+MAX_CUTS = 3
+"""Replies in a row that may break off before the run gives up."""
+_STOPPED: dict[StopKind, str] = {"user": "the user stopped the run", "shutdown": "the kernel is shutting down"}
+
+
+@dataclass(slots=True)
+class _Run:
+    """The state of one run."""
+
+    spent: Spent
+    began: float
+    deadline: float | None
+    stopped: StopKind | None = None
+    """Set once, by a stop or the deadline: nothing starts any more."""
+    pump: ReplyPump | None = None
+    calling: bool = False
+    cuts: int = 0
+    error: ProviderError | None = None
+    """Why the last reply is not whole."""
+    text: str = ""
+    ended: tuple[RunStatus, str, BudgetKind | None] | None = None
+
+    def end(self, status: RunStatus, detail: str = "", budget: BudgetKind | None = None) -> None:
+        """Decide how the run ends; the first reason counts."""
+        if self.ended is None:
+            self.ended = (status, detail, budget)
+
+    def stop_text(self) -> str:
+        assert self.stopped is not None
+        return _STOPPED.get(self.stopped) or self.spent.out_of_time()
+
+
+class Agent:
+    """One model working through one session.
+
+    The conversation goes on from run to run. One run at a time.
+
+    :param session: where calls go
+    :param model: see :func:`handrail.agent.providers.open_model`; the caller closes it
+    :param system: the system text; None builds it from ``workspace`` and the tools in view at the first run
+    :param workspace: the path that the built system text names
+    :param budget: bounds of each run
+    :param retry: how patiently a busy provider is asked again
+    :param max_output_tokens: bound of each reply; None leaves the provider's default
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        model: Model,
+        *,
+        system: str | None = None,
+        workspace: str | None = None,
+        budget: Budget | None = None,
+        retry: RetryPolicy | None = None,
+        max_output_tokens: int | None = None,
+    ) -> None:
+        self.session = session
+        self.model = model
+        self.budget = budget or Budget()
+        self._system = system
+        self._workspace = workspace
+        self._retry = retry or RetryPolicy()
+        self._max_output_tokens = max_output_tokens
+        self._conversation = Conversation()
+        self._run: _Run | None = None
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The history so far: whole exchanges only."""
+        return self._conversation.messages
+
+    def cancel(self, reason: StopKind = "user") -> None:
+        """Stop the run that is under way: reading ends, calls in flight are stopped, and all are answered.
+
+        The run then ends with the status ``cancelled``. Without a run, nothing happens.
+        """
+        if self._run is not None:
+            self._stop(self._run, reason)
+
+    async def complete(self, task: str) -> RunOutcome:
+        """:meth:`run` for a caller who wants the outcome only."""
+        outcome: RunOutcome | None = None
+        async with aclosing(self.run(task)) as events:
+            async for event in events:
+                if isinstance(event, RunFinished):
+                    outcome = event.outcome
+        assert outcome is not None, "RunFinished is always the last event"
+        return outcome
+
+    async def run(self, task: str) -> AsyncGenerator[LoopEvent, None]:
+        """Work on ``task`` until the model answers without calls, or a budget, a stop or the provider ends it.
+
+        Closing the generator (``contextlib.aclosing``) or cancelling its task stops the run: calls in flight
+        are stopped and recorded, what was not yet proposed is dropped, and the history stays whole. To have
+        every call of a half-read reply answered too, use :meth:`cancel`.
+
+        :raises UsageError: when a run of this agent is under way
+        """
+        if self._run is not None:
+            raise UsageError("this agent is already running a task; wait for it, or give each task an agent of its own")
+        began = asyncio.get_running_loop().time()
+        seconds = self.budget.seconds
+        run = self._run = _Run(Spent(self.budget), began, None if seconds is None else began + seconds)
+        try:
+            self._conversation.ask(task)
+            while run.ended is None:
+                async with aclosing(self._turn(run)) as events:
+                    async for event in events:
+                        yield event
+            yield RunFinished(_outcome(run))
+        finally:
+            self._run = None
+
+    async def _turn(self, run: _Run) -> AsyncGenerator[LoopEvent, None]:
+        """One request, its calls, and their answers; or the decision that there is no further one."""
+        if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
+            self._stop(run, "timeout")
+        if run.stopped is None and run.spent.out_of_turns() is None:
+            turn = self.session.turn()
+            request = self._request(turn)
+            dispatch = AfterReply(turn)
+            yield TurnStarted(run.spent.turns + 1)
+
+            assembly = ReplyAssembly()
+            async with aclosing(self._read(run, request, assembly, dispatch)) as events:
+                async for event in events:
+                    yield event
+            reply = assembly.finish(None if assembly.reason and run.error is None else self._why_cut(run))
+            run.spent.add(request, reply)
+            run.text = reply.text
+            run.cuts = 0 if run.error is None else run.cuts + 1
+
+            reply, refused = _within_budget(run, reply)
+            if run.error is not None:
+                again = isinstance(run.error, StreamCut) and run.cuts < MAX_CUTS and run.stopped is None
+                yield ReplyCut(str(run.error), again and not reply.calls)
+                if not again:
+                    run.end("failed", str(run.error))
+            for position, call in enumerate(reply.calls):
+                yield CallProposed(position, call)
+            answers = await self._answers(run, dispatch, reply)
+            for position, (call, answer) in enumerate(zip(reply.calls, answers, strict=True)):
+                yield CallAnswered(position, call, answer)
+            _judge(run, reply, refused)
+        elif run.stopped is None:
+            run.end("budget", run.spent.out_of_turns() or "", "turns")
+        if run.stopped is not None:
+            budget: BudgetKind | None = "seconds" if run.stopped == "timeout" else None
+            run.end("budget" if budget else "cancelled", run.stop_text(), budget)
+        if run.ended is not None and run.ended[2] is not None:
+            yield BudgetSpent(run.ended[2], run.ended[1])
+
+    def _request(self, turn: Turn) -> ModelRequest:
+        specs = turn.specs
+        if self._system is None:  # kept from the first run on, so that providers can cache it
+            self._system = system_prompt(self._workspace, specs)
+        return ModelRequest(self._system, self.messages, [spec.llm_view() for spec in specs], self._max_output_tokens)
+
+    async def _read(
+        self, run: _Run, request: ModelRequest, assembly: ReplyAssembly, dispatch: Dispatch
+    ) -> AsyncGenerator[LoopEvent, None]:
+        """Read one reply into ``assembly`` as far as it goes; what cuts it short is left in ``run``."""
+        run.error = None
+        pump = run.pump = ReplyPump(self.model, request, self._retry, run.deadline)
+        try:
+            async with aclosing(pump.events()) as events:
+                async for event in events:
+                    if isinstance(event, Delayed):
+                        yield event
+                        continue
+                    news = assembly.feed(event)
+                    if isinstance(news, str):
+                        yield TextDelta(news)
+                    elif news is not None:
+                        dispatch.closed(news, assembly.closed_call(news))
+            if assembly.reason is None:
+                run.error = StreamCut("the reply ended without the provider's closing sign")
+        except ReplyTooLong as error:
+            run.error = StreamCut(str(error))
+        except ProviderError as error:
+            if assembly.reason is None:  # what goes wrong after the closing sign takes nothing from the reply
+                run.error = error
+        except OutOfTime:
+            run.stopped = run.stopped or "timeout"
+        except StoppedReading:
+            assert run.stopped is not None
+        finally:
+            run.pump = None
+            await pump.aclose()
+
+    def _why_cut(self, run: _Run) -> str:
+        """What the model reads of it: never the operator's text."""
+        if run.stopped is not None:
+            return run.stop_text()
+        return "the connection to the provider was lost"
+
+    async def _answers(self, run: _Run, dispatch: Dispatch, reply: Reply) -> list[Answer]:
+        """Have the calls answered, and add the exchange to the history."""
+        if not reply.calls:
+            if run.error is None:
+                self._conversation.exchange(reply, [])
+            return []
+        work = asyncio.ensure_future(dispatch.answers(reply.calls))
+        overdue = None
+        if run.deadline is not None and run.stopped is None:
+            overdue = asyncio.get_running_loop().call_at(run.deadline, self._stop, run, "timeout")
+        run.calling = True
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError:
+            self._stop(run, "user")
+            await asyncio.wait({work})  # the arbiter's grace period bounds it; calls must be on record first
+            raise
+        finally:
+            run.calling = False
+            if overdue is not None:
+                overdue.cancel()
+            if not work.done():  # cancelled a second time: nobody waits any more
+                work.cancel()
+            elif not work.cancelled() and work.exception() is None:
+                self._conversation.exchange(reply, work.result())
+        return work.result()
+
+    def _stop(self, run: _Run, reason: StopKind) -> None:
+        if run.stopped is not None:
+            return
+        run.stopped = reason
+        if run.pump is not None:
+            run.pump.stop()
+        if run.calling:
+            self.session.cancel(reason)
+
+
+def _within_budget(run: _Run, reply: Reply) -> tuple[Reply, tuple[BudgetKind, str] | None]:
+    """The reply with a fault on every call that may not start, and the budget that left no room, if one did."""
+    room = run.spent.take_calls(len(reply.calls))
+    if run.stopped is not None:
+        kind: ErrorKind = "limit" if run.stopped == "timeout" else "cancelled"
+        return _refuse(reply, 0, kind, run.stop_text()), None
+    if reply.calls and (why := run.spent.out_of_tokens()) is not None:
+        return _refuse(reply, 0, "limit", why), ("tokens", why)
+    if room < len(reply.calls):
+        why = run.spent.out_of_calls()
+        return _refuse(reply, room, "limit", why), ("calls", why)
+    return reply, None
+
+
+def _refuse(reply: Reply, first: int, kind: ErrorKind, why: str) -> Reply:
+    def refused(call: ProposedCall) -> ProposedCall:
+        return replace(call, fault=f"{why}; nothing was run", fault_kind=kind) if call.fault is None else call
+
+    return replace(reply, calls=(*reply.calls[:first], *(refused(call) for call in reply.calls[first:])))
+
+
+def _judge(run: _Run, reply: Reply, refused: tuple[BudgetKind, str] | None) -> None:
+    """Whether the run ends with this reply, and how."""
+    if refused is not None:
+        run.end("budget", refused[1], refused[0])
+    if reply.calls or run.error is not None or run.stopped is not None:
+        return
+    if reply.reason == "length":
+        run.end("length", "the reply met the model's output limit; ask for less at once, or allow more output tokens")
+    elif reply.reason == "refused":
+        run.end("refused", "the model or its provider declined to answer")
+    else:
+        run.end("answered")
+
+
+def _outcome(run: _Run) -> RunOutcome:
+    assert run.ended is not None
+    status, detail, budget = run.ended
+    spent = run.spent
+    return RunOutcome(
+        status=status,
+        text=run.text,
+        detail=detail,
+        turns=spent.turns,
+        calls=spent.calls,
+        input_tokens=spent.input_tokens,
+        output_tokens=spent.output_tokens,
+        tokens_estimated=spent.tokens_estimated,
+        seconds=asyncio.get_running_loop().time() - run.began,
+        budget=budget,
+    )

@@ -1,0 +1,236 @@
+"""Anthropic messages, and every server that speaks them.
+
+https://docs.anthropic.com/en/docs/build-with-claude/streaming
+A call's block is closed by its ``content_block_stop``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import anthropic
+import httpx2
+
+from handrail.agent.model import (
+    AssistantMessage,
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    CallPart,
+    Finished,
+    FinishReason,
+    Kept,
+    Message,
+    ModelRequest,
+    ProviderBusy,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    TextPart,
+    Usage,
+    UserMessage,
+)
+from handrail.agent.providers.failures import failure
+from handrail.agent.providers.fields import count, get, text
+
+if TYPE_CHECKING:
+    from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
+
+DEFAULT_MAX_OUTPUT_TOKENS = 16_384
+"""The API wants a number; this one is within what every current model gives."""
+_REASONS: dict[str, FinishReason] = {
+    "end_turn": "end",
+    "stop_sequence": "end",
+    "tool_use": "calls",
+    "max_tokens": "length",
+    "model_context_window_exceeded": "length",
+    "refusal": "refused",
+}
+_KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
+
+
+class AnthropicModel:
+    """One model behind the messages API.
+
+    :param base_url: another server's address, ending before ``/v1/messages``; None: the SDK's default
+    """
+
+    def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
+        self._model = model
+        self._client = anthropic.AsyncAnthropic(api_key=api_key, base_url=base_url, max_retries=0)
+
+    @property
+    def name(self) -> str:
+        return f"anthropic:{self._model}"
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        """See :meth:`handrail.agent.model.Model.stream`."""
+        reader = _EventReader()
+        try:
+            events = await self._client.messages.create(
+                model=self._model,
+                max_tokens=request.max_output_tokens or DEFAULT_MAX_OUTPUT_TOKENS,
+                system=[{"type": "text", "text": request.system, "cache_control": {"type": "ephemeral"}}]
+                if request.system
+                else anthropic.omit,
+                messages=_messages(request.messages),
+                tools=_tools(request.tools) or anthropic.omit,
+                stream=True,
+            )
+            async with events:
+                async for event in events:
+                    for block in reader.read(event):
+                        yield block
+        except anthropic.APIStatusError as error:
+            raise failure(
+                self.name,
+                "ANTHROPIC_API_KEY",
+                error.status_code,
+                error.type,
+                error.api_message or error.message,
+                error.response.headers,
+            ) from error
+        except anthropic.APITimeoutError as error:
+            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
+        except (anthropic.APIConnectionError, httpx2.TransportError) as error:
+            raise ProviderBusy(
+                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
+            ) from error
+        except ValueError as error:
+            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
+        if not reader.finished:
+            raise StreamCut(f"{self.name}: the stream ended without message_stop")
+
+
+class _EventReader:
+    """Turns the API's events into block events. The SDK does not validate them, so nothing is taken to be there."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._reason: FinishReason = "other"
+        self._input = 0
+        self._calls: dict[int, object] = {}
+        """Open calls with the input that their start brought: some servers send it there, whole, and no deltas."""
+        self._kept: dict[int, dict[str, Any]] = {}
+
+    def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
+        index = get(event, "index")
+        match get(event, "type"):
+            case "message_start":
+                yield from self._usage(get(get(event, "message"), "usage"))
+            case "content_block_start" if isinstance(index, int):
+                yield from self._start(index, get(event, "content_block"))
+            case "content_block_delta" if isinstance(index, int):
+                yield from self._delta(index, get(event, "delta"))
+            case "content_block_stop" if isinstance(index, int):
+                if index in self._calls:
+                    if whole := self._calls.pop(index):
+                        yield CallArguments(index, json.dumps(whole))
+                    yield CallClosed(index)
+                elif index in self._kept:
+                    yield Kept("anthropic", self._kept.pop(index))
+            case "message_delta":
+                if reason := text(get(event, "delta"), "stop_reason"):
+                    self._reason = _REASONS.get(reason, "other")
+                yield from self._usage(get(event, "usage"))
+            case "message_stop":
+                self.finished = True
+                yield Finished(self._reason)
+            case _:
+                pass
+
+    def _start(self, index: int, block: object) -> Iterator[BlockEvent]:
+        match get(block, "type"):
+            case "text":
+                if said := text(block, "text"):
+                    yield TextDelta(said)
+            case "tool_use":
+                self._calls[index] = get(block, "input")
+                yield CallOpened(index, text(block, "id"), text(block, "name") or "")
+            case "thinking":
+                self._kept[index] = {"type": "thinking", "thinking": "", "signature": ""}
+            case "redacted_thinking":
+                self._kept[index] = {"type": "redacted_thinking", "data": get(block, "data")}
+            case _:
+                pass
+
+    def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
+        kind = get(delta, "type")
+        if kind == "text_delta":
+            if said := text(delta, "text"):
+                yield TextDelta(said)
+        elif kind == "input_json_delta":
+            if piece := text(delta, "partial_json"):
+                if index in self._calls:
+                    self._calls[index] = None
+                yield CallArguments(index, piece)
+        elif isinstance(kind, str) and kind in _KEPT_DELTAS and index in self._kept:
+            field = _KEPT_DELTAS[kind]
+            if (piece := text(delta, field)) and field in self._kept[index]:
+                self._kept[index][field] += piece
+
+    def _usage(self, usage: object) -> Iterator[BlockEvent]:
+        """Input is told at the start, output at the end; what was cached counts as input too."""
+        if usage is None:
+            return
+        told = sum(
+            count(usage, field) for field in ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
+        )
+        self._input = max(self._input, told)
+        yield Usage(self._input, count(usage, "output_tokens"))
+
+
+def _messages(messages: Iterable[Message]) -> list[MessageParam]:
+    """Alternating roles: what follows in the same role joins the message before it, results first."""
+    joined: list[tuple[str, list[dict[str, Any]]]] = []
+    for message in messages:
+        role = "assistant" if isinstance(message, AssistantMessage) else "user"
+        content = list(_content(message))
+        if joined and joined[-1][0] == role:
+            joined[-1][1].extend(content)
+        else:
+            joined.append((role, content))
+    if joined and joined[-1][0] == "user" and joined[-1][1]:
+        joined[-1][1][-1]["cache_control"] = {"type": "ephemeral"}
+    return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
+
+
+def _content(message: Message) -> Iterator[dict[str, Any]]:
+    match message:
+        case UserMessage():
+            yield {"type": "text", "text": message.text if message.text.strip() else "(empty)"}
+        case AssistantMessage(parts):
+            for part in parts:
+                match part:
+                    case TextPart():
+                        yield {"type": "text", "text": part.text}
+                    case CallPart(wire_id, name, arguments):
+                        yield {"type": "tool_use", "id": wire_id, "name": name, "input": dict(arguments)}
+                    case Kept(provider, block):
+                        if provider == "anthropic":
+                            yield dict(block)
+        case ResultsMessage(results):
+            for result in results:
+                yield {
+                    "type": "tool_result",
+                    "tool_use_id": result.wire_id,
+                    "content": result.text,
+                    "is_error": result.is_error,
+                }
+
+
+def _tools(views: Iterable[Mapping[str, Any]]) -> list[ToolUnionParam]:
+    return [
+        {
+            "name": view["name"],
+            "description": view["description"],
+            "input_schema": {"type": "object", **view["parameters"]},
+        }
+        for view in views
+    ]

@@ -1,0 +1,52 @@
+"""What an HTTP failure of a provider means, in the words an operator can act on. Keys never appear in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from handrail.agent.model import ProviderBusy, ProviderDenied, ProviderError, RequestRefused
+
+_BUSY_STATUS = frozenset({408, 409, 425, 429})
+_BUSY_TYPES = frozenset(
+    {"rate_limit_error", "rate_limit_exceeded", "overloaded_error", "api_error", "server_error", "timeout_error"}
+)
+_SPENT_CODES = frozenset({"insufficient_quota", "billing_error", "billing_hard_limit_reached"})
+
+
+def failure(
+    name: str, key_variable: str, status: int | None, code: str | None, message: str, headers: Mapping[str, str]
+) -> ProviderError:
+    """The error that a refused or failed request stands for.
+
+    :param name: the model, as the operator wrote it
+    :param status: the HTTP status; None or 200 for an error that came inside a stream
+    :param code: the provider's own word for it
+    """
+    said = " ".join(message.split())[:500]
+    if status in (401, 403) or code in ("authentication_error", "permission_error", "invalid_api_key"):
+        return ProviderDenied(
+            f"{name}: the provider refused the key ({status or code}); check {key_variable} and what its account may use"
+        )
+    if code in _SPENT_CODES or status == 402:
+        return ProviderDenied(f"{name}: the account's quota is used up ({said}); look at the provider's billing page")
+    if status in _BUSY_STATUS or (status is not None and status >= 500) or code in _BUSY_TYPES:
+        return ProviderBusy(
+            f"{name}: the provider is busy or failing ({status or code}: {said})", retry_after_s=_retry_after_s(headers)
+        )
+    if status == 404:
+        return RequestRefused(f"{name}: the provider does not know this model or address (404: {said}); check the name")
+    if status is None or status == 200:
+        return ProviderError(f"{name}: the provider broke off with an error ({code or 'unnamed'}: {said})")
+    return RequestRefused(f"{name}: the provider refused the request ({status}: {said})")
+
+
+def _retry_after_s(headers: Mapping[str, str]) -> float | None:
+    for key, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        value = headers.get(key)
+        try:
+            seconds = float(value) / scale if value is not None else -1.0
+        except ValueError:  # a date; the usual back-off will do
+            continue
+        if 0 <= seconds < float("inf"):
+            return seconds
+    return None

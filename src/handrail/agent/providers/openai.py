@@ -1,0 +1,211 @@
+"""OpenAI chat completions, and every server that speaks them.
+
+https://platform.openai.com/docs/api-reference/chat-streaming
+A call's block is closed by the start of the next one or by a finish reason that ends a whole reply.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import openai
+
+from handrail.agent.model import (
+    AssistantMessage,
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    Finished,
+    FinishReason,
+    Message,
+    ModelRequest,
+    ProviderBusy,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    Usage,
+    UserMessage,
+)
+from handrail.agent.providers.failures import failure
+from handrail.agent.providers.fields import count, get, text
+
+if TYPE_CHECKING:
+    from openai.types.chat import (
+        ChatCompletionChunk,
+        ChatCompletionMessageFunctionToolCallParam,
+        ChatCompletionMessageParam,
+        ChatCompletionToolUnionParam,
+    )
+
+_REASONS: dict[str, FinishReason] = {
+    "stop": "end",
+    "tool_calls": "calls",
+    "function_call": "calls",
+    "length": "length",
+    "content_filter": "refused",
+}
+
+
+class OpenAIModel:
+    """One model behind the chat completions API.
+
+    :param base_url: another server's address, ending before ``/chat/completions``; None: the SDK's default
+    """
+
+    def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
+        self._model = model
+        self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
+
+    @property
+    def name(self) -> str:
+        return f"openai:{self._model}"
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        """See :meth:`handrail.agent.model.Model.stream`."""
+        reader = _ChunkReader()
+        try:
+            chunks = await self._client.chat.completions.create(
+                model=self._model,
+                messages=list(_messages(request)),
+                tools=_tools(request.tools) or openai.omit,
+                max_completion_tokens=request.max_output_tokens or openai.omit,
+                stream=True,
+                stream_options={"include_usage": True},
+            )
+            async with chunks:
+                async for chunk in chunks:
+                    for event in reader.read(chunk):
+                        yield event
+        except openai.APIStatusError as error:
+            raise failure(
+                self.name, "OPENAI_API_KEY", error.status_code, error.code, error.message, error.response.headers
+            ) from error
+        except openai.APITimeoutError as error:
+            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
+        except openai.APIConnectionError as error:
+            raise ProviderBusy(
+                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
+            ) from error
+        except openai.APIError as error:
+            raise failure(self.name, "OPENAI_API_KEY", None, error.code or error.type, error.message, {}) from error
+        except ValueError as error:
+            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
+        if not reader.finished:
+            raise StreamCut(f"{self.name}: the stream ended without a finish reason")
+
+
+class _ChunkReader:
+    """Turns chunks into block events. The SDK does not validate them, so nothing is taken to be there."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self._next = 0
+        self._slot: object = None
+        self._id: str | None = None
+        self._announced = True
+        self._open: int | None = None
+
+    def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
+        usage = get(chunk, "usage")
+        if usage is not None:
+            yield Usage(count(usage, "prompt_tokens"), count(usage, "completion_tokens"))
+        choices = get(chunk, "choices")
+        if self.finished or not isinstance(choices, list) or not choices:
+            return
+        choice = cast("list[object]", choices)[0]
+        delta = get(choice, "delta")
+        for field in ("content", "refusal"):
+            if said := text(delta, field):
+                yield TextDelta(said)
+        fragments = get(delta, "tool_calls")
+        if isinstance(fragments, list):
+            for fragment in cast("list[object]", fragments):
+                yield from self._fragment(fragment)
+        if reason := text(choice, "finish_reason"):
+            if reason not in ("length", "content_filter"):  # those end a reply in the middle of its last block
+                yield from self._close()
+            elif self._open is not None:
+                yield from self._announce("")
+            self.finished = True
+            yield Finished(_REASONS.get(reason, "other"))
+
+    def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
+        slot, call_id, function = get(fragment, "index"), text(fragment, "id"), get(fragment, "function")
+        # Some servers number every call 0 and tell them apart by id; some leave the number out.
+        other_slot = slot is not None and slot != self._slot
+        other_id = call_id is not None and self._id is not None and call_id != self._id
+        if self._open is None or other_slot or other_id:
+            yield from self._close()
+            self._open, self._slot, self._id, self._announced = self._next, slot, call_id, False
+            self._next += 1
+        elif self._id is None:
+            self._id = call_id
+        if name := text(function, "name"):
+            yield from self._announce(name)
+        if arguments := text(function, "arguments"):
+            yield from self._announce("")
+            assert self._open is not None
+            yield CallArguments(self._open, arguments)
+
+    def _announce(self, name: str) -> Iterator[BlockEvent]:
+        if not self._announced and self._open is not None:
+            self._announced = True
+            yield CallOpened(self._open, self._id, name)
+
+    def _close(self) -> Iterator[BlockEvent]:
+        if self._open is not None:
+            yield from self._announce("")
+            yield CallClosed(self._open)
+            self._open = None
+
+
+def _messages(request: ModelRequest) -> Iterator[ChatCompletionMessageParam]:
+    if request.system:
+        yield {"role": "system", "content": request.system}
+    for message in request.messages:
+        yield from _message(message)
+
+
+def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
+    match message:
+        case UserMessage():
+            yield {"role": "user", "content": message.text}
+        case AssistantMessage():
+            calls: list[ChatCompletionMessageFunctionToolCallParam] = [
+                {
+                    "id": call.wire_id,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": json.dumps(call.arguments, ensure_ascii=False, separators=(",", ":")),
+                    },
+                }
+                for call in message.calls
+            ]
+            if calls:
+                yield {"role": "assistant", "content": message.text or None, "tool_calls": calls}
+            else:
+                yield {"role": "assistant", "content": message.text}
+        case ResultsMessage(results):
+            for result in results:
+                yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
+
+
+def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:
+    return [
+        {
+            "type": "function",
+            "function": {
+                "name": view["name"],
+                "description": view["description"],
+                "parameters": view["parameters"],
+            },
+        }
+        for view in views
+    ]

@@ -1,0 +1,266 @@
+"""Block events in, one reply out: its text, and its calls as proposals in the order they were opened.
+
+A provider's stream is hostile input. Whatever arrives, every call that was opened becomes exactly one
+:class:`~handrail.contract.call.ProposedCall`; what must not run carries a ``fault`` that says why, and what
+comes after the provider closed a block never changes a whole call into another.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from handrail.agent.model import (
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    CallPart,
+    Finished,
+    FinishReason,
+    Kept,
+    TextDelta,
+    TextPart,
+    Usage,
+)
+from handrail.contract.call import ProposedCall
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, parse_arguments
+from handrail.contract.names import wire_name
+
+MAX_REPLY_UNITS = 32 * 1024 * 1024
+"""Characters of one reply, plus :data:`EVENT_UNITS` for each event; a stream that brings more is cut."""
+EVENT_UNITS = 64
+MAX_CALLS = 256
+"""Calls of one reply; a stream that opens more is cut."""
+KEPT_HEAD = 2_000
+"""Characters that are kept of arguments that nobody can use."""
+
+NO_NAME = "the call has no name, so no tool can be meant; name one of the tools that were offered"
+LATE = "more arguments came after the provider had closed this call, so it is not known what was meant; send it again"
+TOO_LONG = (
+    f"the arguments are longer than the {MAX_ARGUMENT_BYTES:,} bytes that are taken; pass a path to a file instead"
+)
+OUTPUT_LIMIT = "the reply reached its output limit in the middle of this call, so it was not run; make it shorter and send it again"
+NEVER_CLOSED = "the call was never completed, so it was not run; send it again"
+
+
+def cut_text(reason: str) -> str:
+    """The fault of a call that was open when its reply broke off."""
+    return f"the reply was cut off in the middle of this call ({reason}), so it was not run; send the whole call again"
+
+
+def whole_characters(text: str) -> str:
+    """``text`` as UTF-8 can carry it: surrogate pairs joined, a half of one replaced by U+FFFD."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A whole reply, or as much of one as there was.
+
+    :param parts: text, and for each call its position in :attr:`calls`, as they came
+    :param reason: None when the stream broke off or was stopped before its end
+    """
+
+    parts: tuple[TextPart | Kept | int, ...]
+    calls: tuple[ProposedCall, ...]
+    reason: FinishReason | None
+    usage: Usage | None
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts if isinstance(part, TextPart))
+
+
+@dataclass(slots=True)
+class _Open:
+    """A call while it is read."""
+
+    name: str
+    provider_id: str | None
+    pieces: list[str] = field(default_factory=list[str])
+    length: int = 0
+    closed: bool = False
+    fault: str | None = None
+
+    def add(self, text: str) -> None:
+        if self.closed:
+            self.fault = self.fault or LATE
+            return
+        self.length += len(text)
+        if self.length <= MAX_ARGUMENT_BYTES:
+            self.pieces.append(text)
+        elif self.fault is None:
+            self.fault = TOO_LONG
+            self.pieces = ["".join(self.pieces)[:KEPT_HEAD]]
+
+    def proposed(self, fault: str | None = None) -> ProposedCall:
+        fault = self.fault or fault
+        text = whole_characters("".join(self.pieces))
+        return ProposedCall(self.name, text if fault is None else text[:KEPT_HEAD], self.provider_id, fault)
+
+
+class ReplyTooLong(Exception):
+    """The stream brings more than any reply may hold."""
+
+
+class ReplyAssembly:
+    """Takes one reply's events in order. Use one for each reply."""
+
+    def __init__(self) -> None:
+        self._parts: list[list[str] | Kept | int] = []
+        self._calls: list[_Open] = []
+        self._by_index: dict[int, int] = {}
+        self._half = ""
+        self._units = 0
+        self.usage: Usage | None = None
+        self.reason: FinishReason | None = None
+
+    def feed(self, event: BlockEvent) -> str | int | None:
+        """Take one event.
+
+        :return: text that may be shown, or the position of a call that is now closed, or None
+        :raises ReplyTooLong: when the reply passes :data:`MAX_REPLY_UNITS` or :data:`MAX_CALLS`
+        """
+        match event:
+            case TextDelta(text):
+                self._weigh(len(text))
+                return self._text(text)
+            case CallOpened(index, provider_id, name):
+                self._weigh(len(name) + len(provider_id or ""))
+                self._open(index, provider_id, name)
+            case CallArguments(index, text):
+                self._weigh(len(text))
+                if index not in self._by_index:
+                    self._open(index, None, "")
+                self._calls[self._by_index[index]].add(text)
+            case CallClosed(index):
+                position = self._by_index.get(index)
+                if position is not None and not self._calls[position].closed:
+                    self._calls[position].closed = True
+                    return position
+            case Kept():
+                self._weigh(len(str(event.block)))
+                self._parts.append(event)
+            case Usage():
+                self.usage = event
+            case Finished(reason):
+                self.reason = reason
+        return None
+
+    def closed_call(self, position: int) -> ProposedCall:
+        """The call at ``position`` as it stood when its block closed, for whoever starts calls before the reply ends.
+
+        A call without any arguments may be one that the output limit emptied; only the reply's end tells.
+        """
+        return self._calls[position].proposed()
+
+    def finish(self, cut: str | None = None) -> Reply:
+        """The reply so far. ``cut`` says why there is no more of it, where it did not end by itself."""
+        if self._half:
+            self._append_text("\ufffd")
+            self._half = ""
+        if cut is not None:
+            self.reason = None
+        unfinished = cut_text(cut) if cut is not None else OUTPUT_LIMIT if self.reason == "length" else NEVER_CLOSED
+        calls: list[ProposedCall] = []
+        for call in self._calls:
+            calls.append(call.proposed(None if call.closed else unfinished))
+        if self.reason == "length" and self._parts and isinstance(self._parts[-1], int):
+            calls[-1] = _unless_limited(calls[-1])
+        parts = tuple(TextPart("".join(part)) if isinstance(part, list) else part for part in self._parts)
+        return Reply(parts, tuple(calls), self.reason, self.usage)
+
+    def _open(self, index: int, provider_id: str | None, name: str) -> None:
+        if len(self._calls) >= MAX_CALLS:
+            raise ReplyTooLong(f"the reply opens more than {MAX_CALLS} calls")
+        name = whole_characters(name)[:KEPT_HEAD]
+        fault = None if name.strip() else NO_NAME
+        self._by_index[index] = len(self._calls)
+        self._parts.append(len(self._calls))
+        self._calls.append(_Open(name, provider_id[:200] if provider_id else None, fault=fault))
+
+    def _text(self, text: str) -> str | None:
+        text = self._half + text
+        self._half = ""
+        if text and "\ud800" <= text[-1] <= "\udbff":  # some servers split a character over two events
+            text, self._half = text[:-1], text[-1]
+        text = whole_characters(text)
+        if not text:
+            return None
+        self._append_text(text)
+        return text
+
+    def _append_text(self, text: str) -> None:
+        if self._parts and isinstance(self._parts[-1], list):
+            self._parts[-1].append(text)
+        else:
+            self._parts.append([text])
+
+    def _weigh(self, characters: int) -> None:
+        self._units += characters + EVENT_UNITS
+        if self._units > MAX_REPLY_UNITS:
+            raise ReplyTooLong(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
+
+
+def _unless_limited(call: ProposedCall) -> ProposedCall:
+    """The last block of a reply that met its output limit: Anthropic closes it like a whole one."""
+    if call.fault is not None:
+        return call
+    assert isinstance(call.arguments, str)
+    try:
+        parse_arguments(call.arguments)
+        if call.arguments.strip():
+            return call
+    except ArgumentText:
+        pass
+    return replace(call, fault=OUTPUT_LIMIT, arguments=call.arguments[:KEPT_HEAD])
+
+
+class WireIds:
+    """Call ids for the history: the provider's own while it is usable and new in this conversation, else ours.
+
+    Ours are nine letters and digits, the narrowest form that any supported API asks for.
+    """
+
+    _USABLE = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+    def __init__(self) -> None:
+        self._used: set[str] = set()
+        self._next = 0
+
+    def take(self, provider_id: str | None) -> str:
+        """An id that no call of this conversation has."""
+        if provider_id is not None and self._USABLE.match(provider_id) and provider_id not in self._used:
+            wire_id = provider_id
+        else:
+            wire_id = self._own()
+        self._used.add(wire_id)
+        return wire_id
+
+    def _own(self) -> str:
+        while True:
+            self._next += 1
+            wire_id = f"hr{self._next:07d}"
+            if wire_id not in self._used:
+                return wire_id
+
+
+def call_part(call: ProposedCall, wire_id: str) -> CallPart:
+    """``call`` as the history shows it. Arguments that are no object stand under ``unreadable_arguments``."""
+    name = wire_name(call.name) or "unnamed"
+    if isinstance(call.arguments, (str, bytes)):
+        try:
+            arguments = parse_arguments(call.arguments)
+        except ArgumentText:
+            text = call.arguments if isinstance(call.arguments, str) else call.arguments.decode("utf-8", "replace")
+            arguments = {"unreadable_arguments": text[:KEPT_HEAD]}
+    else:
+        arguments = dict(call.arguments)
+    return CallPart(wire_id, name, arguments)
