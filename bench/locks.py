@@ -1,0 +1,107 @@
+"""What a lock costs: alone, and with 100 or 10,000 calls waiting for the same file.
+
+    python bench/locks.py          prints a table; exit code 1 if the target is missed
+
+A waiting call is a task that enqueues, waits for its turn, and releases, so its figure holds the task as well;
+the last column leaves the task out by asking the table alone. Both sizes run interleaved in one process, and the
+best of several rounds counts, so the ratio holds on a busy machine. Target: 10,000 waiters cost a call at most
+twice what 100 do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+
+from handrail.arbiter.locks import LockTable, Want
+
+TARGET = 2.0
+CALLS = 20_000
+ROUNDS = 5
+SIZES = (100, 10_000)
+
+FILE: list[Want] = [(("workspace", "src", "a.py"), "X")]
+UNCONTENDED: dict[str, list[Want]] = {
+    "one root (account:alice:X)": [(("account:alice",), "X")],
+    "workspace:S": [(("workspace",), "S")],
+    "one file, two folders above": FILE,
+    "two files": [(("workspace", "src", "a.py"), "S"), (("workspace", "src", "b.py"), "X")],
+}
+
+
+def best(measure: Callable[[], float], rounds: int = ROUNDS) -> float:
+    return min(measure() for _ in range(rounds))
+
+
+def uncontended(wants: list[Want]) -> float:
+    """µs for one try_acquire and release."""
+    table = LockTable()
+    began = time.perf_counter()
+    for _ in range(CALLS):
+        grant = table.try_acquire(wants)
+        assert grant is not None
+        table.release(grant)
+    return (time.perf_counter() - began) / CALLS * 1e6
+
+
+async def with_tasks(waiters: int) -> float:
+    """µs a call while ``waiters`` tasks queue for one file; the same number of calls for every size."""
+    table = LockTable()
+
+    async def call() -> None:
+        request = table.enqueue(FILE)
+        table.release(await request.granted(60))
+
+    spent = 0.0
+    for _ in range(max(1, max(SIZES) // waiters)):
+        holder = table.try_acquire(FILE)
+        assert holder is not None
+        began = time.perf_counter()
+        tasks = [asyncio.create_task(call()) for _ in range(waiters)]
+        await asyncio.sleep(0)
+        table.release(holder)
+        await asyncio.gather(*tasks)
+        spent += time.perf_counter() - began
+    assert table.size == 0
+    return spent / max(SIZES) * 1e6
+
+
+async def table_alone(waiters: int) -> float:
+    """µs for one enqueue, turn and release, without a task per call."""
+    table = LockTable()
+    spent = 0.0
+    for _ in range(max(1, max(SIZES) // waiters)):
+        holder = table.try_acquire(FILE)
+        assert holder is not None
+        began = time.perf_counter()
+        requests = [table.enqueue(FILE) for _ in range(waiters)]
+        table.release(holder)
+        for request in requests:
+            table.release(await request.granted())
+        spent += time.perf_counter() - began
+    return spent / max(SIZES) * 1e6
+
+
+def main() -> int:
+    print(f"{'uncontended, acquire and release':<34}{'µs':>8}")
+    for name, wants in UNCONTENDED.items():
+        print(f"{name:<34}{best(lambda wants=wants: uncontended(wants)):>8.2f}")
+    tasks = {size: float("inf") for size in SIZES}
+    alone = {size: float("inf") for size in SIZES}
+    for _ in range(ROUNDS):
+        for size in SIZES:
+            tasks[size] = min(tasks[size], asyncio.run(with_tasks(size)))
+            alone[size] = min(alone[size], asyncio.run(table_alone(size)))
+    print(f"\n{'waiting for one file (X)':<34}{'µs, task':>10}{'µs, table':>11}")
+    for size in SIZES:
+        print(f"{f'{size:,} waiters':<34}{tasks[size]:>10.1f}{alone[size]:>11.1f}")
+    few, many = SIZES
+    ratio, bare = tasks[many] / tasks[few], alone[many] / alone[few]
+    print(f"{'ratio (target at most 2)':<34}{ratio:>10.2f}{bare:>11.2f}")
+    return 0 if max(ratio, bare) <= TARGET else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,351 @@
+"""Locks as a caller meets them: what excludes what, who comes first, what a cancelled or late wait leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import pytest
+
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Request, Want, conflict
+from handrail.contract.errors import UsageError
+
+WORKSPACE_X: list[Want] = [(("workspace",), "X")]
+WORKSPACE_S: list[Want] = [(("workspace",), "S")]
+
+
+def file(*parts: str, mode: str = "X") -> list[Want]:
+    return [(("workspace", *parts), "X" if mode == "X" else "S")]
+
+
+def taken(table: LockTable, wants: list[Want], owner: str = "") -> Grant:
+    grant = table.try_acquire(wants, owner)
+    assert grant is not None
+    return grant
+
+
+async def waiting(request: Request, timeout_s: float | None = None) -> asyncio.Task[Grant]:
+    """A task that has begun to wait for ``request``."""
+    task = asyncio.create_task(request.granted(timeout_s))
+    await asyncio.sleep(0)
+    return task
+
+
+@pytest.mark.proves("L-02")
+def test_readers_share_and_a_writer_is_alone() -> None:
+    table = LockTable()
+    first, second = taken(table, file("a", mode="S")), taken(table, file("a", mode="S"))
+    assert table.try_acquire(file("a")) is None
+    table.release(first)
+    assert table.try_acquire(file("a")) is None
+    table.release(second)
+    writer = taken(table, file("a"))
+    assert table.try_acquire(file("a", mode="S")) is None
+    table.release(writer)
+    assert table.size == 0
+
+
+@pytest.mark.proves("L-03")
+@pytest.mark.parametrize(
+    ("held", "asked", "free"),
+    [
+        (WORKSPACE_X, file("a.py"), False),
+        (WORKSPACE_X, file("src", "deep", "a.py", mode="S"), False),
+        (file("src", "deep", "a.py", mode="S"), WORKSPACE_X, False),
+        (file("src", "deep", "a.py"), WORKSPACE_S, False),
+        (file("src", mode="S"), file("src", "a.py"), False),
+        (file("src", mode="S"), file("src", "a.py", mode="S"), True),
+        (file("src", mode="S"), file("srcs", "a.py"), True),
+        (file("a.py"), file("b.py"), True),
+        (WORKSPACE_X, [(("memory",), "X")], True),
+        (WORKSPACE_X, [(("account:alice",), "X")], True),
+    ],
+)
+def test_a_lock_covers_what_is_beneath_it_and_meets_what_is_above(
+    held: list[Want], asked: list[Want], free: bool
+) -> None:
+    table = LockTable()
+    taken(table, held)
+    assert (table.try_acquire(asked) is not None) is free
+    assert conflict(held, asked) is conflict(asked, held) is not free
+
+
+@pytest.mark.proves("L-02")
+def test_a_request_takes_all_or_nothing() -> None:
+    table = LockTable()
+    other = taken(table, file("b"))
+    assert table.try_acquire([*file("a"), *file("b")]) is None
+    taken(table, file("a"))
+    table.release(other)
+    assert table.try_acquire([*file("a"), *file("b")]) is None
+
+
+@pytest.mark.parametrize(
+    "wants",
+    [
+        [*file("a", mode="S"), *file("a")],
+        [*WORKSPACE_S, *file("src", "a")],
+        [*file("src", "a"), *WORKSPACE_X],
+        [*file("src", mode="S"), *file("src", "a"), *file("src", "b"), *file("src", "a")],
+    ],
+)
+def test_a_request_never_conflicts_with_itself(wants: list[Want]) -> None:
+    table = LockTable()
+    grant = taken(table, wants)
+    assert grant.covers(wants)
+    table.release(grant)
+    assert table.size == 0
+
+
+def test_the_same_resource_in_both_modes_is_exclusive() -> None:
+    table = LockTable()
+    taken(table, [*file("a", mode="S"), *file("a")])
+    assert table.try_acquire(file("a", mode="S")) is None
+
+
+def test_reading_a_folder_while_writing_in_it_lets_nobody_else_write_there() -> None:
+    table = LockTable()
+    taken(table, [*file("src", mode="S"), *file("src", "a")])
+    assert table.try_acquire(file("src", "b")) is None
+    assert table.try_acquire(file("src", mode="S")) is None
+    assert table.try_acquire(file("src", "b", mode="S")) is not None
+
+
+@pytest.mark.proves("L-05")
+async def test_a_waiting_writer_is_not_starved_by_later_readers() -> None:
+    table = LockTable()
+    reader = taken(table, file("a", mode="S"))
+    writer = table.enqueue(file("a"))
+    assert table.try_acquire(file("a", mode="S")) is None
+    late = table.enqueue(file("a", mode="S"))
+    assert not writer.ready and not late.ready
+    table.release(reader)
+    assert writer.ready and not late.ready
+    table.release(await writer.granted())
+    assert late.ready
+
+
+@pytest.mark.proves("L-05")
+async def test_a_waiting_reader_is_not_overtaken_by_later_writers() -> None:
+    table = LockTable()
+    writer = taken(table, file("a"))
+    reader = table.enqueue(file("a", mode="S"))
+    late = table.enqueue(file("a"))
+    table.release(writer)
+    assert reader.ready and not late.ready
+
+
+@pytest.mark.proves("L-05", "L-06")
+def test_what_conflicts_with_no_earlier_waiter_passes() -> None:
+    table = LockTable()
+    taken(table, file("a", mode="S"))
+    table.enqueue(file("a"))
+    assert table.try_acquire(file("b")) is not None
+    table.enqueue([*file("a"), *file("c")])
+    assert table.try_acquire(file("c")) is None, "an earlier request waits as a whole, so it has its place at c"
+    assert table.try_acquire(file("d")) is not None
+
+
+def test_readers_that_wait_together_are_let_in_together() -> None:
+    table = LockTable()
+    writer = taken(table, file("a"))
+    readers = [table.enqueue(file("a", mode="S")) for _ in range(5)]
+    last = table.enqueue(file("a"))
+    table.release(writer)
+    assert all(reader.ready for reader in readers) and not last.ready
+
+
+@pytest.mark.proves("L-02")
+async def test_opposite_orders_of_two_files_cannot_deadlock() -> None:
+    table = LockTable()
+    first = taken(table, [*file("a"), *file("b")])
+    second = table.enqueue([*file("b"), *file("a")])
+    third = table.enqueue([*file("a"), *file("b")])
+    table.release(first)
+    assert second.ready and not third.ready
+    table.release(await second.granted())
+    table.release(await third.granted())
+    assert table.size == 0
+
+
+@pytest.mark.proves("L-05")
+async def test_a_wait_ends_with_its_budget_and_says_who_held_it_up() -> None:
+    table = LockTable()
+    holder = taken(table, file("a.py"), "call-1 edit")
+    request = table.enqueue(file("a.py"), "call-2")
+    behind = table.enqueue(file("a.py", mode="S"))
+    with pytest.raises(LockTimeout, match=r"workspace/a\.py:X held by call-1 edit \(X\)"):
+        await request.granted(0)
+    assert not behind.ready
+    table.release(holder)
+    assert behind.ready and not request.ready
+    table.release(await behind.granted(0))
+    assert table.size == 0
+
+
+def test_what_a_request_waits_for_names_a_few_holders_and_counts_the_rest() -> None:
+    table = LockTable()
+    for number in range(5):
+        taken(table, file("a", mode="S"), f"call-{number}")
+    writer = table.enqueue(file("a"))
+    assert table.waiting_for(writer) == "workspace/a:X held by call-0 (S), call-1 (S), call-2 (S) and 2 more"
+    assert table.waiting_for(table.enqueue(WORKSPACE_X)).startswith("workspace:X held by call-0 (IS)")
+    free = table.enqueue([(("memory",), "X")])
+    assert free.ready and table.waiting_for(free) == ""
+    taken(table, [(("serial",), "S")])
+    table.enqueue([*file("a"), (("other",), "X")])
+    assert table.waiting_for(table.enqueue([(("other",), "S")])) == "other:S behind earlier calls that wait for it"
+
+
+@pytest.mark.proves("L-05")
+async def test_a_cancelled_wait_leaves_every_queue_and_frees_those_behind_it() -> None:
+    table = LockTable()
+    reader = taken(table, file("a", mode="S"))
+    task = await waiting(table.enqueue([*file("a"), *file("b")]))
+    behind_a, behind_b = table.enqueue(file("a", mode="S")), table.enqueue(file("b"))
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert behind_a.ready and behind_b.ready
+    for request in (behind_a, behind_b):
+        table.release(await request.granted())
+    table.release(reader)
+    assert table.size == 0
+
+
+@pytest.mark.proves("L-05")
+@pytest.mark.parametrize("order", ["grant first", "cancel first"])
+async def test_a_grant_and_a_cancel_in_one_moment_leak_nothing(order: str) -> None:
+    table = LockTable()
+    holder = taken(table, file("a"))
+    task = await waiting(table.enqueue(file("a")))
+    if order == "grant first":
+        table.release(holder)
+        task.cancel()
+    else:
+        task.cancel()
+        table.release(holder)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert table.size == 0
+
+
+@pytest.mark.proves("L-05")
+@pytest.mark.parametrize("order", ["grant first", "time-out first"])
+async def test_a_grant_and_a_time_out_in_one_moment_are_one_of_the_two(order: str) -> None:
+    table = LockTable()
+    holder = taken(table, file("a"))
+    request = table.enqueue(file("a"))
+    loop = asyncio.get_running_loop()
+    if order == "grant first":
+        loop.call_later(0, table.release, holder)
+        task = asyncio.create_task(request.granted(0))
+        table.release(await task)
+    else:
+        task = await waiting(request, 0)
+        loop.call_later(0, table.release, holder)
+        with pytest.raises(LockTimeout):
+            await task
+    assert table.size == 0
+
+
+async def test_a_time_out_and_a_cancel_in_one_moment_leak_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    table = LockTable()
+    holder = taken(table, file("a"))
+    task = await waiting(table.enqueue(file("a")), 0)
+    asyncio.get_running_loop().call_later(0, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError, LockTimeout):
+        await task
+    table.release(holder)
+    assert table.size == 0 and not caplog.records
+
+
+async def test_withdrawing_is_safe_at_any_time() -> None:
+    table = LockTable()
+    holder = taken(table, file("a"))
+    queued, ready = table.enqueue(file("a")), table.enqueue(file("b"))
+    for request in (queued, ready, queued, ready):
+        request.withdraw()
+    assert not ready.ready
+    had = table.enqueue(file("c"))
+    grant = await had.granted()
+    had.withdraw()
+    assert table.try_acquire(file("c")) is None, "a grant that was taken is its taker's to release"
+    table.release(grant)
+    table.release(holder)
+    assert table.size == 0
+    with pytest.raises(UsageError, match="withdrawn"):
+        await queued.granted()
+
+
+async def test_a_withdrawn_request_wakes_whoever_awaits_it() -> None:
+    table = LockTable()
+    taken(table, file("a"))
+    request = table.enqueue(file("a"))
+    task = await waiting(request)
+    with pytest.raises(UsageError, match="awaited once"):
+        await request.granted()
+    request.withdraw()
+    with pytest.raises(UsageError, match="withdrawn"):
+        await task
+
+
+def test_releasing_twice_is_an_error_that_changes_nothing() -> None:
+    table = LockTable()
+    grant = taken(table, file("a"), "call-1")
+    table.release(grant)
+    again = taken(table, file("a"))
+    with pytest.raises(UsageError, match="call-1"):
+        table.release(grant)
+    with pytest.raises(UsageError, match="not held"):
+        LockTable().release(again)
+    assert table.try_acquire(file("a")) is None
+
+
+@pytest.mark.proves("L-08")
+@pytest.mark.parametrize(
+    ("held", "asked", "covered"),
+    [
+        (file("a"), file("a", mode="S"), True),
+        (file("a", mode="S"), file("a"), False),
+        (file("a", mode="S"), file("a", mode="S"), True),
+        (WORKSPACE_X, file("src", "a"), True),
+        (WORKSPACE_S, file("src", "a", mode="S"), True),
+        (WORKSPACE_S, file("src", "a"), False),
+        (file("src", "a"), file("src", "b", mode="S"), False),
+        (file("src", "a"), file("src", mode="S"), False),
+        ([*WORKSPACE_S, *file("src", "a")], file("src", "b", mode="S"), True),
+        ([*WORKSPACE_S, *file("src", "a")], file("src", "b"), False),
+        (file("a"), [(("memory",), "S")], False),
+        ([], [], True),
+        ([], file("a", mode="S"), False),
+    ],
+)
+def test_a_nested_call_runs_under_its_callers_locks_and_cannot_widen_them(
+    held: list[Want], asked: list[Want], covered: bool
+) -> None:
+    assert taken(LockTable(), held).covers(asked) is covered
+
+
+def test_no_wants_are_granted_at_once() -> None:
+    table = LockTable()
+    taken(table, WORKSPACE_X)
+    grant = taken(table, [])
+    assert table.enqueue([]).ready
+    table.release(grant)
+
+
+@pytest.mark.parametrize("wants", [[((), "S")], [(("a",), "Z")], [(("a",), "X"), ((), "S")], [("a",)], ["ab"]])
+def test_what_is_no_want_is_refused_and_leaves_nothing(wants: list[Want]) -> None:
+    table = LockTable()
+    for ask in (table.try_acquire, table.enqueue):
+        with pytest.raises(UsageError, match="expected pairs"):
+            ask(wants)
+    assert table.size == 0
+
+
+@pytest.mark.parametrize("budget", [-1.0, float("nan")])
+async def test_a_budget_that_is_none_is_refused(budget: float) -> None:
+    request = LockTable().enqueue(file("a"))
+    with pytest.raises(UsageError, match="0 or more"):
+        await request.granted(budget)
