@@ -1,0 +1,118 @@
+"""The commands by name, loaded when used, and the exit code and one clear line that every failure ends in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import click
+
+COMMANDS = {
+    "call": "Carry out one tool call and print its result.",
+    "tools": "List the tools there are, and what is withheld.",
+    "run": "Give a task to a model and let it work through the tools.",
+    "explain": "Say how a call would be decided, and by which rule.",
+    "log": "Show what happened in this workspace, or verify the record of it.",
+    "mcp": "Serve the tools to an MCP client on stdin and stdout.",
+    "doctor": "Say what this machine can enforce, and what to do about the rest.",
+}
+"""Each is ``faces/cli/<name>.py`` with a ``command``."""
+
+OUTPUT, ERROR, USAGE, DENIED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 5, 130
+
+EPILOG = (
+    "Exit codes: 0 output, 1 error result, 2 usage, 3 denied, 5 cannot start (config, state, sandbox), 130 interrupted."
+)
+
+
+class Commands(click.Group):
+    """A group that knows its commands' names and summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command: click.Command = import_module(f"handrail.faces.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"there are {', '.join(COMMANDS)}"
+            ctx.fail(f"no command {args[0]!r}; {hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.command(cls=Commands, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="handrail", message="%(prog)s %(version)s")
+def handrail() -> None:
+    """A tool kernel for LLM agents: every tool call is checked, decided, locked, confined and recorded."""
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Carry out one command line. Gives the exit code; failures are written to stderr."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    try:
+        code = handrail.main(list(arguments), prog_name="handrail", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else OUTPUT
+    except click.UsageError as error:
+        context = error.ctx
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            error.show()
+            return USAGE
+        where = f"{context.command_path}: " if context is not None else "handrail: "
+        _say(f"{where}{error.format_message()}")
+        if context is not None:
+            _say(f"Try: {context.command_path} --help")
+        return USAGE
+    except click.ClickException as error:
+        _say(f"handrail: {error.format_message()}")
+        return USAGE
+    except (click.Abort, KeyboardInterrupt):
+        _say("handrail: interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader went away; there is nobody to tell, and Python's own flush at exit must not complain.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return ERROR
+    except Exception as error:
+        if os.environ.get("HANDRAIL_DEBUG") == "1":
+            raise
+        return _failed(error)
+
+
+def _failed(error: Exception) -> int:
+    from handrail.contract.errors import HandrailError, LoadError, LogUnavailable, StartError, UsageError
+
+    if not isinstance(error, HandrailError):
+        _say(f"handrail: internal error: {type(error).__name__}: {error}")
+        _say("This is a defect. HANDRAIL_DEBUG=1 shows where it comes from.")
+        return ERROR
+    _say(f"handrail: {error}")
+    if isinstance(error, UsageError):
+        return USAGE
+    return CANNOT_START if isinstance(error, (LoadError, StartError, LogUnavailable)) else ERROR
+
+
+def _say(text: str) -> None:
+    from handrail.faces.cli.show import visible
+
+    try:
+        print(visible(text) if sys.stderr.isatty() else text, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # nobody listens to stderr any more; the exit code still tells

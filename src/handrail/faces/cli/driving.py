@@ -1,0 +1,89 @@
+"""Running a command on an event loop: the kernel opened for it, and Ctrl-C that stops calls instead of breaking them."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Literal
+
+from handrail.faces.cli.app import INTERRUPTED
+from handrail.faces.cli.options import Setting
+
+if TYPE_CHECKING:
+    from handrail.contract.people import Attendant
+    from handrail.kernel import Kernel
+
+Stop = Callable[[Literal["user", "shutdown"]], object]
+
+
+class Interruption:
+    """What a signal does. The first one stops calls, each of which is still answered and recorded; the second ends
+    the program without waiting for them."""
+
+    def __init__(self) -> None:
+        self.happened = False
+        self.stop: Stop | None = None
+        """Set while there is something to stop; without it the first signal ends the program."""
+        self._task: asyncio.Task[int] | None = None
+
+    def watch(self, task: asyncio.Task[int]) -> None:
+        """Listen to the signals on the running loop, for ``task``."""
+        self._task = task
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                loop.add_signal_handler(number, self._on_signal, number)
+            except NotImplementedError:  # Windows: asyncio's own handling of Ctrl-C stays
+                return
+
+    def _on_signal(self, number: int) -> None:
+        first = not self.happened
+        self.happened = True
+        if first and self.stop is not None:
+            self.stop("user" if number == signal.SIGINT else "shutdown")
+        elif self._task is not None:
+            self._task.cancel()
+
+
+def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
+    """Run ``main`` to its exit code, which becomes 130 when a signal came."""
+    interruption = Interruption()
+
+    async def watched() -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        interruption.watch(task)
+        return await main(interruption)
+
+    try:
+        code = asyncio.run(watched())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        code = INTERRUPTED
+    return INTERRUPTED if interruption.happened else code
+
+
+@asynccontextmanager
+async def opened(setting: Setting) -> AsyncGenerator[Kernel]:
+    """The kernel that the options describe.
+
+    :raises LoadError: with every fault of configuration and tools
+    :raises StartError: when state or sandbox are not to be had
+    """
+    from handrail.kernel import Kernel
+
+    async with Kernel.open(
+        setting.workspace, rules=setting.rules, state=setting.state, config=setting.config
+    ) as kernel:
+        yield kernel
+
+
+def attendant(setting: Setting) -> Attendant | None:
+    """Whoever sits at the terminal, or None where nobody can answer."""
+    if setting.headless or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return None
+    from handrail.faces.cli.terminal import Terminal
+
+    return Terminal()

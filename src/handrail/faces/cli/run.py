@@ -1,0 +1,193 @@
+"""``handrail run``: a model works on a task through the tools, watched on the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.driving import Interruption, attendant, drive, opened
+from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.show import note, out, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from handrail.agent.budget import Budget
+    from handrail.agent.events import LoopEvent, RunOutcome
+
+MOST_SHOWN = 160
+"""Characters of a call's arguments or result in the live view. Approvals show everything; so does the log."""
+
+
+@click.command("run")
+@click.argument("task")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    envvar="HANDRAIL_MODEL",
+    help="openai:NAME, anthropic:NAME or script:FILE. Default: HANDRAIL_MODEL.",
+)
+@click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
+@click.option("--max-turns", type=click.IntRange(min=1), default=50, show_default=True, help="Requests to the model.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, all requests together.")
+@click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls.")
+@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="Wall time.")
+@common
+def command(
+    setting: Setting,
+    task: str,
+    model: str | None,
+    base_url: str | None,
+    max_turns: int,
+    max_tokens: int | None,
+    max_calls: int | None,
+    max_seconds: float | None,
+) -> int:
+    """Give TASK to a model and let it work through the tools.
+
+    Its answer goes to stdout, what it does to stderr. Exits with 0 only when it ended with an answer.
+    """
+    if model is None:
+        raise click.UsageError("name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL)")
+    from handrail.agent.budget import Budget
+
+    budget = Budget(turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
+    return drive(lambda interruption: _run(setting, task, model, base_url, budget, interruption))
+
+
+async def _run(
+    setting: Setting, task: str, spec: str, base_url: str | None, budget: Budget, interruption: Interruption
+) -> int:
+    from handrail.agent.events import RunFinished
+    from handrail.agent.loop import Agent
+    from handrail.agent.providers import open_model
+
+    model = open_model(spec, base_url=base_url)
+    outcome: RunOutcome | None = None
+    try:
+        async with opened(setting) as kernel:
+            session = await kernel.session(attendant=attendant(setting))
+            view = JsonView() if setting.json else LiveView()
+            agent = Agent(session, model, workspace=session.workdir, budget=budget)
+            interruption.stop = agent.cancel
+            async with aclosing(agent.run(task)) as events:
+                async for event in events:
+                    view.show(event)
+                    if isinstance(event, RunFinished):
+                        outcome = event.outcome
+            interruption.stop = None
+            await session.close()
+    finally:
+        await model.aclose()
+    return OUTPUT if outcome is not None and outcome.ok else ERROR
+
+
+class JsonView:
+    """One JSON object per line on stdout."""
+
+    def show(self, event: LoopEvent) -> None:
+        line = described(event)
+        if line is not None:
+            out(json.dumps(line, ensure_ascii=False, default=str))
+            sys.stdout.flush()
+
+
+def described(event: LoopEvent) -> dict[str, Any] | None:
+    """An event as JSON-able data; ``event`` names its kind."""
+    from dataclasses import asdict
+
+    from handrail.agent import events as kinds
+
+    match event:
+        case kinds.TurnStarted(number):
+            return {"event": "turn", "number": number}
+        case kinds.TextDelta(text):
+            return {"event": "text", "text": text}
+        case kinds.CallProposed(position, call):
+            return {"event": "call", "position": position, "tool": call.name, "arguments": call.arguments}
+        case kinds.CallAnswered(position, call, answer):
+            told = {"position": position, "call_id": answer.call_id, "tool": answer.tool_id or call.name}
+            return {"event": "result", **told, "result": answer.result.to_dict()}
+        case kinds.RunFinished(outcome):
+            return {"event": "finished", **asdict(outcome)}
+        case kinds.BudgetSpent(kind, text):
+            return {"event": "budget", "kind": kind, "text": text}
+        case kinds.ReplyCut(reason, again):
+            return {"event": "cut", "reason": reason, "again": again}
+        case kinds.Delayed(attempt, attempts, delay_s, reason):
+            return {"event": "delayed", "attempt": attempt, "of": attempts, "delay_s": delay_s, "reason": reason}
+
+
+class LiveView:
+    """For a person: the model's text as it comes, one line per call, one per result."""
+
+    def __init__(self) -> None:
+        from handrail.faces.cli.show import console
+
+        self._calls: Console = console(sys.stderr)
+        self._in_text = False
+
+    def show(self, event: LoopEvent) -> None:
+        from handrail.agent import events as kinds
+
+        match event:
+            case kinds.TextDelta(text):
+                sys.stdout.write(visible(text) if sys.stdout.isatty() else text)
+                sys.stdout.flush()
+                self._in_text = not text.endswith("\n")
+            case kinds.CallProposed(_, call):
+                self._line("→ ", call.name, shortened(_text_of(call.arguments)), "cyan")
+            case kinds.CallAnswered(_, call, answer):
+                result = answer.result
+                name = answer.tool_id or call.name
+                took = f"{result.metadata.get('duration_ms', 0):.0f} ms"
+                if result.ok:
+                    self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
+                else:
+                    self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
+            case kinds.ReplyCut(reason, again):
+                self._line("! ", "the reply broke off", f"{reason}{'; asked again' if again else ''}", "yellow")
+            case kinds.Delayed(attempt, attempts, delay_s, reason):
+                about = f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
+                self._line("! ", "the provider is busy", about, "yellow")
+            case kinds.RunFinished(outcome):
+                self._end_text()
+                if not outcome.ok:
+                    note(f"{outcome.status}: {outcome.detail}")
+                about = "about " if outcome.tokens_estimated else ""
+                tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
+                note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")
+            case _:
+                pass
+
+    def _line(self, mark: str, name: str, about: str, colour: str) -> None:
+        from rich.text import Text
+
+        self._end_text()
+        line = Text(mark, style=colour)
+        line.append(visible(name), style="bold")
+        line.append(f"  {visible(about)}")
+        self._calls.print(line)
+
+    def _end_text(self) -> None:
+        if self._in_text:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            self._in_text = False
+
+
+def _text_of(value: Any) -> str:
+    if isinstance(value, bytes):
+        return value.decode(errors="replace")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def shortened(text: str, most: int = MOST_SHOWN) -> str:
+    """One line of at most ``most`` characters; what is left out is counted."""
+    line = text.replace("\n", "\\n")
+    return line if len(line) <= most else f"{line[:most]}… ({len(line) - most:,} more)"

@@ -1,0 +1,108 @@
+"""How things look on a terminal: results as text, nothing that could move the cursor, colours where wanted."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TextIO, cast
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from handrail.contract.result import Result
+
+# Control characters but newline and tab, and what is invisible or reorders text: soft hyphen, zero-width, bidi, tags.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\U000e0000-\U000e007f\ud800-\udfff]"
+)
+NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
+
+
+def visible(text: str) -> str:
+    """``text`` with every control or invisible character written out, so that it cannot act on a terminal."""
+    return _HIDDEN.sub(_name, text.replace("\r\n", "\n"))
+
+
+def _name(match: re.Match[str]) -> str:
+    character = match.group()
+    code = ord(character)
+    return NAMES.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}")
+
+
+def out(text: str = "", *, stream: TextIO | None = None) -> None:
+    """Write a line of foreign text: as it is into a pipe or file, made visible on a terminal."""
+    to = sys.stdout if stream is None else stream
+    to.write((visible(text) if to.isatty() else text) + "\n")
+
+
+def note(text: str) -> None:
+    """A remark beside the output, on stderr."""
+    out(text, stream=sys.stderr)
+
+
+def out_json(value: Any) -> None:
+    """Write one JSON value: laid out on a terminal, one line elsewhere."""
+    out(json.dumps(value, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+
+
+def console(stream: TextIO | None = None) -> Console:
+    """A rich console that adds nothing of its own: no markup, no highlighting, no colours where none are wanted."""
+    from rich.console import Console
+
+    return Console(
+        file=sys.stdout if stream is None else stream, highlight=False, markup=False, emoji=False, soft_wrap=True
+    )
+
+
+def shown_result(result: Result) -> None:
+    """Print a result for a person: its data on stdout, what is to be known about it on stderr."""
+    if result.data is not None:
+        for line in laid_out(result.data):
+            out(line)
+    sys.stdout.flush()
+    if not result.ok:
+        note(f"{result.error_kind}: {result.error_text}")
+    if result.metadata.get("truncated"):
+        whole = result.metadata.get("output_path")
+        note(f"truncated{f'; the whole output is in {whole}' if whole else ''}")
+    if "unrecorded" in result.metadata:
+        note(f"warning: the outcome could not be recorded: {result.metadata['unrecorded']}")
+
+
+def laid_out(data: Any) -> list[str]:
+    """JSON-able data as lines a person can read; text stays text."""
+    if isinstance(data, str):
+        return [data.removesuffix("\n")]
+    if isinstance(data, Mapping):
+        lines: list[str] = []
+        for key, value in cast("Mapping[str, Any]", data).items():
+            inner = laid_out(value)
+            if len(inner) == 1 and "\n" not in inner[0]:
+                lines.append(f"{key}: {inner[0]}")
+            else:
+                lines.append(f"{key}:")
+                lines += [f"  {part}" for block in inner for part in block.split("\n")]
+        return lines or ["{}"]
+    if isinstance(data, Sequence):
+        items = cast("Sequence[Any]", data)
+        return ["[]"] if not items else [_compact(item) for item in items]
+    return [_compact(data)]
+
+
+def _compact(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def columns(rows: Iterable[Sequence[str]]) -> list[str]:
+    """Rows as lines, every column but the last padded to its widest cell."""
+    table = [list(row) for row in rows]
+    if not table:
+        return []
+    widths = [max(len(row[index]) for row in table) for index in range(len(table[0]) - 1)]
+    return [
+        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in table
+    ]

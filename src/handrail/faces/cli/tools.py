@@ -1,0 +1,70 @@
+"""``handrail tools``: which tools there are, and which are withheld for what reason."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.faces.cli.app import OUTPUT
+from handrail.faces.cli.driving import Interruption, drive, opened
+from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.show import columns, console, out, out_json, visible
+
+if TYPE_CHECKING:
+    from handrail.registry.generation import Entry
+
+
+@click.command("tools")
+@common
+def command(setting: Setting) -> int:
+    """List the tools there are, and what is withheld.
+
+    With --json, both views of each: what a model sees, and what the kernel acts on.
+    """
+    return drive(lambda interruption: _tools(setting, interruption))
+
+
+async def _tools(setting: Setting, interruption: Interruption) -> int:
+    async with opened(setting) as kernel:
+        entries = list(kernel.generation.entries.values())
+        number = kernel.generation.number
+    if setting.json:
+        out_json({"generation": number, "tools": [_whole(entry) for entry in entries]})
+        return OUTPUT
+    lines = columns((entry.spec.id, entry.spec.side_effect, entry.source, _about(entry)) for entry in entries)
+    if not sys.stdout.isatty():
+        for line in lines:
+            out(line)
+        return OUTPUT
+    from rich.text import Text
+
+    terminal, width = console(), shutil.get_terminal_size().columns
+    for entry, line in zip(entries, lines, strict=True):
+        shown = visible(line)
+        if len(shown) > width and entry.withheld is None:
+            shown = shown[: width - 1] + "…"
+        text = Text(shown, style="dim" if entry.withheld is not None else "")
+        text.stylize("bold", 0, len(entry.spec.id))
+        terminal.print(text)
+    return OUTPUT
+
+
+def _about(entry: Entry) -> str:
+    if entry.withheld is not None:
+        return f"withheld: {entry.withheld}"
+    return entry.spec.description.strip().split("\n")[0]
+
+
+def _whole(entry: Entry) -> dict[str, object]:
+    spec = entry.spec
+    return {
+        "id": spec.id,
+        "source": entry.source,
+        "withheld": entry.withheld,
+        "definition_hash": entry.definition_hash,
+        "llm": spec.llm_view(),
+        "runtime": spec.runtime_view(),
+    }

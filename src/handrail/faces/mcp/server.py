@@ -1,0 +1,92 @@
+"""The MCP server: the kernel's tools, listed and called over stdio, under the same rules as everywhere.
+
+One connection is one headless session: what would be asked is denied. Calls of one connection run side by
+side where their locks allow. A client's cancellation stops the call as the user's stop does.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+import mcp_types as types
+import orjson
+from mcp.server.lowlevel import Server
+from mcp.server.stdio import stdio_server
+
+from handrail.contract.call import ProposedCall
+from handrail.contract.names import wire_name
+
+if TYPE_CHECKING:
+    from mcp.server.context import ServerRequestContext
+
+    from handrail.contract.result import Result
+    from handrail.contract.spec import ToolSpec
+    from handrail.kernel import Kernel
+    from handrail.session.session import Session
+
+INSTRUCTIONS = (
+    "Every call is checked against its operator's rules before it runs. Each result is one JSON object: "
+    '{"type": "output", "data": …} or {"type": "error", "error_text": …}. An error says what was wrong and what to do '
+    'instead; "denied" is final. Where metadata says "truncated", read the file named under "output_path".'
+)
+
+
+async def serve(kernel: Kernel) -> None:
+    """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile."""
+    session = await kernel.session(headless=True)
+    try:
+        server = build(kernel, session)
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+    finally:
+        await session.close()
+
+
+def build(kernel: Kernel, session: Session) -> Server[dict[str, Any]]:
+    """The server for one connection, to run over any pair of streams."""
+
+    async def on_list(
+        _context: ServerRequestContext[dict[str, Any]], _params: types.PaginatedRequestParams | None
+    ) -> types.ListToolsResult:
+        entries = kernel.generation.entries.values()
+        return types.ListToolsResult(tools=[as_tool(entry.spec) for entry in entries if entry.withheld is None])
+
+    async def on_call(
+        _context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
+    ) -> types.CallToolResult:
+        answers = await session.turn().call_all([ProposedCall(params.name, params.arguments or {})])
+        return as_result(answers[0].model)
+
+    return Server(
+        "handrail",
+        version=version("handrail"),
+        instructions=INSTRUCTIONS,
+        on_list_tools=on_list,
+        on_call_tool=on_call,
+    )
+
+
+def as_tool(spec: ToolSpec) -> types.Tool:
+    """The LLM view under its wire name, with the hints that a client may show; nothing else of the runtime view."""
+    return types.Tool(
+        name=wire_name(spec.id),
+        description=spec.description,
+        input_schema=dict(spec.parameters),
+        annotations=types.ToolAnnotations(
+            read_only_hint=spec.side_effect == "read",
+            destructive_hint=spec.side_effect != "read",
+            idempotent_hint=spec.side_effect == "read" or spec.idempotent,
+            open_world_hint=spec.side_effect == "external",
+        ),
+    )
+
+
+def as_result(result: Result) -> types.CallToolResult:
+    """The envelope, as structured content and as its JSON text."""
+    envelope = result.to_dict()
+    return types.CallToolResult(
+        content=[types.TextContent(type="text", text=orjson.dumps(envelope, default=str).decode())],
+        structured_content=envelope,
+        is_error=not result.ok,
+    )

@@ -1,0 +1,125 @@
+"""Programs as a person or another program meets them: real processes, on pipes or on a terminal of their own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+PATIENCE_S = 60
+"""When a program that says nothing is taken for stuck; no assertion hangs on it."""
+
+
+class OnATerminal:
+    """A program on a pseudo-terminal: what it shows can be waited for, and keys be typed."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
+        self._master, slave = pty.openpty()
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env=dict(environment), cwd=cwd, start_new_session=True
+        )
+        os.close(slave)
+        self.shown = ""
+        self._seen = 0
+
+    def wait_for(self, text: str) -> str:
+        """Read until ``text`` is shown after what was waited for before; gives everything up to and with it."""
+        while (found := self.shown.find(text, self._seen)) < 0:
+            if not self._read():
+                raise AssertionError(f"it ended without showing {text!r}; it showed:\n{self.shown}")
+        began, self._seen = self._seen, found + len(text)
+        return self.shown[began : self._seen]
+
+    def type(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def interrupt(self) -> None:
+        """Ctrl-C, as the terminal driver would deliver it."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def end(self) -> int:
+        """Read to the end; gives the exit code."""
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        os.close(self._master)
+
+    def _read(self) -> bool:
+        ready, _, _ = select.select([self._master], [], [], PATIENCE_S)
+        if not ready:
+            raise AssertionError(f"it said nothing for {PATIENCE_S} s; it showed:\n{self.shown}")
+        try:
+            data = os.read(self._master, 65536)
+        except OSError:  # Linux: the last holder of the other end is gone
+            return False
+        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
+
+
+Terminals = Callable[..., OnATerminal]
+
+
+@pytest.fixture
+def on_a_terminal(tmp_path: Path) -> Iterator[Terminals]:
+    """Start a program on a terminal of its own; it is ended with the test."""
+    running: list[OnATerminal] = []
+
+    def start(*command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> OnATerminal:
+        terminal = OnATerminal(command, {**os.environ, "TERM": "xterm", **(environment or {})}, cwd or tmp_path)
+        running.append(terminal)
+        return terminal
+
+    yield start
+    for terminal in running:
+        terminal.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """The ``handrail`` program with a workspace, state and configuration of its own."""
+
+    workspace: Path
+    state: Path
+    config: Path
+
+    @property
+    def common(self) -> list[str]:
+        return ["--workspace", str(self.workspace), "--state", str(self.state)]
+
+    def command(self, name: str, *arguments: str) -> list[str]:
+        return [sys.executable, "-m", "handrail.faces.cli", name, *self.common, *arguments]
+
+    def __call__(self, name: str, *arguments: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
+        done = subprocess.run(
+            self.command(name, *arguments), input=stdin, capture_output=True, cwd=cwd, timeout=PATIENCE_S * 2
+        )
+        return Ended(done.returncode, done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+
+
+@pytest.fixture
+def handrail(tmp_path: Path) -> Program:
+    """``handrail(command, *arguments)`` in a small workspace with a ``note.txt``."""
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "note.txt").write_text("first line\nsecond line\n")
+    return Program(workspace, tmp_path / "state", tmp_path / "config")
