@@ -9,6 +9,22 @@ from difflib import get_close_matches
 
 MAX_WIRE_NAME = 64
 ID_PATTERN = re.compile(r"[A-Za-z][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*\Z")
+LOCKED_IDS = (
+    "read",
+    "write",
+    "edit",
+    "glob",
+    "grep",
+    "bash",
+    "todo",
+    "task",
+    "question",
+    "web_search",
+    "web_fetch",
+    "skill",
+    "tool_search",
+)
+"""Ids whose meaning and shape are fixed: only a built-in may have one, whether it is built yet or not."""
 _NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
 
 

@@ -1,0 +1,292 @@
+"""The tool manifest: a tool as JSON in two views, checked whole, with every fault named at once.
+
+``llm`` is what a model is told; ``runtime`` is everything else and never leaves the kernel. Both of the
+forms that are in use are read: ``parameters`` or ``input_schema``, ``secrets`` or ``secret_resources``,
+``"file:{path}:S"`` or ``{"resource": "file:<path>", "mode": "S"}``. Nothing is coerced and no key is ignored.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Literal, cast, get_args
+
+import pydantic
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from handrail.contract.errors import Fault, LoadError
+from handrail.contract.jsontext import ArgumentText, json_type, parse_object
+from handrail.contract.names import nearest
+from handrail.contract.requires import NetRequires, Requires
+from handrail.contract.schema import InvalidSchema, compile_schema, path_text
+from handrail.contract.spec import (
+    DEFAULT_MAX_OUTPUT,
+    DEFAULT_TIMEOUT_MS,
+    ConfigKey,
+    Exposure,
+    Kind,
+    LockSpec,
+    Mode,
+    SideEffect,
+    ToolSpec,
+    faults_in,
+)
+
+MAX_MANIFEST_BYTES = 1024 * 1024
+_OTHER_NAMES = {"llm": {"input_schema": "parameters"}, "runtime": {"secret_resources": "secrets"}}
+
+
+class _View(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class ConfigView(_View):
+    description: str
+    secret: bool = False
+    required: bool = True
+    default: str | None = None
+
+
+def _lock(value: object) -> LockSpec:
+    if isinstance(value, str):
+        return LockSpec.parse(value)
+    if isinstance(value, dict):
+        entry = cast("dict[str, object]", value)
+        resource, mode = entry.get("resource"), entry.get("mode")
+        if set(entry) == {"resource", "mode"} and isinstance(resource, str) and resource and mode in ("S", "X"):
+            return LockSpec(resource, mode)
+    raise ValueError('expected "RESOURCE:S", "RESOURCE:X" or {"resource": "…", "mode": "S" or "X"}')
+
+
+def _exec_path(value: object) -> str:
+    """Beneath the tool's own folder, whatever folder it had where it was written."""
+    if not isinstance(value, str):
+        raise ValueError("expected text")
+    path = value.rpartition("/")[2] if value.startswith("/") else value.removeprefix("./")
+    if not path or not path.isprintable() or any(part in ("", ".", "..") for part in path.split("/")):
+        raise ValueError("expected a file's name, or a path beneath the tool's own folder without '..'")
+    return path
+
+
+Lock = Annotated[LockSpec, PlainValidator(_lock)]
+ExecPath = Annotated[str, PlainValidator(_exec_path)]
+
+
+class LlmView(_View):
+    """What goes into a model's tools parameter, and all of it."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+class RuntimeView(_View):
+    """What only the kernel sees; each field's meaning is that of :class:`~handrail.contract.spec.ToolSpec`."""
+
+    exec_path: ExecPath | None = None
+    timeout_ms: int = DEFAULT_TIMEOUT_MS
+    locks: tuple[Lock, ...] | None = None
+    locks_background: tuple[Lock, ...] = ()
+    requires: Requires = Requires()
+    network: bool | None = None
+    targets: dict[str, str] = Field(default_factory=dict[str, str])
+    secrets: tuple[str, ...] = ()
+    side_effect: SideEffect = "external"
+    idempotent: bool = False
+    version: str = ""
+    config: dict[str, ConfigView] = Field(default_factory=dict[str, ConfigView])
+    mode: Mode = "direct"
+    concurrency_safe: bool = True
+    promotable: bool = False
+    cancellable: Literal["cooperative", "process"] = "cooperative"
+    persistent: bool = False
+    exposure: Exposure = "both"
+    prompt_mask: bool = False
+    category: str | None = None
+    tier: str | None = None
+    kind: Kind = "other"
+    max_output: int = DEFAULT_MAX_OUTPUT
+    max_entries: int | None = None
+    guidance: str = ""
+    documentation: str = ""
+
+    @pydantic.field_validator("network")
+    @classmethod
+    def _agrees_with_hosts(cls, network: bool | None, info: pydantic.ValidationInfo) -> bool | None:
+        requires = info.data.get("requires")
+        if network is False and isinstance(requires, Requires) and requires.net.hosts:
+            raise ValueError("and yet requires.net.hosts names hosts; drop one of the two")
+        return network
+
+
+class ToolManifest(_View):
+    """Both views of one tool."""
+
+    llm: LlmView
+    runtime: RuntimeView = RuntimeView()
+
+    def spec(self) -> ToolSpec:
+        """The tool that is described."""
+        runtime: dict[str, Any] = {name: getattr(self.runtime, name) for name in RuntimeView.model_fields}
+        network: bool | None = runtime.pop("network")
+        if network and not self.runtime.requires.net.hosts:
+            everywhere = NetRequires(hosts=("*",))
+            runtime["requires"] = self.runtime.requires.model_copy(update={"net": everywhere})
+        runtime["config"] = {key: ConfigKey(**value.model_dump()) for key, value in self.runtime.config.items()}
+        return ToolSpec(id=self.llm.name, description=self.llm.description, parameters=self.llm.parameters, **runtime)
+
+
+def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
+    """Read a manifest's text, at most 1 MiB of strict JSON.
+
+    :raises LoadError: with every fault, each naming ``source`` and the place in it
+    """
+    try:
+        data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
+    except ArgumentText as error:
+        raise LoadError([Fault(source, "", str(error))]) from None
+    return read_manifest(data, source)
+
+
+def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
+    """Read a manifest.
+
+    :raises LoadError: with every fault, each naming ``source`` and the place in it
+    """
+    try:
+        json.dumps(data, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise LoadError([Fault(source, "", f"is not JSON: {error}")]) from None
+    faults: dict[str, str] = {}
+    views: dict[str, dict[str, Any]] = {}
+    for key in data:
+        if key not in ToolManifest.model_fields:
+            faults[path_text([key])] = _unknown(key, ToolManifest.model_fields)
+    for name, model in (("llm", LlmView), ("runtime", RuntimeView)):
+        view = data.get(name, {} if name == "runtime" else None)
+        if isinstance(view, dict):
+            views[name] = _with_one_name(cast("dict[str, Any]", view), name, faults)
+            faults.update(_faults_in_view(model, views[name], name))
+        elif name in data:
+            faults[name] = f"is a JSON {json_type(view)}; expected an object"
+        else:
+            faults[name] = "is missing; expected an object with name, description and parameters"
+    sound = _sound_part(views)
+    for place, problem in _faults_beyond_form(sound, faults):
+        faults.setdefault(place, problem)
+    if faults:
+        raise LoadError([Fault(source, place, problem) for place, problem in faults.items()])
+    return sound
+
+
+def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> dict[str, Any]:
+    view = dict(view)
+    for other, ours in _OTHER_NAMES[name].items():
+        if other in view:
+            if ours in view:
+                faults[f"{name}.{other}"] = f"says the same as {ours}; keep one of them"
+                del view[other]
+            else:
+                view[ours] = view.pop(other)
+    return view
+
+
+def _faults_in_view(model: type[_View], view: dict[str, Any], name: str) -> dict[str, str]:
+    try:
+        model.model_validate_json(json.dumps(view), strict=True)
+    except pydantic.ValidationError as error:
+        return {path_text((name, *fault["loc"])): _text(fault["type"], fault, model) for fault in error.errors()}
+    return {}
+
+
+def _text(kind: str, fault: Mapping[str, Any], model: type[BaseModel]) -> str:
+    location = cast("tuple[str | int, ...]", fault["loc"])
+    if kind == "missing":
+        if location == ("parameters",):
+            return 'is missing; a tool without arguments has {"type": "object", "properties": {}}'
+        return "is missing"
+    if kind == "extra_forbidden":
+        return _unknown(str(location[-1]), _fields_at(model, location[:-1]))
+    value = repr(fault["input"])
+    shown = value if len(value) <= 80 else f"{value[:79]}…"
+    message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
+    return message if message.startswith(shown) else f"is {shown}; {message}"
+
+
+def _unknown(name: str, known: Mapping[str, object]) -> str:
+    close = nearest(name, known)
+    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; there are {', '.join(known)}"
+
+
+def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Mapping[str, object]:
+    """The keys that may stand at ``location``: steps through lists, mappings and unions of models."""
+    annotation: object = model
+    for part in location:
+        fields = {name: f for m in _models_in(annotation) for name, f in m.model_fields.items()}
+        if isinstance(part, str) and part in fields:
+            annotation = fields[part].annotation
+    return {name: f for m in _models_in(annotation) for name, f in m.model_fields.items()}
+
+
+def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from _models_in(inner)
+
+
+def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
+    """The manifest with its faulty places filled or left out, so that one fault does not hide another."""
+    llm: dict[str, Any] = {"name": "unnamed", "description": "-", "parameters": {"type": "object"}}
+    llm |= _without_faults(LlmView, views.get("llm", {}))
+    runtime = _without_faults(RuntimeView, views.get("runtime", {}))
+    return ToolManifest.model_validate_json(json.dumps({"llm": llm, "runtime": runtime}), strict=True).spec()
+
+
+def _without_faults(model: type[_View], view: Mapping[str, Any]) -> dict[str, Any]:
+    rest: dict[str, Any] = json.loads(json.dumps(view))
+    while True:
+        try:
+            model.model_validate_json(json.dumps(rest), strict=True)
+        except pydantic.ValidationError as error:
+            found = [fault["loc"] for fault in error.errors() if fault["type"] != "missing" or len(fault["loc"]) > 1]
+            if not found:
+                return rest
+            for location in found:
+                _blank(rest, location)
+        else:
+            return rest
+
+
+def _blank(view: dict[str, Any], location: tuple[str | int, ...]) -> None:
+    """Take out what stands at ``location``, or above it where nothing does. A list keeps its numbering if it can."""
+    node: Any = view
+    reached: list[tuple[Any, Any]] = []
+    for part in location:
+        if isinstance(node, str):
+            break
+        try:
+            inner = node[part]
+        except (KeyError, IndexError, TypeError):
+            break
+        reached.append((node, part))
+        node = inner
+    if not reached:
+        return
+    holder, key = reached[-1]
+    filler = "-:S" if location[0] in ("locks", "locks_background") else "-"
+    if isinstance(holder, list) and node != filler:
+        holder[key] = filler
+    else:
+        del holder[key]
+
+
+def _faults_beyond_form(spec: ToolSpec, faults: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    described = "llm" not in faults and "llm.parameters" not in faults
+    yield from faults_in(spec if described else replace(spec, locks=(), targets={}))
+    if described:
+        try:
+            compile_schema(spec.parameters)
+        except InvalidSchema as error:
+            yield from ((f"llm.parameters.{place}".rstrip("."), problem) for place, problem in error.problems)

@@ -1,0 +1,156 @@
+"""Results in the shapes of other systems, read into the envelope and written from it.
+
+Inside there is only :class:`~handrail.contract.result.Result`. Three shapes meet it at the edges:
+
+- the *envelope* on the wire: ``{type, data | error_text, metadata}``;
+- the *status* shape: ``{status, summary, artifact_ref}``;
+- *parts*: text or a list of content parts, with an exit code and an error text.
+
+What comes from outside is not believed: of its metadata only what describes the tool's own answer is kept,
+never what the kernel measures or decides.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from handrail.contract.errors import ERROR_KINDS, ErrorKind
+from handrail.contract.result import Blob, Result
+
+_ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
+_STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})
+_GOOD = frozenset({"success", "ok"})
+_BAD = frozenset({"error", "failure", "failed"})
+_NOT_A_TOOLS_TO_SAY = frozenset({"denied", "unknown_tool", "cancelled", "interrupted", "timeout"})
+"""Kinds that state what the kernel or a person did; a tool that claims one is read as ``failed``."""
+
+MAX_TOOL_ERROR = 4_000
+"""Characters of an error text that are kept of a tool's own words."""
+
+
+def recognise(answer: object) -> Result | None:
+    """``answer`` as a result if it is in the envelope's or the status shape, or None: it is plain data then."""
+    if not isinstance(answer, Mapping):
+        return None
+    wire = cast("Mapping[str, Any]", answer)
+    keys = set(wire)
+    if keys <= _ENVELOPE_KEYS and wire.get("type") in ("output", "error"):
+        return from_envelope(wire)
+    if {"status", "summary"} <= keys <= _STATUS_KEYS and wire["status"] in _GOOD | _BAD:
+        return from_status(wire)
+    return None
+
+
+def from_envelope(wire: Mapping[str, Any]) -> Result:
+    """An envelope that a tool wrote about itself."""
+    said: Any = wire.get("metadata")
+    metadata = cast("Mapping[str, Any]", said) if isinstance(said, Mapping) else dict[str, Any]()
+    if wire["type"] == "output":
+        return Result.output(wire.get("data"))
+    return Result.error(_kind(metadata.get("error_kind")), _words(wire.get("error_text")), wire.get("data"))
+
+
+def from_status(wire: Mapping[str, Any]) -> Result:
+    """``{status, summary, artifact_ref}``: the summary and the reference stay beside the data, where a prompt
+    mask leaves them. A reference is the tool's own and is not looked up here."""
+    kept = {key: wire[key] for key in ("summary", "artifact_ref") if wire.get(key) is not None}
+    if wire["status"] in _GOOD:
+        return Result.output(kept, **kept)
+    reference = {key: value for key, value in kept.items() if key == "artifact_ref"}
+    return Result.error("failed", _words(wire.get("summary")), reference or None, **reference)
+
+
+def to_status(result: Result) -> dict[str, Any]:
+    """The status shape of a result. The summary is the tool's own where it gave one, else the data as text."""
+    summary: Any = result.metadata.get("summary")
+    reference: Any = result.metadata.get("artifact_ref")
+    if isinstance(result.data, Mapping):
+        data = cast("Mapping[str, Any]", result.data)
+        summary = data.get("summary") if summary is None else summary
+        reference = data.get("artifact_ref", data.get("artifact")) if reference is None else reference
+    if not result.ok:
+        return {"status": "error", "summary": result.error_text or "", "artifact_ref": reference}
+    return {
+        "status": "success",
+        "summary": summary if isinstance(summary, str) else _as_text(result.data),
+        "artifact_ref": reference,
+    }
+
+
+def from_parts(
+    output: str | Sequence[Mapping[str, Any]], exit_code: int | None = None, error: str | None = None
+) -> Result:
+    """Text or content parts. It succeeded if there is no error text and the exit code is none or 0.
+
+    Images given as ``data:`` URLs become :class:`Blob`; links stay links.
+    """
+    data: object = output if isinstance(output, str) else [_part(p) for p in output]
+    more: dict[str, Any] = {} if exit_code is None else {"exit_code": exit_code}
+    if error:
+        return Result.error("failed", _words(error), data or None, **more)
+    if exit_code:
+        return Result.error("failed", f"it ended with exit code {exit_code}", data or None, **more)
+    return Result.output(data, **more)
+
+
+def to_parts(result: Result) -> dict[str, Any]:
+    """``{output, exit_code, error, metadata}``; ``output`` is text, or parts where there is something binary."""
+    data: Any = result.data
+    exit_code: Any = result.metadata.get("exit_code")
+    if isinstance(data, Mapping):
+        command = cast("Mapping[str, Any]", data)
+        if "exit_code" in command and "output" in command:
+            exit_code, data = command["exit_code"], command["output"]
+    items: Sequence[Any] = cast("Sequence[Any]", data) if isinstance(data, (list, tuple)) else (data,)
+    if any(isinstance(item, Blob) for item in items):
+        output: str | list[dict[str, Any]] = [_as_part(item) for item in items]
+    else:
+        output = "" if data is None else _as_text(cast("object", data))
+    return {
+        "output": output,
+        "exit_code": exit_code,
+        "error": None if result.ok else result.error_text,
+        "metadata": dict(result.metadata),
+    }
+
+
+def _part(part: Mapping[str, Any]) -> object:
+    if part.get("type") == "text":
+        return str(part.get("text", ""))
+    target: Any = part.get("image_url")
+    url: Any = cast("Mapping[str, Any]", target).get("url") if isinstance(target, Mapping) else part.get("url", target)
+    if isinstance(url, str) and url.startswith("data:"):
+        head, comma, body = url[5:].partition(",")
+        media_type, _, coding = head.rpartition(";")
+        if comma and coding == "base64":
+            try:
+                return Blob(base64.b64decode(body, validate=True), media_type or "application/octet-stream")
+            except binascii.Error:
+                return {"type": "image_url", "problem": "its data: URL is not base64"}
+    return dict(part)
+
+
+def _as_part(item: object) -> dict[str, Any]:
+    if isinstance(item, Blob):
+        body = base64.b64encode(item.data).decode()
+        return {"type": "image_url", "image_url": {"url": f"data:{item.media_type};base64,{body}"}}
+    return {"type": "text", "text": _as_text(item)}
+
+
+def _as_text(data: object) -> str:
+    return data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, default=repr)
+
+
+def _words(text: object) -> str:
+    words = text if isinstance(text, str) and text.strip() else "it failed and did not say why"
+    return words if len(words) <= MAX_TOOL_ERROR else words[:MAX_TOOL_ERROR] + " […]"
+
+
+def _kind(kind: object) -> ErrorKind:
+    if isinstance(kind, str) and kind in ERROR_KINDS and kind not in _NOT_A_TOOLS_TO_SAY:
+        return cast("ErrorKind", kind)
+    return "failed"
