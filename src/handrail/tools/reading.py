@@ -45,6 +45,10 @@ async def lines_answer(runtime: Runtime, path: str, first: int, count: int | Non
     :raises ToolError: ``invalid_input`` for a file that is neither
     """
     found = await runtime.files.read_lines(path, first=first, count=count, max_bytes=MAX_BYTES)
+    if not found.lines and found.size:
+        raise ToolError(
+            f"line {first} is past the end of {found.path}, which has {found.total} lines", kind="invalid_input"
+        )
     text = "\n".join(found.lines)
     if _looks_binary(text):
         return await _image(runtime, path, found.size)

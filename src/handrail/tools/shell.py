@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -12,7 +13,10 @@ from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 
 MAX_OUTPUT = 200 * 1024
+LONGEST_MS = 600_000
 LONGEST_PURE_WAIT_S = 10
+_MARGIN_MS = 5_000
+"""Between the command's own longest time and the call's: so that it is the command that is stopped, and reported."""
 _SEPARATOR = re.compile(r"&&|\|\||[;&\n]")
 _SLEEP = re.compile(r"\s*(?:command\s+|builtin\s+)?(?:/usr)?(?:/bin/)?sleep((?:\s+(?:\d+\.?\d*|\.\d+)[smhd]?)+)\s*\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -38,8 +42,8 @@ class Bash(Tool):
                 "timeout_ms": {
                     "type": "integer",
                     "minimum": 1,
-                    "maximum": 600_000,
-                    "description": "Stop it after this many milliseconds; 600000 if left out",
+                    "maximum": LONGEST_MS,
+                    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
                 },
             },
             "required": ["command"],
@@ -49,7 +53,7 @@ class Bash(Tool):
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
-        timeout_ms=600_000,
+        timeout_ms=LONGEST_MS + _MARGIN_MS,
         max_output=MAX_OUTPUT,
         category="system",
         tier="core",
@@ -63,7 +67,21 @@ class Bash(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         command: str = args["command"]
         refuse_pure_wait(command)
-        done = await runtime.shell.run(command)
+        budget_ms: int = args.get("timeout_ms", LONGEST_MS)
+        heard = _Heard()
+        try:
+            async with asyncio.timeout(budget_ms / 1000):
+                done = await runtime.shell.run(command, on_output=heard.more)
+        except TimeoutError:
+            raise ToolError(
+                f"the command was stopped after {budget_ms} ms, with all it had started; what it wrote until then is kept. "
+                f"Give it more time with timeout_ms (at most {LONGEST_MS}), or make it do less",
+                kind="timeout",
+                data={"output": heard.text},
+            ) from None
+        except asyncio.CancelledError:
+            runtime.partial({"output": heard.text})
+            raise
         answer: dict[str, object] = {
             "exit_code": done.exit_code,
             "output": done.output.decode("utf-8", "replace"),
@@ -73,6 +91,22 @@ class Bash(Tool):
         if done.dropped:
             answer["dropped_bytes"] = done.dropped
         return answer
+
+
+class _Heard:
+    """The beginning of what a command wrote, for when it does not come to its end."""
+
+    def __init__(self) -> None:
+        self._kept = bytearray()
+
+    def more(self, piece: bytes) -> None:
+        room = MAX_OUTPUT - len(self._kept)
+        if room > 0:
+            self._kept += piece[:room]
+
+    @property
+    def text(self) -> str:
+        return self._kept.decode("utf-8", "replace")
 
 
 def refuse_pure_wait(command: str) -> None:
