@@ -68,15 +68,16 @@ def to_status(result: Result) -> dict[str, Any]:
     """The status shape of a result. The summary is the tool's own where it gave one, else the data as text."""
     summary: Any = result.metadata.get("summary")
     reference: Any = result.metadata.get("artifact_ref")
-    if isinstance(result.data, Mapping):
-        data = cast("Mapping[str, Any]", result.data)
+    content: object = result.data
+    if isinstance(content, Mapping):
+        data = cast("Mapping[str, Any]", content)
         summary = data.get("summary") if summary is None else summary
         reference = data.get("artifact_ref", data.get("artifact")) if reference is None else reference
     if not result.ok:
         return {"status": "error", "summary": result.error_text or "", "artifact_ref": reference}
     return {
         "status": "success",
-        "summary": summary if isinstance(summary, str) else _as_text(result.data),
+        "summary": summary if isinstance(summary, str) else _as_text(cast("object", content)),
         "artifact_ref": reference,
     }
 
@@ -99,13 +100,13 @@ def from_parts(
 
 def to_parts(result: Result) -> dict[str, Any]:
     """``{output, exit_code, error, metadata}``; ``output`` is text, or parts where there is something binary."""
-    data: Any = result.data
+    content: object = result.data
     exit_code: Any = result.metadata.get("exit_code")
-    if isinstance(data, Mapping):
-        command = cast("Mapping[str, Any]", data)
-        if "exit_code" in command and "output" in command:
-            exit_code, data = command["exit_code"], command["output"]
-    items: Sequence[Any] = cast("Sequence[Any]", data) if isinstance(data, (list, tuple)) else (data,)
+    if isinstance(content, Mapping) and {"exit_code", "output"} <= set(cast("Mapping[str, Any]", content)):
+        command = cast("Mapping[str, Any]", content)
+        exit_code, content = command["exit_code"], command["output"]
+    data: object = cast("object", content)
+    items = cast("Sequence[object]", data) if isinstance(data, (list, tuple)) else (data,)
     if any(isinstance(item, Blob) for item in items):
         output: str | list[dict[str, Any]] = [_as_part(item) for item in items]
     else:
