@@ -1,0 +1,154 @@
+"""What a call locks: a tool's lock templates, filled from its arguments, as canonical resources.
+
+- ``workspace`` is the root of every ``file:`` resource in the workspace;
+- ``file:<path>`` elsewhere (a session's output, a read-only root) stands under a root of its own;
+- every other template is one resource by itself, independent of the rest: ``memory``, ``account:alice``.
+
+Two spellings of one file are one resource, since paths are located before they become one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from handrail.arbiter.locks import Resource, Want
+from handrail.contract.errors import ToolError
+from handrail.contract.jsontext import json_type
+from handrail.contract.spec import LockMode, LockSpec, ToolSpec, fill, placeholders
+
+WORKSPACE = "workspace"
+ELSEWHERE = "file:/"
+"""The root of files outside the workspace. No template can be this by itself, so no other root meets it."""
+
+MAX_RESOURCES = 10_000
+"""How many resources one template may stand for in one call."""
+
+MAX_BITS = 4096
+"""The longest integer that names a resource; Python refuses to write out much longer ones."""
+
+_FILE = "file:"
+_MAX_COMPILED = 4096
+
+
+class Place(Protocol):
+    @property
+    def absolute(self) -> str:
+        """Canonical: no ``..``, no link, no doubled separator."""
+        ...
+
+
+class Places(Protocol):
+    """The part of :class:`~handrail.runtime.roots.Roots` that is needed here."""
+
+    workspace: str
+    """The workspace's canonical folder."""
+
+    def locate(self, path: str) -> Place:
+        """:raises ToolError: for text that can name no file"""
+        ...
+
+
+class Resources:
+    """Fills the lock templates of tools. One for a kernel; it remembers what it compiled."""
+
+    __slots__ = ("_compiled",)
+
+    def __init__(self) -> None:
+        # By identity, which is quicker than hashing a whole spec; the spec is kept so that its id stays its own.
+        self._compiled: dict[int, tuple[ToolSpec, Templates]] = {}
+
+    def wants(self, spec: ToolSpec, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
+        """What a call of ``spec`` with validated ``arguments`` has to hold.
+
+        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        """
+        found = self._compiled.get(id(spec))
+        if found is None:
+            if len(self._compiled) >= _MAX_COMPILED:
+                self._compiled.clear()
+            found = self._compiled[id(spec)] = (spec, Templates(spec.effective_locks))
+        templates = found[1]
+        return templates.wants(arguments, places) if templates.filled else templates.constant
+
+
+class Templates:
+    """The lock templates of one tool, taken apart once."""
+
+    __slots__ = ("constant", "filled")
+
+    def __init__(self, locks: tuple[LockSpec, ...]) -> None:
+        constant: list[Want] = []
+        self.filled: list[LockSpec] = []
+        for lock in locks:
+            # A file's name is located anew for each call, since links change.
+            if lock.resource.startswith(_FILE) or placeholders(lock.resource):
+                self.filled.append(lock)
+            else:
+                constant.append(((lock.resource,), lock.mode))
+        self.constant = tuple(constant)
+
+    def wants(self, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
+        """See :meth:`Resources.wants`."""
+        wants = dict.fromkeys(self.constant)
+        for lock in self.filled:
+            for values in _spread(lock, arguments):
+                resource = fill(lock.resource, values)
+                if resource.startswith(_FILE):
+                    wants.update(dict.fromkeys(_file(resource[len(_FILE) :], lock.mode, places)))
+                else:
+                    wants[(resource,), lock.mode] = None
+        return tuple(wants)
+
+
+def _file(path: str, mode: LockMode, places: Places) -> list[Want]:
+    """The resource of one file. No path (an optional argument that was left out) is the whole workspace."""
+    if not path:
+        return [((WORKSPACE,), mode)]
+    absolute, workspace = places.locate(path).absolute, places.workspace
+    if absolute == workspace:
+        return [((WORKSPACE,), mode)]
+    if absolute.startswith(workspace.rstrip("/") + "/"):
+        return [(_beneath(WORKSPACE, absolute[len(workspace.rstrip("/")) :]), mode)]
+    wants: list[Want] = [(_beneath(ELSEWHERE, absolute), mode)]
+    if workspace.startswith(absolute.rstrip("/") + "/"):  # a folder that holds the workspace covers it too
+        wants.append(((WORKSPACE,), mode))
+    return wants
+
+
+def _beneath(root: str, path: str) -> Resource:
+    return (root, *(part for part in path.split("/") if part))
+
+
+def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:
+    """The texts to fill in. A list stands for one resource per item, an empty one for an argument left out."""
+    spread: list[dict[str, str]] = [{}]
+    for name in dict.fromkeys(lock.arguments):
+        value = arguments.get(name)
+        items: list[object] = [value]
+        if isinstance(value, (list, tuple)):
+            items = list(cast("list[object]", value)) or [None]
+        texts = dict.fromkeys(_text(lock, name, item) for item in items)
+        if len(spread) * len(texts) > MAX_RESOURCES:
+            raise ToolError(
+                f"the tool's lock {lock} stands for more than {MAX_RESOURCES:,} resources with these arguments; pass fewer at once",
+                kind="invalid_input",
+            )
+        spread = [{**filled, name: text} for filled in spread for text in texts]
+    return spread
+
+
+def _text(lock: LockSpec, name: str, value: object) -> str:
+    """One spelling for one value: 5 and 5.0 are the same JSON number."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, (str, float)) or (isinstance(value, int) and value.bit_length() <= MAX_BITS):
+        return str(value)
+    raise ToolError(
+        f"the argument {name!r} is a JSON {json_type(value)}, and the tool's lock {lock} needs a text, a number or a list of them",
+        kind="invalid_input",
+    )

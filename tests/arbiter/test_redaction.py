@@ -1,0 +1,171 @@
+"""Registered secrets never come through, however they are written, nested or cut into pieces."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.arbiter.redaction import Redactor
+
+pytestmark = pytest.mark.proves("O-07")
+
+# A small alphabet, so that values overlap, contain each other and occur often; no bracket, so that no label's edge
+# and the text beside it spell a value by chance.
+LETTERS = 'ab"\\\né1'
+secrets = st.dictionaries(
+    st.sampled_from(["A", "B", "C"]), st.text(LETTERS, min_size=4, max_size=7).filter(str.strip), min_size=1
+)
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.floats(allow_nan=False) | st.text(LETTERS + " "),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(LETTERS, max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def with_secrets(draw: st.DrawFn) -> tuple[dict[str, str], str]:
+    known = draw(secrets)
+    pieces = draw(st.lists(st.text(LETTERS, max_size=6) | st.sampled_from(list(known.values())), max_size=8))
+    return known, "".join(pieces)
+
+
+secret_texts = st.composite(with_secrets)()
+
+
+def test_a_value_becomes_its_name_and_the_longest_wins() -> None:
+    redactor = Redactor({"short": "hunter2", "long": "hunter2-extended"})
+    assert redactor.text("a hunter2 and a hunter2-extended.") == "a [secret:short] and a [secret:long]."
+
+
+def test_all_of_overlapping_values_goes() -> None:
+    redactor = Redactor({"A": "abcdef", "B": "efghij"})
+    assert redactor.text("-abcdefghij-") == "-[secret:A]-"
+    assert redactor.binary(b"-abcdefghij-") == b"-[secret:A]-"
+    assert redactor.text("abcdefefghij") == "[secret:A][secret:B]"
+
+
+@pytest.mark.parametrize("value", ['pa"ss\\word', "line\nbreak", "pä$$wörd", "tab\tand é\u2028", "a/b?c d"])
+def test_a_value_is_found_as_json_and_in_a_url(value: str) -> None:
+    redactor = Redactor({"key": value})
+    once = json.dumps({"k": value})
+    for text in (
+        value,
+        once,
+        json.dumps(once),
+        orjson.dumps(once).decode(),
+        f"https://u:{quote(value, safe='')}@host/",
+    ):
+        shown = redactor.text(f"<{text}>")
+        assert "[secret:key]" in shown
+        for form in (value, json.dumps(value)[1:-1], quote(value, safe="")):
+            assert form not in shown
+
+
+@given(secret_texts)
+def test_no_value_is_left_in_a_text(case: tuple[dict[str, str], str]) -> None:
+    known, text = case
+    redactor = Redactor(known)
+    shown = redactor.text(text)
+    assert all(value not in shown for value in known.values())
+    assert redactor.binary(text.encode()).decode() == shown
+    assert redactor.text(shown) == shown
+    if not any(value in text for value in known.values()) and "\\" not in text:
+        assert shown is text
+
+
+@given(secret_texts, st.lists(st.integers(0, 60), max_size=10))
+def test_a_stream_shows_what_the_whole_text_would(case: tuple[dict[str, str], str], cuts: list[int]) -> None:
+    known, text = case
+    redactor = Redactor(known)
+    stream = redactor.stream()
+    places = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    pieces = [stream.feed(text[a:b]) for a, b in pairwise(places)]
+    assert "".join([*pieces, stream.finish()]) == redactor.text(text)
+
+
+def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
+    stream = Redactor({"key": "hunter2"}).stream()
+    assert stream.feed("hello hun") == "hello "
+    assert stream.feed("ter") == ""
+    assert stream.feed("mint hunter") == "huntermint "
+    assert stream.feed("2!") == "[secret:key]!"
+    assert stream.feed("hunt") == ""
+    assert stream.finish() == "hunt"
+
+
+@given(secrets, plain)
+def test_no_value_is_left_in_nested_data(known: dict[str, str], data: Any) -> None:
+    redactor = Redactor(known)
+    shown = redactor.value(data)
+
+    def texts(value: Any) -> list[str]:
+        if isinstance(value, dict):
+            return [text for key, item in value.items() for text in [key, *texts(item)]]  # pyright: ignore[reportUnknownVariableType]
+        if isinstance(value, list):
+            return [text for item in value for text in texts(item)]  # pyright: ignore[reportUnknownVariableType]
+        return [value if isinstance(value, str) else json.dumps(value)]
+
+    assert all(value not in text for value in known.values() for text in texts(shown))
+
+    def leaves(value: Any) -> int:
+        if isinstance(value, dict):
+            return sum(1 + leaves(item) for item in value.values())  # pyright: ignore[reportUnknownVariableType]
+        return sum(leaves(item) for item in value) if isinstance(value, list) else 1  # pyright: ignore[reportUnknownVariableType]
+
+    assert leaves(shown) == leaves(data), "nothing else is lost"
+
+
+def test_keys_that_become_the_same_are_told_apart() -> None:
+    redactor = Redactor({"A": "aaaa\n"})
+    assert redactor.value({"aaaa\n": 1, "aaaa\\n": 2, "[secret:A] (2)": 3}) == {
+        "[secret:A]": 1,
+        "[secret:A] (3)": 2,
+        "[secret:A] (2)": 3,
+    }
+
+
+def test_a_number_can_be_a_secret() -> None:
+    assert Redactor({"pin": "90210"}).value({"n": [90210, 1.5, 7902103]}) == {
+        "n": ["[secret:pin]", 1.5, "7[secret:pin]3"]
+    }
+
+
+def test_untouched_parts_are_the_same_objects() -> None:
+    data = {"a": ["x"], "b": {"c": "hunter2"}}
+    shown = Redactor({"key": "hunter2"}).value(data)
+    assert shown["a"] is data["a"] and data["b"] == {"c": "hunter2"}
+
+
+def test_without_secrets_everything_is_given_back_as_it_is() -> None:
+    redactor = Redactor()
+    data = {"a": ["text"]}
+    assert not redactor.active
+    assert redactor.value(data) is data
+    assert redactor.text("text") == redactor.stream().feed("text") == "text"
+    assert redactor.binary(b"x") == b"x" and redactor.stream().finish() == ""
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("key", "", "0 characters"),
+        ("key", "abc", "at least 4"),
+        ("key", "    \n", "white space"),
+        ("key", "abc\udc80d", "surrogate"),
+        ("key", 12345, "expected text"),
+        ("key", "secret", "part of"),
+        ("hunter2", "hunter2", "part of"),
+        ("a\nb", "hunter2", "no name"),
+    ],
+)
+def test_a_value_that_cannot_be_redacted_is_refused_without_being_told(name: str, value: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why) as refused:
+        Redactor({"other": "unrelated", name: value})
+    if name != value and value not in ("", "secret", "    \n"):
+        assert str(value) not in str(refused.value)

@@ -1,0 +1,153 @@
+"""From a lock template and arguments to resources: two spellings of one thing are one lock."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.arbiter.locks import Want, conflict
+from handrail.arbiter.resources import Resources
+from handrail.contract.errors import ToolError
+from handrail.contract.spec import LockSpec, SideEffect, ToolSpec
+from handrail.runtime.roots import Roots
+
+pytestmark = pytest.mark.proves("L-04")
+
+
+@pytest.fixture
+def roots(tmp_path: Path) -> Roots:
+    workspace = tmp_path / "ws"
+    (workspace / "src" / "deep").mkdir(parents=True)
+    (workspace / "src" / "a.py").write_text("a")
+    (workspace / "link.py").symlink_to("src/a.py")
+    (workspace / "linked").symlink_to("src")
+    (tmp_path / "output").mkdir()
+    return Roots(workspace, [tmp_path / "output"])
+
+
+def spec(*locks: str, side_effect: SideEffect = "write", concurrency_safe: bool = True) -> ToolSpec:
+    return ToolSpec(
+        "tool",
+        "…",
+        locks=tuple(LockSpec.parse(lock) for lock in locks),
+        side_effect=side_effect,
+        concurrency_safe=concurrency_safe,
+    )
+
+
+def wants(roots: Roots, lock: str, **arguments: Any) -> tuple[Want, ...]:
+    return Resources().wants(spec(lock), arguments, roots)
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "src/a.py",
+        "./src//a.py",
+        "src/../src/./a.py",
+        "linked/a.py",
+        "link.py",
+        "linked/deep/../a.py",
+        "{workspace}/src/a.py",
+        "../ws/src/a.py",
+    ],
+)
+def test_every_spelling_of_a_file_is_one_resource(roots: Roots, spelling: str) -> None:
+    path = spelling.replace("{workspace}", roots.workspace)
+    assert wants(roots, "file:{path}:X", path=path) == ((("workspace", "src", "a.py"), "X"),)
+    assert wants(roots, "file:<path>:X", path=path) == ((("workspace", "src", "a.py"), "X"),)
+
+
+@given(st.lists(st.sampled_from([".", "..", "", "src", "deep", "new", "linked"]), max_size=6))
+def test_a_path_and_its_canonical_form_are_one_resource(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[str]
+) -> None:
+    workspace = tmp_path_factory.mktemp("ws", numbered=True)
+    (workspace / "src" / "deep").mkdir(parents=True)
+    (workspace / "linked").symlink_to("src/deep")
+    roots = Roots(workspace)
+    path = "/".join(["src", *parts])
+    canonical = os.path.realpath(workspace / path)
+    assert wants(roots, "file:{path}:S", path=path) == wants(roots, "file:{path}:S", path=canonical)
+
+
+def test_a_file_that_is_not_there_yet_has_its_resource(roots: Roots) -> None:
+    assert wants(roots, "file:{path}:X", path="linked/new/b.py") == ((("workspace", "src", "new", "b.py"), "X"),)
+
+
+@pytest.mark.parametrize("path", [".", "", "src/..", None])
+def test_the_workspace_itself_is_the_root_of_its_files(roots: Roots, path: str | None) -> None:
+    assert wants(roots, "file:{path}:S", path=path) == ((("workspace",), "S"),)
+    assert wants(roots, "file:{path}:S") == ((("workspace",), "S"),), "left out: the widest it could mean"
+
+
+def test_files_elsewhere_are_independent_of_the_workspace(roots: Roots) -> None:
+    (output,) = roots.readable
+    found = wants(roots, "file:{path}:S", path=f"{output}/../output/call.txt")
+    assert found == ((("file:/", *output.strip("/").split("/"), "call.txt"), "S"),)
+    assert not conflict(found, [(("workspace",), "X")])
+
+
+def test_a_folder_that_holds_the_workspace_covers_it(roots: Roots) -> None:
+    outer = wants(roots, "file:{path}:S", path=str(Path(roots.workspace).parent))
+    assert conflict(outer, wants(roots, "file:{path}:X", path="src/a.py"))
+    assert conflict(wants(roots, "file:{path}:X", path="/"), [(("workspace",), "S")])
+    sibling = wants(roots, "file:{path}:S", path=roots.workspace + "_secret")
+    assert not conflict(sibling, [(("workspace",), "X")])
+
+
+def test_other_templates_are_one_resource_each(roots: Roots) -> None:
+    found = wants(roots, "account:{source}:X", source="alice/../bob")
+    assert found == ((("account:alice/../bob",), "X"),)
+    assert wants(roots, "page:{n}:X", n=5) == wants(roots, "page:{n}:X", n=5.0) == ((("page:5",), "X"),)
+    assert wants(roots, "flag:{on}:S", on=True) == ((("flag:true",), "S"),)
+
+
+def test_a_list_stands_for_each_of_its_items(roots: Roots) -> None:
+    found = wants(roots, "file:{paths}:X", paths=["src/a.py", "link.py", "b.py"])
+    assert found == ((("workspace", "src", "a.py"), "X"), (("workspace", "b.py"), "X"))
+    assert wants(roots, "file:{paths}:X", paths=[]) == ((("workspace",), "X"),)
+
+
+def test_what_cannot_be_a_resource_is_refused(roots: Roots) -> None:
+    for arguments in (
+        {"path": {"a": 1}},
+        {"path": [["a"]]},
+        {"path": "a\0b"},
+        {"path": [str(n) for n in range(10_001)]},
+    ):
+        with pytest.raises(ToolError) as refused:
+            wants(roots, "file:{path}:X", **arguments)
+        assert refused.value.kind == "invalid_input"
+
+
+def test_an_argument_cannot_smuggle_a_file_past_the_workspace(roots: Roots) -> None:
+    assert wants(roots, "{resource}:X", resource="file:link.py") == ((("workspace", "src", "a.py"), "X"),)
+
+
+def test_defaults_are_strict_and_serial_is_shared_by_all_unsafe_tools(roots: Roots) -> None:
+    resources = Resources()
+    undeclared = ToolSpec("a", "…", side_effect="external")
+    reading = ToolSpec("b", "…", side_effect="read", concurrency_safe=False)
+    assert resources.wants(undeclared, {}, roots) == ((("workspace",), "X"),)
+    assert resources.wants(reading, {}, roots) == ((("workspace",), "S"), (("serial",), "X"))
+    assert resources.wants(spec(), {}, roots) == ()
+
+
+def test_templates_without_arguments_are_made_once(roots: Roots) -> None:
+    resources, tool = Resources(), spec("workspace:S", "account:X")
+    assert resources.wants(tool, {"a": 1}, roots) is resources.wants(tool, {"a": 2}, roots)
+
+
+def test_a_link_that_moves_is_followed_anew(roots: Roots) -> None:
+    resources, tool = Resources(), spec("file:link.py:X")
+    assert resources.wants(tool, {}, roots) == ((("workspace", "src", "a.py"), "X"),)
+    link = Path(roots.workspace, "link.py")
+    link.unlink()
+    link.symlink_to("b.py")
+    assert resources.wants(tool, {}, roots) == ((("workspace", "b.py"), "X"),)
