@@ -1,0 +1,141 @@
+"""One generation of the registry: an immutable value, which a turn keeps from its first call to its last."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from handrail.contract.errors import Fault
+from handrail.contract.names import nearest, wire_name
+from handrail.contract.schema import Schema
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+IN_PROCESS = "runtime"
+"""``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One tool of a generation.
+
+    :param source: the file, module or entry point it came from, as the operator knows it
+    :param withheld: why it may not run here and is not shown to models, or None
+    :param confined_by: the sandbox tier that holds it, or :data:`IN_PROCESS`; stated in every result
+    :param blocking: its code holds a thread, which a cancellation does not end
+    """
+
+    spec: ToolSpec
+    tool: Tool
+    schema: Schema
+    source: str
+    definition_hash: str
+    withheld: str | None = None
+    confined_by: str = IN_PROCESS
+    blocking: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.spec.id
+
+    @property
+    def wire_name(self) -> str:
+        return wire_name(self.spec.id)
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What became of the tools between two generations: ids, in order. Moved or withheld counts as changed."""
+
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.removed or self.changed)
+
+
+class Generation:
+    """All tools at one time, by id, alias and wire name.
+
+    :param number: 1 for the first of a kernel's life, then one more each
+    :param aliases: alias to id
+    :param quarantined: what foreign sources offered and could not be taken, with the reasons
+    :raises ValueError: when two tools, aliases or wire names are the same
+    """
+
+    __slots__ = ("_by_name", "aliases", "entries", "number", "quarantined")
+
+    def __init__(
+        self,
+        number: int,
+        entries: Iterable[Entry],
+        aliases: Mapping[str, str] | None = None,
+        quarantined: Iterable[Fault] = (),
+    ) -> None:
+        by_id: dict[str, Entry] = {}
+        by_name: dict[str, Entry] = {}
+        for entry in entries:
+            for name in dict.fromkeys((entry.id, entry.wire_name)):
+                if (other := by_name.get(name)) is not None:
+                    raise ValueError(f"{other.id!r} and {entry.id!r} are both named {name!r}")
+                by_name[name] = entry
+            by_id[entry.id] = entry
+        for alias, tool_id in (aliases or {}).items():
+            if tool_id not in by_id:
+                raise ValueError(f"the alias {alias!r} is for {tool_id!r}, which is not a tool")
+            if alias in by_name:
+                raise ValueError(f"the alias {alias!r} is also a name of {by_name[alias].id!r}")
+            by_name[alias] = by_id[tool_id]
+        self.number = number
+        self.entries: Mapping[str, Entry] = MappingProxyType(by_id)
+        self.aliases: Mapping[str, str] = MappingProxyType(dict(aliases or {}))
+        self.quarantined = tuple(quarantined)
+        self._by_name = by_name
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return f"<generation {self.number}: {len(self.entries)} tools>"
+
+    def resolve(self, name: str) -> Entry | None:
+        """The tool of that id, alias or wire name, withheld or not."""
+        return self._by_name.get(name)
+
+    def nearest(self, name: str, count: int = 3) -> list[str]:
+        """The few names most like an unknown one, best first; only of tools that can be called."""
+        known = [tool_id for tool_id, entry in self.entries.items() if entry.withheld is None]
+        known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].withheld is None]
+        return nearest(name.replace("__", "."), known, count)
+
+    def difference(self, older: Generation) -> Difference:
+        """What this generation has that ``older`` had not, and the other way round."""
+        mine, theirs = self.entries, older.entries
+        return Difference(
+            tuple(tool_id for tool_id in mine if tool_id not in theirs),
+            tuple(tool_id for tool_id in theirs if tool_id not in mine),
+            tuple(i for i, entry in mine.items() if i in theirs and _is_other(entry, theirs[i])),
+        )
+
+    async def aclose(self, keeping: Generation | None = None) -> None:
+        """End the tools of this generation that ``keeping``, the one after it, does not carry on.
+
+        :raises ExceptionGroup: of what went wrong, after every tool was told
+        """
+        carried = {id(entry.tool) for entry in keeping.entries.values()} if keeping else set[int]()
+        problems: list[Exception] = []
+        for entry in self.entries.values():
+            if id(entry.tool) in carried:
+                continue
+            try:
+                await entry.tool.aclose()
+            except Exception as error:
+                problems.append(error)
+        if problems:
+            raise ExceptionGroup("some tools did not end cleanly", problems)
+
+
+def _is_other(new: Entry, old: Entry) -> bool:
+    return (new.definition_hash, new.source, new.withheld) != (old.definition_hash, old.source, old.withheld)

@@ -1,0 +1,44 @@
+"""What the registry asks of a source of tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from handrail.contract.errors import Fault
+from handrail.contract.tool import Tool
+
+Rank = Literal["built-in", "global", "agent", "code", "package"]
+"""Who a source speaks for. Only a built-in may have a locked id; only ``agent`` may override, and only ``global``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One tool, and where it was found, as the operator knows it."""
+
+    tool: Tool
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """All that a source has, and all that is wrong with it."""
+
+    tools: tuple[Found, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+
+class Source(Protocol):
+    """Where tools come from. Loading reads and checks; it starts nothing, fetches nothing, installs nothing."""
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def foreign(self) -> bool:
+        """Not the operator's own: what is faulty is quarantined tool by tool, and stops nothing."""
+        ...
+
+    def load(self) -> Loaded:
+        """Everything at once; a fault is data here, never an exception."""
+        ...
