@@ -90,6 +90,7 @@ class PathFilter:
     """
 
     patterns: tuple[str, ...] = ()
+    compiled: tuple[re.Pattern[str], ...] = ()
     negated: bool = False
     hidden: bool = False
 
@@ -98,14 +99,18 @@ class PathFilter:
         """Read a glob with ``*``, ``?``, ``[…]``, ``**`` and ``{a,b}``.
 
         :param anywhere: a pattern of one part matches in any folder, and one that begins with ``!`` leaves out
-        :raises ToolError: ``invalid_input`` when its braces stand for too many patterns
+        :raises ToolError: ``invalid_input`` when it is no pattern, or its braces stand for too many
         """
         negated = anywhere and pattern.startswith("!")
         body = pattern.removeprefix("!") if negated else pattern
         parts = tuple(one.removeprefix("./").lstrip("/") for one in alternatives(body))
         if anywhere:
             parts = tuple(one if "/" in one else f"**/{one}" for one in parts)
-        return PathFilter(parts, negated, hidden)
+        try:
+            compiled = tuple(path_regex(one, subtree=negated) for one in parts)
+        except ValueError as error:
+            raise ToolError(str(error), kind="invalid_input") from None
+        return PathFilter(parts, compiled, negated, hidden)
 
     def arguments(self) -> tuple[str, ...]:
         """How ripgrep is told as much of this as it can be."""
@@ -121,7 +126,7 @@ class PathFilter:
             return False  # a type brings hidden files in
         if not self.patterns:
             return True
-        return self.negated != any(path_regex(one, subtree=self.negated).match(path) for one in self.patterns)
+        return self.negated != any(one.match(path) for one in self.compiled)
 
 
 def alternatives(pattern: str) -> list[str]:

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import Requires, ShellRequires
+from handrail.contract.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
@@ -17,6 +17,8 @@ LONGEST_MS = 600_000
 LONGEST_PURE_WAIT_S = 10
 _MARGIN_MS = 5_000
 """Between the command's own longest time and the call's: so that it is the command that is stopped, and reported."""
+_WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
+"""What the sandbox mounts for the programs that a command runs: without it they would see no workspace at all."""
 _SEPARATOR = re.compile(r"&&|\|\||[;&\n]")
 _SLEEP = re.compile(r"\s*(?:command\s+|builtin\s+)?(?:/usr)?(?:/bin/)?sleep((?:\s+(?:\d+\.?\d*|\.\d+)[smhd]?)+)\s*\Z")
 _SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -49,7 +51,7 @@ class Bash(Tool):
             "required": ["command"],
             "additionalProperties": False,
         },
-        requires=Requires(shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
+        requires=Requires(fs=_WORKSPACE, shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},

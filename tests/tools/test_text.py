@@ -1,0 +1,159 @@
+"""Splices, diffs and hints, tried on any text."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.tools.text import (
+    MAX_DIFF_LINES,
+    Block,
+    Span,
+    blocks_between,
+    blocks_of_spans,
+    decoded,
+    encoded,
+    lines_of,
+    places,
+    spliced,
+    unified,
+    why_missing,
+)
+
+_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@\Z")
+texts = st.text(alphabet="ab\n", max_size=60)
+spans = st.lists(st.tuples(st.integers(0, 70), st.integers(0, 5), st.text(alphabet="xy\n", max_size=5)), max_size=6)
+
+
+def applied(before: str, diff: str) -> str:
+    """What a strict patch program makes of ``before``; every context line, number and count has to be right."""
+    lines = lines_of(before)
+    out: list[str] = []
+    at = 0
+    body = diff.split("\n")[2:] if diff else []
+    index = 0
+    while index < len(body):
+        header = _HUNK.match(body[index])
+        assert header, body[index]
+        index += 1
+        old_start, old_count = int(header[1]), int(header[2] or 1)
+        new_start, new_count = int(header[3]), int(header[4] or 1)
+        begin = old_start - 1 if old_count else old_start
+        out += lines[at:begin]
+        at = begin
+        assert len(out) == (new_start - 1 if new_count else new_start)
+        old_seen = new_seen = 0
+        while index < len(body) and not body[index].startswith("@@"):
+            sign, text = body[index][:1], body[index][1:]
+            index += 1
+            end = "\n"
+            if index < len(body) and body[index].startswith("\\ No newline"):
+                end = ""
+                index += 1
+            if sign in " -":
+                assert lines[at] == text + end
+                at += 1
+                old_seen += 1
+            if sign in " +":
+                out.append(text + end)
+                new_seen += 1
+        assert (old_seen, new_seen) == (old_count, new_count)
+    return "".join(out + lines[at:])
+
+
+def ascending(text: str, wanted: list[tuple[int, int, str]]) -> list[Span]:
+    found: list[Span] = []
+    for start, length, new in sorted(wanted):
+        end = min(start + length, len(text))
+        if start <= len(text) and (not found or start >= found[-1].end):
+            found.append(Span(start, end, new))
+    return found
+
+
+@given(texts, spans)
+def test_a_diff_of_spans_turns_the_old_text_into_the_new_one(text: str, wanted: list[tuple[int, int, str]]) -> None:
+    made = ascending(text, wanted)
+    after = spliced(text, made)
+    diff = unified("f", lines_of(text), blocks_of_spans(text, made))
+    assert applied(text, diff.text) == after
+
+
+@given(texts, texts)
+def test_a_diff_of_two_texts_turns_one_into_the_other(before: str, after: str) -> None:
+    blocks = blocks_between(lines_of(before), lines_of(after))
+    diff = unified("f", lines_of(before), blocks)
+    assert applied(before, diff.text) == after
+    assert diff.added - diff.removed == len(lines_of(after)) - len(lines_of(before))
+
+
+@given(st.binary(max_size=200))
+def test_bytes_that_are_no_utf8_survive_being_text(data: bytes) -> None:
+    assert encoded(decoded(data)) == data
+
+
+def test_only_the_changed_lines_are_in_the_diff() -> None:
+    before = "".join(f"line {n}\n" for n in range(100))
+    start = before.index("line 50")
+    diff = unified("f.py", lines_of(before), blocks_of_spans(before, [Span(start, start + 7, "LINE 50")]))
+    assert diff.text.split("\n") == [
+        "--- a/f.py",
+        "+++ b/f.py",
+        "@@ -48,7 +48,7 @@",
+        " line 47",
+        " line 48",
+        " line 49",
+        "-line 50",
+        "+LINE 50",
+        " line 51",
+        " line 52",
+        " line 53",
+    ]
+    assert (diff.added, diff.removed, diff.left_out) == (1, 1, 0)
+
+
+@pytest.mark.proves("T-07")
+def test_a_long_diff_is_cut_and_the_rest_is_counted() -> None:
+    after = tuple(f"{n}\n" for n in range(1_000))
+    diff = unified("f", [], [Block(0, 0, after)], created=True)
+    lines = diff.text.split("\n")
+    assert lines[0] == "--- /dev/null"
+    assert len(lines) == 2 + MAX_DIFF_LINES + 1
+    assert diff.left_out == 1_000 + 1 - MAX_DIFF_LINES
+    assert lines[-1] == f"… {diff.left_out} more lines of this diff are not shown"
+    assert diff.added == 1_000
+
+
+def test_a_change_of_line_ends_alone_is_visible() -> None:
+    diff = unified("f", ["a\r\n"], [Block(0, 1, ("a\n",))])
+    assert diff.text.split("\n")[3:] == ["-a\r", "+a"]
+
+
+@pytest.mark.parametrize(
+    ("text", "part", "hint"),
+    [
+        (
+            "def f():\n\treturn 1\n",
+            "def f():\n    return 1\n",
+            r"line 2 differs in whitespace only: it is '\treturn 1'",
+        ),
+        ("Hello World\n", "hello world", "line 1 has it in other upper and lower case"),
+        ("one\nreturn value + 1\n", "return value + 2", "the nearest line is 2: 'return value + 1'"),
+        ("one\n", "something entirely else", "nothing in the file is like it"),
+        ("a\n", "a \ufffd", "U+FFFD"),
+        ("  a\n", "\n\na\n", "line 1 differs in whitespace only"),
+    ],
+)
+def test_a_text_that_is_not_there_is_explained(text: str, part: str, hint: str) -> None:
+    assert hint in why_missing(text, part)
+
+
+@given(texts, st.text(alphabet="ab\n ", min_size=1, max_size=20))
+def test_explaining_never_fails(text: str, part: str) -> None:
+    assert why_missing(text, part)
+
+
+def test_overlapping_places_are_all_found() -> None:
+    assert places("aaa\naa", "aa") == [1, 1, 2]
