@@ -16,7 +16,10 @@ from handrail.contract.errors import StartError, ToolError
 from handrail.contract.requires import Capability
 
 May = Callable[[Capability, str | Sequence[str]], str | None]
-"""Judges one touch by its canonical absolute path, host or argv. None: allowed; a text: refused, and why."""
+"""Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
+
+None: allowed; a text: refused, and why.
+"""
 
 MAX_PATH_BYTES = 4095
 """What the kernel takes as one path, without its final NUL."""

@@ -1,0 +1,108 @@
+"""The shell door of the runtime: one program or script in the sandbox of its call, and nothing left of it after."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.runtime import Completed
+from handrail.contract.sandbox import Process, Profile, Sandbox
+from handrail.runtime.roots import May, Roots, is_beneath, visible
+
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024
+"""How much output is kept of one run; the rest is read and counted, so the program does not block."""
+
+_BASH = ("/bin/bash", "--noprofile", "--norc", "-c")
+_SH = ("/bin/sh", "-c")
+
+
+class SandboxedShell:
+    """Implements :class:`handrail.contract.runtime.Shell` on a sandbox.
+
+    :param profile: the session's folders; each run has its own working directory in it
+    :param may: judges ``shell.run``: a shell text is handed over as one text, a program with its arguments as a sequence
+    """
+
+    def __init__(self, sandbox: Sandbox, profile: Profile, capabilities: CapabilitySet, roots: Roots, may: May) -> None:
+        self._sandbox = sandbox
+        self._profile = profile
+        self._capabilities = capabilities
+        self._roots = roots
+        self._may = may
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        argv = self._argv(command)
+        profile = dataclasses.replace(self._profile, cwd=self._folder(cwd))
+        process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=True)
+        try:
+            output, _, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
+            code = await process.wait()
+        finally:
+            await _ended(process)
+        return Completed(code, output, dropped, -code if code < 0 else None)
+
+    def _argv(self, command: str | Sequence[str]) -> Sequence[str]:
+        if not self._capabilities.uses("shell.run"):
+            layer = self._capabilities.refusing_layer("shell.run", ("",))
+            owner = layer.owner if layer else "nothing"
+            raise ToolError(f"running programs is not in the capability set of this call ({owner})", kind="denied")
+        if isinstance(command, str):
+            if not command.strip():
+                raise ToolError("the command is empty; give a shell text or an argv", kind="invalid_input")
+            if "\0" in command:
+                raise ToolError("the command has a NUL character in it", kind="invalid_input")
+            self._judge(command)
+            return (*_shell(), command)
+        argv = tuple(command)
+        if not argv or not argv[0]:
+            raise ToolError("the argv is empty; give a program and its arguments", kind="invalid_input")
+        if self._capabilities.refusing_layer("shell.run", argv) is not None:
+            raise ToolError(
+                f"{visible(argv[0])} with these arguments is not in the capability set of this call", kind="denied"
+            )
+        self._judge(argv)
+        return argv
+
+    def _judge(self, command: str | tuple[str, ...]) -> None:
+        refusal = self._may("shell.run", command)
+        if refusal is not None:
+            raise ToolError(refusal, kind="denied")
+
+    def _folder(self, cwd: str | None) -> str:
+        if cwd is None:
+            return self._profile.cwd or self._profile.workspace
+        located = self._roots.locate(cwd)
+        if not is_beneath(located.absolute, self._profile.workspace):
+            raise ToolError(f"the working directory {located.shown} lies outside the workspace", kind="denied")
+        if not Path(located.absolute).is_dir():
+            raise ToolError(f"the working directory {located.shown} is no folder", kind="failed")
+        return located.absolute
+
+
+def _shell() -> tuple[str, ...]:
+    return _BASH if Path(_BASH[0]).exists() else _SH
+
+
+async def _ended(process: Process) -> None:
+    """End the process and all it started, also when this very task is being cancelled."""
+    ending = asyncio.ensure_future(process.kill())
+    cancelled: asyncio.CancelledError | None = None
+    while not ending.done():
+        try:
+            await asyncio.shield(ending)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    ending.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,205 @@
+"""What a sandbox sees of the file system, as bubblewrap's arguments, derived from one capability set.
+
+The system's programs and configuration read-only, without what only root may read; a private /proc, /dev and
+/tmp; the toolchains read-only; of the profile's folders exactly those the capability set reaches; the scratch
+as home. Everything else is not hidden but absent.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import time
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Profile
+from handrail.sandbox.toolchains import SYSTEM, Toolchains
+
+_WRITABLE_PROC = (
+    "sys",
+    "sysrq-trigger",
+    "bus",
+    "irq",
+    "fs",
+    "acpi",
+    "scsi",
+    "driver",
+    "tty",
+    "asound",
+    "mtrr",
+    "pressure",
+)
+"""Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
+_PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
+_SHM_BYTES = 64 * 1024 * 1024
+
+Access = Literal["ro", "rw"]
+
+
+def arguments(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> list[str]:
+    """The mount options, in the order they are to be carried out.
+
+    :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
+    """
+    if profile.workspace == "/":
+        raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
+    options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    folders = folder_access(capabilities, profile, toolchains)
+    for folder, access in folders.items():
+        options += ["--bind" if access == "rw" else "--ro-bind", folder, folder]
+    for hidden in profile.hidden:
+        options += _mask(os.path.realpath(hidden), tuple(folders))
+    return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
+    """Each folder (or file) to mount with its access, the outer before the inner."""
+    found: dict[str, Access] = {}
+    for folder in (*toolchains.mounts, *profile.readable):
+        real = os.path.realpath(folder)
+        if Path(real).exists() and not any(is_beneath(real, system) for system in SYSTEM):
+            found[real] = "ro"
+    writable: list[str] = []
+    for place in (profile.workspace, *profile.writable):
+        may_write = place != profile.workspace or profile.workspace_writable
+        for part in _reached(capabilities, "fs.write", place):
+            found[part] = "rw" if may_write else "ro"
+            if may_write:
+                writable.append(part)
+        for part in _reached(capabilities, "fs.read", place):
+            if not any(is_beneath(part, other) for other in writable):
+                found[part] = "ro"
+    found[profile.scratch] = "rw"
+    return dict(sorted(found.items(), key=lambda item: (item[0].count("/"), item[0])))
+
+
+def _reached(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.write"], place: str) -> Iterator[str]:
+    """The parts of ``place`` that the set covers whole."""
+    for folder in capabilities.folders(capability):
+        if is_beneath(folder, place):
+            part = folder
+        elif is_beneath(place, folder):
+            part = place
+        else:
+            continue
+        if not Path(part).exists():
+            continue
+        if os.path.realpath(part) != part:
+            raise ToolError(f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
+        if not _covers_all_of(capabilities, capability, part):
+            raise ToolError(
+                f"{capability} names only some of the files in {part}, and a sandbox mounts whole folders; "
+                "name a folder in requires instead",
+                kind="unavailable",
+            )
+        yield part
+
+
+def _covers_all_of(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.write"], part: str) -> bool:
+    """Whether nothing in ``part`` is outside the set: tried on names that no pattern was written for."""
+    if not Path(part).is_dir():
+        return capabilities.allows(capability, part)
+    probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
+    return all(capabilities.allows(capability, probe) for probe in probes)
+
+
+def _mask(path: str, mounted: tuple[str, ...]) -> list[str]:
+    """Make an existing path unreadable where it would be visible."""
+    if not any(is_beneath(path, folder) for folder in mounted):
+        return []
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:
+        return []
+    if stat.S_ISDIR(mode):
+        return _empty_folder(path)
+    return ["--ro-bind", "/dev/null", path]
+
+
+def _system() -> list[str]:
+    return [*_programs(), *_configuration.options(time.monotonic()), *_kernel()]
+
+
+@lru_cache(maxsize=1)
+def _programs() -> tuple[str, ...]:
+    options = ["--ro-bind", "/usr", "/usr"]
+    for name in ("bin", "sbin", "lib", "lib32", "lib64", "libx32"):
+        path = Path("/") / name
+        if path.is_symlink():
+            options += ["--symlink", str(path.readlink()), str(path)]
+        elif path.is_dir():
+            options += ["--ro-bind", str(path), str(path)]
+    return (*options, "--dir", "/run", "--dir", "/var", "--symlink", "../tmp", "/var/tmp")  # noqa: S108
+
+
+@lru_cache(maxsize=1)
+def _kernel() -> tuple[str, ...]:
+    options = ["--proc", "/proc"]
+    names = _WRITABLE_PROC if os.geteuid() == 0 else ("sys",)
+    for name in names:
+        if Path("/proc", name).exists():
+            options += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
+    if os.geteuid() == 0:
+        for entry in sorted(Path("/proc").iterdir()):
+            if not entry.name.isdigit() and entry.is_file() and not entry.stat().st_mode & 0o044:
+                options += ["--ro-bind", "/dev/null", str(entry)]
+    return (*options, "--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm")  # noqa: S108
+
+
+class _Configuration:
+    """/etc read-only, each entry masked that this process may read and not everybody may.
+
+    Root in a user namespace still owns what root owns, and group rights stay too, so without the masks a
+    sandbox could read the password hashes. The folders are looked through again every few seconds.
+    """
+
+    RESCAN_S = 10.0
+
+    def __init__(self) -> None:
+        self._scanned_at = float("-inf")
+        self._masks: list[tuple[str, list[str]]] = []
+
+    def options(self, now: float) -> list[str]:
+        if now - self._scanned_at > self.RESCAN_S:
+            self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
+            self._scanned_at = now
+        options = ["--ro-bind", "/etc", "/etc"]
+        for path, mask in self._masks:
+            if os.path.lexists(path):  # a mount point that is gone would fail the whole start
+                options += mask
+        return options
+
+
+_configuration = _Configuration()
+
+
+def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
+    for folder, names, files in os.walk(top):
+        for name in list(names):
+            path = f"{folder}/{name}"
+            mode = os.lstat(path).st_mode
+            if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
+                names.remove(name)
+                if os.access(path, os.X_OK):
+                    yield path, _empty_folder(path)
+        for name in files:
+            path = f"{folder}/{name}"
+            try:
+                mode = os.lstat(path).st_mode
+            except FileNotFoundError:
+                continue
+            if not stat.S_ISLNK(mode) and not mode & 0o004 and os.access(path, os.R_OK):
+                yield path, ["--ro-bind", "/dev/null", path]
+
+
+def _empty_folder(path: str) -> list[str]:
+    return ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+
+
+def is_beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")

@@ -1,0 +1,86 @@
+"""Starting one program with exactly the descriptors it is given, by posix_spawn.
+
+Python's own ways either copy nothing but the standard three to numbers of one's choice, or inherit what other
+libraries left open. Here the child's numbers are said one by one and everything else is closed. The call does
+not copy the address space, so its cost does not grow with the embedding program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_SETSIGDEF, _SETSIGMASK, _SETSID = 0x04, 0x08, 0x80
+_libc = ctypes.CDLL(None)
+# Opaque structures, larger than in any C library.
+_Actions = ctypes.c_char * 512
+_Attributes = ctypes.c_char * 1024
+_SignalSet = ctypes.c_char * 256
+
+
+def spawn(program: str, argv: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[int, int]) -> int:
+    """Start ``program`` in a session of its own, with all signals at their defaults.
+
+    :param descriptors: number in the child to descriptor here; the child has no others
+    :return: the process id
+    :raises OSError: when it cannot be started (E2BIG for too long an argv)
+    :raises ValueError: for a NUL in an argument
+    """
+    arguments = _strings([*argv])
+    variables = _strings([f"{name}={value}" for name, value in environment.items()])
+    top = max(descriptors) + 1
+    copies: list[int] = []
+    actions, attributes = _Actions(), _Attributes()
+    _check(_libc.posix_spawn_file_actions_init(actions))
+    _check(_libc.posix_spawnattr_init(attributes))
+    try:
+        for child, here in sorted(descriptors.items()):
+            # Above every number in use there, so that no step overwrites the source of a later one.
+            copies.append(fcntl.fcntl(here, fcntl.F_DUPFD_CLOEXEC, top))
+            _check(_libc.posix_spawn_file_actions_adddup2(actions, copies[-1], child))
+        for gap in set(range(top)) - set(descriptors):
+            _check(_libc.posix_spawn_file_actions_addclose(actions, gap))
+        _close_from(actions, top)
+        nothing, everything = _SignalSet(), _SignalSet()
+        _libc.sigemptyset(nothing)
+        _libc.sigfillset(everything)
+        _check(_libc.posix_spawnattr_setsigmask(attributes, nothing))
+        _check(_libc.posix_spawnattr_setsigdefault(attributes, everything))
+        _check(_libc.posix_spawnattr_setflags(attributes, ctypes.c_short(_SETSIGDEF | _SETSIGMASK | _SETSID)))
+        pid = ctypes.c_int()
+        _check(_libc.posix_spawn(ctypes.byref(pid), os.fsencode(program), actions, attributes, arguments, variables))
+        return pid.value
+    finally:
+        for copy in copies:
+            os.close(copy)
+        _libc.posix_spawn_file_actions_destroy(actions)
+        _libc.posix_spawnattr_destroy(attributes)
+
+
+def _strings(texts: Sequence[str]) -> ctypes.Array[ctypes.c_char_p]:
+    raw = [os.fsencode(text) for text in texts]
+    if any(b"\0" in one for one in raw):
+        raise ValueError("an argument has a NUL character in it")
+    return (ctypes.c_char_p * (len(raw) + 1))(*raw, None)
+
+
+def _close_from(actions: ctypes.Array[ctypes.c_char], first: int) -> None:
+    close_from = getattr(_libc, "posix_spawn_file_actions_addclosefrom_np", None)
+    if close_from is not None:
+        _check(close_from(actions, first))
+        return
+    # An older C library: close what is inheritable now; the sources made above are not.
+    for entry in Path("/proc/self/fd").iterdir():
+        number = int(entry.name)
+        with contextlib.suppress(OSError):
+            if number >= first and os.get_inheritable(number):
+                _check(_libc.posix_spawn_file_actions_addclose(actions, number))
+
+
+def _check(number: int) -> None:
+    if number:
+        raise OSError(number, os.strerror(number))

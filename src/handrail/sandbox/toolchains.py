@@ -1,0 +1,230 @@
+"""The interpreters and compilers a project needs, found on PATH, to be mounted read-only.
+
+Mounting only the system's own folders would leave out what people really use: pyenv, nvm, conda, cargo, a
+project's virtual environment and the interpreter beneath it. Only installations are taken, never a home folder
+or anything that holds one. What the workspace says (``.python-version``, ``pyvenv.cfg``) can choose among
+installed interpreters and add nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
+"""Always mounted; programs beneath them need nothing further."""
+
+_SYSTEM_PATH = ("/usr/local/bin", "/usr/bin", "/bin", "/usr/local/sbin", "/usr/sbin", "/sbin")
+_MARKS = ("lib", "lib64", "libexec", "include", "share", "pyvenv.cfg", "conda-meta")
+"""One of these beside ``bin`` makes its parent an installation."""
+_SHIM_FOLDERS = frozenset({"shims"})
+_NEVER_WHOLE = frozenset({".local", ".config", ".cache", ".cargo", ".ssh", ".gnupg", ".aws", ".docker", ".kube"})
+"""Folders that hold ``bin`` and also somebody's credentials: only the ``bin`` is taken."""
+
+
+@dataclass(frozen=True, slots=True)
+class Toolchains:
+    """What to mount, where to look for programs, and what they need to be told.
+
+    :param mounts: canonical folders to mount read-only, none within another
+    :param path: canonical folders for PATH, in order; those inside the workspace come last
+    """
+
+    mounts: tuple[str, ...]
+    path: tuple[str, ...]
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+def find(workspace: str) -> Toolchains:
+    """The toolchains for a workspace, looked for once per state of PATH and of the workspace's own choice."""
+    chosen = _stamp(f"{workspace}/.python-version"), _stamp(f"{workspace}/.venv/pyvenv.cfg")
+    return _find(workspace, os.environ.get("PATH", ""), os.environ.get("PYENV_VERSION", ""), chosen)
+
+
+def _stamp(path: str) -> int | None:
+    try:
+        return Path(path).stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | None, int | None]) -> Toolchains:
+    homes = home_folders()
+    keep_out = (*homes, workspace)
+    mounts: list[str] = []
+    first: list[str] = []
+    last: list[str] = []
+    environment: dict[str, str] = {}
+    folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
+    for folder in (*folders, f"{sys.base_prefix}/bin"):
+        real = os.path.realpath(folder)
+        if not Path(real).is_dir() or real in homes:
+            continue
+        if _beneath(real, workspace):
+            last.append(real)
+            continue
+        if Path(real).name in _SHIM_FOLDERS:
+            first += _behind_shims(Path(real), workspace, pyenv_version)
+            if (Path(real).parent / "libexec" / "pyenv").exists():
+                environment["PYENV_ROOT"] = str(Path(real).parent)
+        first.append(real)
+        if any(_beneath(real, system) for system in SYSTEM):
+            continue
+        mounts.append(_installation(real, keep_out))
+        mounts += _bases(Path(real).parent, keep_out)
+        if real.endswith("/.cargo/bin"):
+            mounts += _rust(Path(real).parent.parent, environment)
+        if real.startswith("/nix/") or Path("/nix/store").is_dir():
+            mounts.append("/nix/store")
+    if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
+        mounts.append(_installation(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
+    for name in (".venv", "venv"):
+        mounts += _bases(Path(workspace) / name, keep_out)
+    outside = [mount for mount in mounts if not _beneath(mount, workspace) and not _system(mount)]
+    return Toolchains(_outermost(outside), tuple(dict.fromkeys((*first, *_SYSTEM_PATH, *last))), environment)
+
+
+@lru_cache(maxsize=1)
+def home_folders() -> frozenset[str]:
+    """Every person's home folder, and root's: never mounted themselves, nor anything that holds one."""
+    homes = {os.path.realpath(Path.home())}
+    for entry in pwd.getpwall():
+        if entry.pw_uid == 0 or 1000 <= entry.pw_uid < 65_534:
+            homes.add(os.path.realpath(entry.pw_dir))
+    return frozenset(homes - {"/", "/nonexistent"})
+
+
+@lru_cache(maxsize=1)
+def git_identity() -> Mapping[str, str]:
+    """The operator's name and address for commits, from the environment or git's own configuration."""
+    found = {
+        name: os.environ[name]
+        for who in ("AUTHOR", "COMMITTER")
+        for what in ("NAME", "EMAIL")
+        if (name := f"GIT_{who}_{what}") in os.environ
+    }
+    if len(found) == 4:
+        return found
+    try:
+        answer = subprocess.run(
+            ["git", "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
+            cwd="/",
+            capture_output=True,
+            timeout=5,
+            check=False,
+        ).stdout.decode("utf-8", "replace")
+    except (OSError, subprocess.SubprocessError):
+        return found
+    for entry in answer.split("\0"):
+        key, newline, value = entry.partition("\n")
+        if newline and value:
+            what = key.removeprefix("user.").upper()
+            found.setdefault(f"GIT_AUTHOR_{what}", value)
+            found.setdefault(f"GIT_COMMITTER_{what}", value)
+    return found
+
+
+def _installation(folder: str, keep_out: Iterable[str]) -> str:
+    """What to mount for a folder of programs: the installation around it if there clearly is one, else itself."""
+    parent = Path(folder).parent
+    if Path(folder).name in _SHIM_FOLDERS or (
+        Path(folder).name in ("bin", "sbin", "condabin") and any((parent / mark).exists() for mark in _MARKS)
+    ):
+        whole = str(parent)
+        if (
+            len(parent.parts) > 2
+            and parent.name not in _NEVER_WHOLE
+            and not any(_beneath(other, whole) for other in keep_out)
+        ):
+            return whole
+    return folder
+
+
+def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
+    """The programs that pyenv's shims would pick, so that each call does not run through a shell script."""
+    versions = shims.parent / "versions"
+    chosen = (
+        pyenv_version.replace(":", "\n")
+        or _text(Path(workspace) / ".python-version")
+        or _text(shims.parent / "version")
+    )
+    found: list[str] = []
+    for name in chosen.split():
+        if "/" not in name and name not in (".", "..") and (versions / name / "bin").is_dir():
+            real = os.path.realpath(versions / name / "bin")
+            if _beneath(real, str(shims.parent)):
+                found.append(real)
+    return found
+
+
+def _bases(environment: Path, keep_out: Iterable[str]) -> list[str]:
+    """The interpreter installation that a virtual environment stands on, if it really is one."""
+    found: list[str] = []
+    for line in _text(environment / "pyvenv.cfg").splitlines():
+        key, _, value = line.partition("=")
+        if key.strip() == "home" and value.strip().startswith("/"):
+            found += _python(value.strip(), keep_out)
+    return found
+
+
+def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
+    real = Path(os.path.realpath(folder))
+    python = real / "python3"
+    try:
+        target = Path(os.path.realpath(python)) if python.exists() else None
+    except OSError:
+        target = None
+    if target is None or target.parent.name != "bin":
+        return []
+    prefix = target.parent.parent
+    if not any(prefix.glob("lib/python3.*/os.py")) or any(_beneath(other, str(prefix)) for other in keep_out):
+        return []
+    return [str(prefix)]
+
+
+def _rust(home: Path, environment: dict[str, str]) -> list[str]:
+    rustup = Path(os.environ.get("RUSTUP_HOME", home / ".rustup"))
+    if not (rustup / "toolchains").is_dir():
+        return []
+    environment["RUSTUP_HOME"] = str(rustup)
+    return [os.path.realpath(rustup)]
+
+
+def _text(path: Path) -> str:
+    """The beginning of a small text file, or nothing. It may be a FIFO that a model made: never wait for it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    except OSError:
+        return ""
+    try:
+        return (
+            os.read(descriptor, 4096).decode("utf-8", "replace") if stat.S_ISREG(os.fstat(descriptor).st_mode) else ""
+        )
+    except OSError:
+        return ""
+    finally:
+        os.close(descriptor)
+
+
+def _system(path: str) -> bool:
+    return any(_beneath(path, system) for system in SYSTEM)
+
+
+def _beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def _outermost(paths: Iterable[str]) -> tuple[str, ...]:
+    kept: list[str] = []
+    for path in sorted(set(paths), key=len):
+        if not any(_beneath(path, other) for other in kept):
+            kept.append(path)
+    return tuple(kept)
