@@ -1,0 +1,92 @@
+"""A whole kernel in a folder of its own, and a person who answers by script."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections import deque
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.runtime import Question
+from handrail.contract.tool import Tool
+from handrail.kernel import Kernel
+from handrail.policy.watchdog import Watchdog
+
+
+@asynccontextmanager
+async def temporary_kernel(
+    folder: Path | None = None,
+    *,
+    tools: Iterable[Tool] = (),
+    rules: Iterable[str] = (),
+    secrets: Mapping[str, str] | None = None,
+    watchdogs: Iterable[Watchdog] = (),
+    settings: str = "",
+) -> AsyncGenerator[Kernel]:
+    """A kernel that touches nothing of the machine's: workspace, state and configuration lie beneath ``folder``.
+
+    The workspace is ``folder/ws``; it and ``folder/state`` may exist, so that a test can open them again.
+
+    :param folder: kept afterwards; None for a temporary one that is removed
+    :param settings: the text of its ``handrail.toml``; tool folders lie beside it in ``folder/config``
+    """
+    if folder is None:
+        with tempfile.TemporaryDirectory(prefix="handrail-test-") as made:
+            async with temporary_kernel(
+                Path(made), tools=tools, rules=rules, secrets=secrets, watchdogs=watchdogs, settings=settings
+            ) as kernel:
+                yield kernel
+        return
+    workspace, config = folder / "ws", folder / "config" / "handrail.toml"
+    workspace.mkdir(parents=True, exist_ok=True)
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(settings, encoding="utf-8")
+    async with Kernel.open(
+        workspace,
+        tools=tools,
+        rules=rules,
+        secrets=secrets,
+        watchdogs=watchdogs,
+        state=folder / "state",
+        config=config,
+    ) as kernel:
+        yield kernel
+
+
+class ScriptedPerson:
+    """An :class:`~handrail.contract.people.Attendant` that gives prepared answers and remembers what it was asked.
+
+    :param approvals: one answer for each approval, in order; after the last it rejects
+    :param answers: one list of answers per question, for each ``question`` call in order
+    """
+
+    def __init__(
+        self,
+        approvals: Iterable[ApprovalAnswer] = (),
+        answers: Iterable[Sequence[Sequence[str]]] = (),
+    ) -> None:
+        self._approvals = deque(approvals)
+        self._answers = deque(answers)
+        self.requests: list[ApprovalRequest] = []
+        self.questions: list[Question] = []
+        self.asked = asyncio.Event()
+        """Set when something has been asked."""
+        self.may_answer = asyncio.Event()
+        """Clear it to keep everybody waiting."""
+        self.may_answer.set()
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        self.requests.append(request)
+        self.asked.set()
+        await self.may_answer.wait()
+        return self._approvals.popleft() if self._approvals else ApprovalAnswer("reject", "no answer was prepared")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+        self.questions.extend(questions)
+        self.asked.set()
+        await self.may_answer.wait()
+        prepared = self._answers.popleft() if self._answers else [[""] for _ in questions]
+        return [list(one) for one in prepared]
