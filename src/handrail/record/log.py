@@ -1,0 +1,317 @@
+"""The commit log: append-only, hash-chained, durable when a call depends on it.
+
+What the bodies hold is the arbiter's business, except for the names that reading relies on:
+
+- ``proposed``: ``tool`` (id), ``arguments``
+- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`
+- ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from os import urandom
+from time import time_ns
+from typing import Any, Literal, NamedTuple
+
+from handrail.contract.errors import UsageError
+from handrail.record.chain import GENESIS, SALT_BYTES, commitment_of, hash_of, prefix_of
+from handrail.record.reading import LoggedRecord, LogReader
+from handrail.store.database import Database, Statement, Value
+from handrail.store.encoding import encode
+from handrail.store.writer import SinkUnavailable
+
+Kind = Literal[
+    "session-opened",
+    "session-closed",
+    "generation",
+    "proposed",
+    "refused",
+    "approval-requested",
+    "approval-responded",
+    "authorised",
+    "intended",
+    "committed",
+    "interrupted",
+    "redacted",
+    "lost",  # so many appended records could not be kept while the log was unable to write
+]
+
+_ROWS_PER_STATEMENT = 64
+_BOUND = 6
+"""Values bound for each row."""
+_SETTLED_EVERY = 4096
+
+
+class Record(NamedTuple):
+    """Something that happened. It is encoded later, in the writer's thread: do not change ``body`` afterwards.
+
+    :param session_id: or ``""`` for what concerns the workspace
+    :param call_id: or ``""`` for what concerns no call
+    :param body: JSON-able; what is not, is recorded in a form that says so
+    """
+
+    kind: Kind
+    session_id: str
+    call_id: str
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """A call that had begun when the last process ended; nobody knows whether it took effect."""
+
+    session_id: str
+    call_id: str
+    tool: str | None
+    intended_ns: int
+    intended: int
+    """Sequence of its ``intended`` record."""
+
+
+class CommitLog:
+    """The workspace's one log, written by the process that holds the lease.
+
+    :param clock: wall-clock time in nanoseconds
+    :raises StartError: when the log's end is damaged
+    """
+
+    def __init__(self, database: Database, *, clock: Callable[[], int] = time_ns) -> None:
+        self._database = database
+        self._writer = database.writer
+        self._clock = clock
+        self._table = _RecordTable(database, clock)
+        database.attach(self._table)
+        self._post = database.writer.append
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the log takes no records just now, or None. While it is set, calls are refused; the log tries again by
+        itself with every :meth:`commit` and :meth:`flush`, and each second while appended records wait."""
+        return self._writer.refusal
+
+    @property
+    def backlog(self) -> int:
+        """How many appends wait to be written."""
+        return self._writer.backlog
+
+    @property
+    def reader(self) -> LogReader:
+        """Reads what is durable."""
+        return LogReader(self._database.reading)
+
+    def append(self, records: Sequence[Record]) -> None:
+        """Record soon, in order, without waiting: for what no side effect depends on."""
+        self._post((self._table, (self._clock(), records)))
+
+    async def commit(self, records: Sequence[Record]) -> None:
+        """Record now: on return these records and all before them are durable.
+
+        Cancelling the wait does not take the records back. A record that could not be committed is not written
+        later; append it again if it is true nevertheless (an outcome is, an intent is not).
+
+        :raises LogUnavailable: when they could not be written
+        """
+        await self._writer.commit((self._table, (self._clock(), records)))
+
+    async def flush(self) -> None:
+        """Return when everything appended so far is durable.
+
+        :raises LogUnavailable: when it cannot be
+        """
+        await self._writer.flush()
+
+    async def backlog_below(self, count: int) -> None:
+        """Hold a producer back until fewer than ``count`` appends wait to be written."""
+        await self._writer.backlog_below(count)
+
+    async def outcome_of(self, call_id: str) -> LoggedRecord | None:
+        """The record that ended a call (``committed``, ``refused`` or ``interrupted``), or None.
+
+        :raises LogUnavailable: when records that could tell are not durable
+        """
+        await self._writer.flush()
+        return self.reader.outcome_of(call_id)
+
+    async def proposal_of(self, call_id: str) -> LoggedRecord | None:
+        """The record of how a call was proposed, or None; see :meth:`outcome_of`."""
+        await self._writer.flush()
+        return self.reader.proposal_of(call_id)
+
+    async def recover(self) -> list[Interrupted]:
+        """At start: give every call that has an intent and no outcome the record ``interrupted``, and return them.
+
+        They are not run again. Calls that had not come as far as an intent did not run, and are shown so.
+
+        :raises LogUnavailable: when the log cannot take the records
+        """
+        await self._writer.flush()
+        found = self.reader.unfinished()
+        began = self.reader.head().sequence
+        if found:
+            await self.commit(
+                [
+                    Record(
+                        "interrupted",
+                        call.session_id,
+                        call.call_id,
+                        {
+                            "tool": call.tool,
+                            "intended": call.sequence,
+                            "outcome": "unknown",
+                            "reason": "the process ended while the call was running",
+                        },
+                    )
+                    for call in found
+                ]
+            )
+        await self._writer.commit((self._table, _Mark(began)))
+        return [Interrupted(c.session_id, c.call_id, c.tool, c.at_ns, c.sequence) for c in found]
+
+    async def redact(self, sequences: Iterable[int], *, reason: str, session_id: str = "") -> None:
+        """Remove the bodies of records for good and record that it was done; the chain still verifies, and says so.
+
+        :raises UsageError: for a sequence that is not in the log or is itself the record of a redaction
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        wanted = sorted(set(sequences))
+        await self._writer.flush()
+        for sequence in wanted:
+            entry = self.reader.record(sequence)
+            if entry is None:
+                raise UsageError(f"the log has no record {sequence}; see handrail log for those there are")
+            if entry.kind == "redacted":
+                raise UsageError(f"record {sequence} is itself the record of a redaction and must stay")
+        if wanted:
+            body = {"sequences": wanted, "reason": reason}
+            records = [Record("redacted", session_id, "", body)]
+            await self._writer.commit((self._table, _Redaction(tuple(wanted), self._clock(), records)))
+
+
+class _Mark(NamedTuple):
+    """Up to here a former process wrote."""
+
+    began: int
+
+
+class _Redaction(NamedTuple):
+    sequences: tuple[int, ...]
+    at_ns: int
+    records: list[Record]
+
+
+class _RecordTable:
+    """Encodes, salts, hashes and inserts, in the writer's thread."""
+
+    def __init__(self, database: Database, clock: Callable[[], int]) -> None:
+        self._writer = database.writer
+        self._clock = clock
+        self._sequence = 0
+        self._previous = GENESIS
+        self._was_read = False
+        self._open: dict[str, int] = {}
+        self._settled = 0
+        self._reported_lost = 0
+        self._confirmed_lost = 0
+        self._inserts: dict[int, str] = {}
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        reader = LogReader(connection)
+        head = reader.checked_end()
+        if self._was_read and not reader.holds(self._sequence, self._previous):
+            raise SinkUnavailable(
+                f"the log no longer ends as this process left it at record {self._sequence}: something else changed it. "
+                "Stop, and run handrail log verify"
+            )
+        self._sequence = head.sequence
+        self._previous = bytes.fromhex(head.hash)
+        self._open = {call.call_id: call.sequence for call in reader.unfinished()}
+        self._settled = reader.mark("settled")
+        self._reported_lost = self._confirmed_lost
+        self._was_read = True
+
+    def statements(self, batch: Sequence[tuple[int, Sequence[Record]] | _Mark | _Redaction]) -> Iterable[Statement]:
+        statements: list[Statement] = []
+        entries: list[tuple[int, Sequence[Record]]] = []
+        self._confirmed_lost = self._reported_lost  # the last batch held, or `opened` would have been called
+        lost = self._writer.lost
+        if lost > self._reported_lost:
+            entries.append((self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
+            self._reported_lost = lost
+        for item in batch:
+            if isinstance(item, _Mark):
+                statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
+            elif isinstance(item, _Redaction):
+                entries.append((item.at_ns, item.records))
+                for sequence in item.sequences:
+                    statements.append(
+                        ("UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence = ?", (sequence,))
+                    )
+            else:
+                entries.append(item)
+        inserts = self._inserting(entries)
+        settled = min(self._open.values(), default=self._sequence + 1) - 1
+        if settled - self._settled >= _SETTLED_EVERY:
+            self._settled = settled
+            statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
+        return inserts + statements
+
+    def _inserting(self, entries: Sequence[tuple[int, Sequence[Record]]]) -> list[Statement]:
+        values: list[Value] = []
+        add = values.extend
+        sequence = self._sequence
+        previous = self._previous
+        open_calls = self._open
+        prefixes: dict[tuple[str, str], tuple[bytes, str]] = {}
+        salts = urandom(SALT_BYTES * sum(len(records) for _, records in entries))
+        offset = 0
+        for at_ns, records in entries:
+            for kind, session, call, body in records:
+                sequence += 1
+                encoded = encode(body)
+                salt = salts[offset : offset + SALT_BYTES]
+                offset += SALT_BYTES
+                commitment = commitment_of(salt, encoded)
+                shared = prefixes.get((kind, session))
+                if shared is None:
+                    shared = prefixes[kind, session] = (
+                        prefix_of(kind.encode(), _utf8(session)),
+                        _utf8(session).decode(),
+                    )
+                call_text = _utf8(call)
+                previous = hash_of(shared[0], sequence, at_ns, call_text, commitment, previous)
+                add((at_ns, kind, shared[1], call_text.decode(), commitment + previous + salt, encoded))
+                if kind == "intended":
+                    open_calls[call] = sequence
+                elif kind == "committed" or kind == "refused" or kind == "interrupted":
+                    open_calls.pop(call, None)
+        first = self._sequence + 1
+        self._sequence = sequence
+        self._previous = previous
+        return [
+            (
+                self._insert(len(chunk) // _BOUND),
+                [first + start // _BOUND, *chunk],
+            )
+            for start, chunk in (
+                (start, values[start : start + _BOUND * _ROWS_PER_STATEMENT])
+                for start in range(0, len(values), _BOUND * _ROWS_PER_STATEMENT)
+            )
+        ]
+
+    def _insert(self, rows: int) -> str:
+        """One statement for many rows with few values: each statement hands the interpreter's lock over and back,
+        and each bound value costs about as much as encoding a body."""
+        sql = self._inserts.get(rows)
+        if sql is None:
+            rest = ",".join(f"(?1+{row},?,?,?,?,?,?)" for row in range(rows))
+            sql = f"INSERT INTO record (sequence, at_ns, kind, session, call, seal, body) VALUES {rest}"  # noqa: S608
+            self._inserts[rows] = sql
+        return sql
+
+
+def _utf8(text: str) -> bytes:
+    """Half surrogate pairs, which no database stores, are written out readably."""
+    return text.encode("utf-8", "backslashreplace")

@@ -1,0 +1,284 @@
+"""Reading the commit log: records by filter, one row per call, and look-ups by call.
+
+Works on any connection, also while another process writes. What a body holds was written by models and tools:
+here it is data, and whatever does not look as expected is shown as absent.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from handrail.record.chain import GENESIS, fault_in, hash_in
+from handrail.store.database import open_reader
+from handrail.store.encoding import decode
+from handrail.store.writer import SinkUnavailable
+
+CallState = Literal[
+    "proposed", "waiting", "authorised", "running", "output", "error", "refused", "interrupted", "not-run"
+]
+"""Where a call stands. ``waiting`` for a person; ``not-run``: its process ended before it began."""
+
+_COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
+"""As `fault_in` and `_logged` take them."""
+_ENDS = ("committed", "refused", "interrupted")
+_END_CHECKED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The newest record: its sequence (0 for an empty log) and hash in hexadecimal."""
+
+    sequence: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedRecord:
+    """One record as it stands in the log. ``body`` is None once it was redacted."""
+
+    sequence: int
+    at_ns: int
+    kind: str
+    session_id: str
+    call_id: str
+    hash: str
+    body: Mapping[str, Any] | None
+
+    @property
+    def tool(self) -> str | None:
+        return _text((self.body or {}).get("tool"))
+
+
+@dataclass(frozen=True, slots=True)
+class CallRow:
+    """One call in one row. Times are wall-clock nanoseconds, None for what did not happen.
+
+    :param tool: the id, None if its record was redacted or names none
+    :param started_ns: when its intent was recorded
+    :param ended_ns: when it was committed, refused or found interrupted
+    :param error_kind: of its result, on ``error`` and ``refused``
+    """
+
+    call_id: str
+    session_id: str
+    tool: str | None
+    state: CallState
+    proposed_ns: int
+    started_ns: int | None = None
+    ended_ns: int | None = None
+    error_kind: str | None = None
+    error_text: str | None = None
+    first: int = 0
+    """Sequence of its first record."""
+
+
+class LogReader:
+    """Reads the log through one connection.
+
+    :raises StartError: by :meth:`at`, when there is no readable log
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    @staticmethod
+    @contextmanager
+    def at(database: Path) -> Generator[LogReader]:
+        """Read a database file that this process need not own (``Folders.database``)."""
+        connection = open_reader(database)
+        try:
+            yield LogReader(connection)
+        finally:
+            connection.close()
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._connection
+
+    def head(self) -> Head:
+        """The newest record; note its hash elsewhere, and ``verify`` can tell that nothing was cut since."""
+        row = self._connection.execute("SELECT sequence, seal FROM record ORDER BY sequence DESC LIMIT 1").fetchone()
+        return Head(0, GENESIS.hex()) if row is None else Head(row[0], (hash_in(row[1]) or b"").hex())
+
+    def holds(self, sequence: int, digest: bytes) -> bool:
+        """Whether record ``sequence`` has this hash; sequence 0 is the beginning."""
+        if sequence == 0:
+            return digest == GENESIS
+        row = self._connection.execute("SELECT seal FROM record WHERE sequence = ?", (sequence,)).fetchone()
+        return row is not None and hash_in(row[0]) == digest
+
+    def checked_end(self) -> Head:
+        """The head, after checking the last few records: nothing is chained to an end that is damaged.
+
+        :raises SinkUnavailable: when it is
+        """
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM record ORDER BY sequence DESC LIMIT ?",  # noqa: S608
+            (_END_CHECKED + 1,),
+        ).fetchall()
+        rows.reverse()
+        expected, previous = 1, GENESIS
+        if len(rows) > _END_CHECKED:
+            before = rows.pop(0)
+            expected, previous = before[0] + 1, hash_in(before[5]) or b""
+        for row in rows:
+            if row[0] != expected or fault_in(row, previous) is not None:
+                raise SinkUnavailable(
+                    f"the log is damaged at record {row[0]}, near its end: it is not what was written. Run handrail log "
+                    "verify, keep a copy, and move the file away to begin a new log"
+                )
+            expected, previous = expected + 1, hash_in(row[5]) or b""
+        return self.head()
+
+    def mark(self, key: Literal["settled", "began"]) -> int:
+        row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return row[0] if row is not None and isinstance(row[0], int) else 0
+
+    def record(self, sequence: int) -> LoggedRecord | None:
+        """One record by its sequence."""
+        return self._one("WHERE sequence = ?", (sequence,))
+
+    def records(
+        self,
+        *,
+        session: str | None = None,
+        call: str | None = None,
+        kind: str | None = None,
+        since: int = 0,
+        limit: int | None = None,
+        newest_first: bool = False,
+    ) -> Iterator[LoggedRecord]:
+        """Records in order.
+
+        :param since: only records with a greater sequence
+        :param limit: at most so many; with ``newest_first`` the latest ones
+        """
+        wheres, values = ["sequence > ?"], cast("list[str | int]", [since])
+        for column, wanted in (("session", session), ("call", call), ("kind", kind)):
+            if wanted is not None:
+                wheres.append(f"{column} = ?")
+                values.append(wanted)
+        if call:
+            wheres.append("call <> ''")  # lets the partial index be used
+        order = "DESC" if newest_first else "ASC"
+        values.append(-1 if limit is None else limit)
+        sql = f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(wheres)} ORDER BY sequence {order} LIMIT ?"  # noqa: S608
+        for row in self._connection.execute(sql, values):
+            yield _logged(row)
+
+    def calls(
+        self, *, session: str | None = None, call: str | None = None, since: int = 0, limit: int = 1000
+    ) -> list[CallRow]:
+        """The newest ``limit`` calls, in the order they were proposed, one row each."""
+        began = self.mark("began")
+        proposals = list(
+            self.records(session=session, call=call, kind="proposed", since=since, limit=limit, newest_first=True)
+        )
+        rows: list[CallRow] = []
+        seen: set[str] = set()
+        for proposal in reversed(proposals):
+            if proposal.call_id not in seen:
+                seen.add(proposal.call_id)
+                rows.append(_summary(list(self.records(call=proposal.call_id)), began))
+        return rows
+
+    def outcome_of(self, call_id: str) -> LoggedRecord | None:
+        """The record that ended a call (``committed``, ``refused`` or ``interrupted``), or None."""
+        return self._one(
+            "WHERE call = ? AND call <> '' AND kind IN (?, ?, ?) ORDER BY sequence DESC LIMIT 1", (call_id, *_ENDS)
+        )
+
+    def proposal_of(self, call_id: str) -> LoggedRecord | None:
+        """The first record of how a call was proposed, or None."""
+        return self._one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
+
+    def unfinished(self) -> list[LoggedRecord]:
+        """The ``intended`` record of every call that has begun and not ended."""
+        sql = (
+            f"SELECT {_COLUMNS} FROM record AS i WHERE sequence > ? AND kind = 'intended' AND call <> '' "  # noqa: S608
+            "AND NOT EXISTS (SELECT 1 FROM record AS o WHERE o.call = i.call AND o.call <> '' "
+            "AND o.sequence > i.sequence AND o.kind IN ('intended', 'committed', 'refused', 'interrupted')) "
+            "ORDER BY sequence"
+        )
+        found = [_logged(row) for row in self._connection.execute(sql, (self.mark("settled"),))]
+        return [entry if entry.tool else _with_tool(entry, self.proposal_of(entry.call_id)) for entry in found]
+
+    def _one(self, where: str, values: tuple[str | int, ...]) -> LoggedRecord | None:
+        row = self._connection.execute(f"SELECT {_COLUMNS} FROM record {where}", values).fetchone()  # noqa: S608
+        return None if row is None else _logged(row)
+
+
+def _logged(row: tuple[Any, ...]) -> LoggedRecord:
+    sequence, at_ns, kind, session, call, seal, encoded = row
+    body: Mapping[str, Any] | None = None
+    if isinstance(encoded, bytes):
+        try:
+            decoded: Any = decode(encoded)
+        except ValueError:
+            decoded = {"$damaged": len(encoded)}
+        body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
+    shown = (hash_in(seal) or b"").hex()
+    return LoggedRecord(sequence, at_ns, str(kind), str(session), str(call), shown, body)
+
+
+def _with_tool(entry: LoggedRecord, proposal: LoggedRecord | None) -> LoggedRecord:
+    if proposal is None or proposal.tool is None:
+        return entry
+    body = {**(entry.body or {}), "tool": proposal.tool}
+    return LoggedRecord(entry.sequence, entry.at_ns, entry.kind, entry.session_id, entry.call_id, entry.hash, body)
+
+
+def _summary(records: list[LoggedRecord], began: int) -> CallRow:
+    """Fold a call's records, which are in order and begin with its proposal, into one row."""
+    first = records[0]
+    tool: str | None = None
+    state: CallState = "proposed"
+    started = ended = None
+    error_kind = error_text = None
+    for entry in records:
+        tool = tool or entry.tool
+        if entry.kind == "approval-requested":
+            state = "waiting"
+        elif entry.kind == "approval-responded":
+            state = "proposed"
+        elif entry.kind == "authorised":
+            state = "authorised"
+        elif entry.kind == "intended":
+            state, started, ended = "running", entry.at_ns, None
+            error_kind = error_text = None
+        elif entry.kind == "interrupted":
+            state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
+        elif entry.kind in ("committed", "refused"):
+            ended = entry.at_ns
+            result = _mapping((entry.body or {}).get("result"))
+            error_kind = _text(_mapping(result.get("metadata")).get("error_kind"))
+            error_text = _text(result.get("error_text"))
+            ended_as: CallState = "error" if result.get("type") == "error" else "output"
+            state = "refused" if entry.kind == "refused" else ended_as
+    if state in ("proposed", "authorised") and records[-1].sequence <= began:
+        state = "not-run"
+    return CallRow(
+        first.call_id,
+        first.session_id,
+        tool,
+        state,
+        first.at_ns,
+        started,
+        ended,
+        error_kind,
+        error_text,
+        first.sequence,
+    )
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _text(value: object) -> str | None:
+    return value if isinstance(value, str) else None

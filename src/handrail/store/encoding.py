@@ -1,0 +1,107 @@
+"""Values as JSON bytes, without ever refusing one: what cannot be JSON is kept in a form that says so.
+
+The quick way is orjson. What that does not take (half surrogate pairs, integers beyond 64 bits, keys that are
+not text, cycles, depth) goes a slower way that the standard library's decoder reads back unchanged where
+JSON can express it at all:
+
+- NaN and infinities become ``null``: JSON has neither
+- bytes become ``{"$bytes": "<base64>"}``; sets and tuples become arrays
+- any other object becomes ``{"$object": "<type>", "text": "<its str, cut>"}``
+- what lies deeper than 200 levels, or in a cycle, becomes ``{"$depth": 200}``
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import enum
+import json
+import math
+from collections.abc import Mapping, Set
+from typing import Any, cast
+
+import orjson
+
+MAX_DEPTH = 200
+MAX_BYTES = 16 * 1024 * 1024
+_MAX_TEXT = 2_000
+
+
+def encode(value: object, max_bytes: int = MAX_BYTES) -> bytes:
+    """``value`` as JSON. Never raises.
+
+    :param max_bytes: a longer text is replaced by ``{"$oversized": <its length>, "head": "<its beginning>"}``
+    """
+    try:
+        encoded = orjson.dumps(value, default=_stand_in)
+    except Exception:  # whatever it holds, it must be recorded
+        encoded = _slowly(value)
+    if len(encoded) > max_bytes:
+        head = encoded[: max_bytes // 4].decode("utf-8", "replace")
+        encoded = orjson.dumps({"$oversized": len(encoded), "head": head})
+    return encoded
+
+
+def decode(encoded: bytes) -> Any:
+    """The inverse of :func:`encode`.
+
+    :raises ValueError: when the bytes are not JSON
+    """
+    try:
+        return orjson.loads(encoded)
+    except orjson.JSONDecodeError:
+        return json.loads(encoded)
+
+
+def _slowly(value: object) -> bytes:
+    try:
+        return json.dumps(_plain(value, 0), separators=(",", ":")).encode("ascii")
+    except Exception as error:
+        note = {"$object": type(value).__name__, "text": f"not encodable: {type(error).__name__}"}
+        return json.dumps(note).encode("ascii")
+
+
+def _plain(value: object, depth: int) -> object:
+    """``value`` rebuilt of what the standard library's encoder takes."""
+    if value is None or isinstance(value, (bool, str)):
+        return value if not isinstance(value, enum.Enum) else _plain(value.value, depth)
+    if isinstance(value, int):
+        number = int(value)
+        return number if number.bit_length() < 10_000 else {"$integer": hex(number)}
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if depth >= MAX_DEPTH:
+        return {"$depth": MAX_DEPTH}
+    if isinstance(value, Mapping):
+        items = list(cast("Mapping[object, object]", value).items())
+        return {key if isinstance(key, str) else _shown(key): _plain(inner, depth + 1) for key, inner in items}
+    if isinstance(value, (list, tuple, Set)):
+        return [_plain(inner, depth + 1) for inner in list(cast("list[object]", value))]
+    if isinstance(value, orjson.Fragment):
+        contents: object = getattr(value, "contents", b"null")
+        text = contents.decode("utf-8", "replace") if isinstance(contents, bytes) else str(contents)
+        return {"$text": text}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
+    return _stand_in(value)
+
+
+def _stand_in(value: object) -> object:
+    """What is written for an object that JSON has no form for."""
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return {"$bytes": base64.b64encode(bytes(cast("bytes", value))).decode("ascii")}
+    if isinstance(value, Mapping):
+        return {
+            key if isinstance(key, str) else _shown(key): inner
+            for key, inner in list(cast("Mapping[object, object]", value).items())
+        }
+    if isinstance(value, Set):
+        return list(cast("Set[object]", value))
+    return {"$object": type(value).__name__, "text": _shown(value)}
+
+
+def _shown(value: object) -> str:
+    try:
+        return str(value)[:_MAX_TEXT]
+    except Exception as error:
+        return f"<{type(value).__name__}: {type(error).__name__}>"

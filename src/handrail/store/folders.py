@@ -1,0 +1,285 @@
+"""Where state is kept: one private folder per workspace, and its sessions' output and scratch apart from it.
+
+Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
+
+    ws/<key>/                    database, lease, artifacts; nothing here is ever shown to a tool
+    output/<key>/<session>/      sidecars: a read-only root of that session
+    scratch/<key>/<session>/     HOME in that session's sandbox
+
+``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
+that the agent's own tools could reach would prove nothing: every check here fails closed.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import re
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.errors import StartError, UsageError
+
+STATE_VARIABLE = "HANDRAIL_STATE"
+_SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_PARTS = ("ws", "output", "scratch")
+_KEY_LENGTH = 24
+"""96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Folders:
+    """The folders of one workspace. All paths are absolute and canonical.
+
+    :param workspace: the real path of the workspace
+    :param state: the root of all state
+    :param key: names the workspace beneath ``state``
+    """
+
+    workspace: Path
+    state: Path
+    key: str
+
+    @property
+    def own(self) -> Path:
+        """This workspace's private folder: database, lease, artifacts."""
+        return self.state / "ws" / self.key
+
+    @property
+    def database(self) -> Path:
+        return self.own / "handrail.db"
+
+    @property
+    def lease(self) -> Path:
+        return self.own / "lease"
+
+    @property
+    def artifacts(self) -> Path:
+        return self.own / "artifacts"
+
+    def output(self, session_id: str) -> Path:
+        """The session's output folder, made private on first use.
+
+        :raises UsageError: for an id that could not be a folder's name
+        :raises StartError: when the folder cannot be made or is not private
+        """
+        return self._of_session("output", session_id)
+
+    def scratch(self, session_id: str) -> Path:
+        """The session's scratch folder (HOME in its sandbox); see :meth:`output`."""
+        return self._of_session("scratch", session_id)
+
+    def discard(self, session_id: str) -> None:
+        """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
+        check_session_id(session_id)
+        for part in ("output", "scratch"):
+            shutil.rmtree(self.state / part / self.key / session_id, onerror=_unlock_and_retry)
+
+    def _of_session(self, part: str, session_id: str) -> Path:
+        check_session_id(session_id)
+        folder = self.state / part / self.key / session_id
+        _private(self.state / part)
+        _private(folder.parent)
+        _private(folder)
+        return folder
+
+
+def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
+    """Which folders belong to a workspace, without making any: enough to read a log.
+
+    :param workspace: an existing folder
+    :param state: the root of all state; None: ``HANDRAIL_STATE``, else the platform's state folder
+    :param allow_home: accept a home folder or the whole file system as the workspace
+    :raises StartError: when the workspace or the state folder is unfit, with what to do
+    """
+    real = _workspace(Path(workspace), allow_home=allow_home)
+    root = Path(os.path.realpath(_state_root(state)))
+    _check_apart(real, root)
+    key = hashlib.sha256(os.fsencode(real)).hexdigest()[:_KEY_LENGTH]
+    return Folders(real, root, key)
+
+
+def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
+    """:func:`locate`, then make the private folders and check that they are ours alone."""
+    folders = locate(workspace, state, allow_home=allow_home)
+    _root(folders.state)
+    _private(folders.state / "ws")
+    _private(folders.own)
+    _private(folders.artifacts)
+    return folders
+
+
+def check_session_id(session_id: str) -> str:
+    """The id itself, if it can be a folder's name.
+
+    :raises UsageError: when it cannot
+    """
+    if not _SESSION_ID.fullmatch(session_id):
+        raise UsageError(
+            f"{session_id[:80]!r} is no session id; expected 1 to 64 letters, digits, '_' or '-', "
+            "beginning with a letter or digit"
+        )
+    return session_id
+
+
+def unwritable(path: Path, error: OSError) -> StartError:
+    """Why the state folder cannot be used, and the next step."""
+    reason = error.strerror or str(error)
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        step = "free some space there"
+    elif error.errno == errno.EROFS:
+        step = "mount it writable"
+    else:
+        step = "make it writable for this user"
+    return StartError(
+        f"the state folder {path} cannot be written: {reason}. Handrail keeps its log there and runs no call "
+        f"without one; {step}, or choose another folder with --state DIR or {STATE_VARIABLE}"
+    )
+
+
+def _state_root(state: str | Path | None) -> Path:
+    chosen = state if state is not None else os.environ.get(STATE_VARIABLE)
+    if chosen is None or chosen == "":
+        from platformdirs import user_state_path
+
+        return user_state_path("handrail", appauthor=False)
+    return Path(chosen).expanduser()
+
+
+def _workspace(path: Path, *, allow_home: bool) -> Path:
+    try:
+        real = path.expanduser().resolve(strict=True)
+        is_folder = real.is_dir()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StartError(
+            f"the workspace {str(path)!r} cannot be opened: {error}; pass an existing folder with --workspace DIR"
+        ) from None
+    if not is_folder:
+        raise StartError(f"the workspace {real} is not a folder; pass an existing folder with --workspace DIR")
+    if not allow_home and (what := _too_broad(real)):
+        raise StartError(
+            f"the workspace {real} is {what}, so tools would reach everything in it; choose a project folder with "
+            "--workspace DIR, or pass --allow-home if that is what you want"
+        )
+    return real
+
+
+def _too_broad(real: Path) -> str | None:
+    if real == Path(real.anchor):
+        return "the whole file system"
+    for home in _homes():
+        if real == home:
+            return "a home folder"
+        if real in home.parents:
+            return f"a folder that holds the home folder {home}"
+    if real.parent in (Path("/home"), Path("/Users")):
+        return "a home folder"
+    return None
+
+
+def _homes() -> set[Path]:
+    found: set[Path] = set()
+    try:
+        found.add(Path.home().resolve())
+    except (OSError, RuntimeError):
+        pass
+    try:
+        import pwd
+
+        found.add(Path(pwd.getpwuid(os.geteuid()).pw_dir).resolve())
+    except (ImportError, KeyError, OSError, RuntimeError):
+        pass
+    return {home for home in found if home != Path(home.anchor)}
+
+
+def _check_apart(workspace: Path, state: Path) -> None:
+    if _is_inside(state, workspace):
+        raise StartError(
+            f"the state folder {state} lies inside the workspace {workspace}, where tools could change the log; "
+            f"choose one outside with --state DIR or {STATE_VARIABLE}"
+        )
+    for part in _PARTS:
+        if _is_inside(workspace, state / part):
+            raise StartError(
+                f"the workspace {workspace} lies inside Handrail's own state folder {state}; "
+                "choose a project folder with --workspace DIR"
+            )
+
+
+def _is_inside(path: Path, folder: Path) -> bool:
+    """By the file system's own identity where both exist, so that letter case or a bind mount does not hide it."""
+    if path == folder or folder in path.parents:
+        return True
+    try:
+        wanted = folder.stat()
+    except OSError:
+        return False
+    for candidate in (path, *path.parents):
+        try:
+            found = candidate.stat()
+        except OSError:
+            continue
+        if os.path.samestat(found, wanted):
+            return True
+    return False
+
+
+def _root(path: Path) -> None:
+    """The state folder itself: made private, or found ours and not writable by others."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = _status(path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    if os.name != "nt" and found.st_mode & 0o022:
+        raise StartError(
+            f"others may write in the state folder {path} (mode {stat.S_IMODE(found.st_mode):04o}); "
+            f"run chmod 700 {path}, or choose another with --state DIR"
+        )
+
+
+def _private(path: Path) -> None:
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        found = _status(path)
+    except OSError as error:
+        raise unwritable(path, error) from None
+    if os.name != "nt" and found.st_mode & 0o077:
+        raise StartError(
+            f"the state folder {path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
+            f"look whether somebody changed it, then run chmod 700 {path}"
+        )
+
+
+def _status(path: Path) -> os.stat_result:
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise StartError(
+            f"{path} is not a folder but should be one of Handrail's state; move it away, or use --state DIR"
+        )
+    if os.name != "nt" and found.st_uid != os.geteuid():
+        raise StartError(
+            f"the state folder {path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); "
+            "choose one of your own with --state DIR"
+        )
+    return found
+
+
+def _unlock_and_retry(function: object, path: str, failure: object) -> None:
+    """A program may leave folders it made read-only: open the parent once, then let it be."""
+    try:
+        parent = Path(path).parent
+        if not parent.is_symlink():
+            parent.chmod(0o700)
+        target = Path(path)
+        if target.is_dir() and not target.is_symlink():
+            target.chmod(0o700)
+            shutil.rmtree(target, ignore_errors=True)
+        else:
+            target.unlink(missing_ok=True)
+    except OSError:
+        pass

@@ -1,0 +1,55 @@
+"""A workspace's state, opened as a whole: folders, lease, database; closed in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.store.database import Database
+from handrail.store.folders import Folders, prepare
+from handrail.store.lease import Lease
+from handrail.store.sessions import Sessions, SessionState
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Everything of a workspace that outlives a process, held by this one."""
+
+    folders: Folders
+    lease: Lease
+    database: Database
+    sessions: Sessions
+    state: SessionState
+
+    @staticmethod
+    def open(
+        workspace: str | Path,
+        state: str | Path | None = None,
+        *,
+        face: str = "library",
+        allow_home: bool = False,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> Store:
+        """Prepare the folders, take the lease, open the database and count the lease's fencing token.
+
+        :raises StartError: with what is wrong and the next step
+        """
+        folders = prepare(workspace, state, allow_home=allow_home)
+        lease = Lease.acquire(folders, face=face, clock=clock)
+        try:
+            database = Database.open(folders)
+        except BaseException:
+            lease.release()
+            raise
+        lease.fenced(database.token)
+        return Store(folders, lease, database, Sessions(database), SessionState(database))
+
+    async def aclose(self) -> None:
+        """Write what is left, close, and give the lease back."""
+        try:
+            await asyncio.to_thread(self.database.close)
+        finally:
+            self.lease.release()

@@ -1,0 +1,285 @@
+"""One thread that writes, for everybody: group commit without linger.
+
+While one group is being made durable the next one gathers, so a lone caller waits for one sync and sixty-four
+callers share a few. Nothing waits on purpose for company, except items that nobody waits for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+from handrail.contract.errors import LogUnavailable
+
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+
+
+class SinkUnavailable(Exception):
+    """The sink as a whole cannot take anything now (full disk, read-only, damaged); the text says why."""
+
+
+class Sink(Protocol[T_contra]):
+    """Where groups go. Used by the writer's thread only."""
+
+    def write(self, batch: Sequence[T_contra]) -> None:
+        """Make the whole batch durable, or none of it.
+
+        :raises SinkUnavailable: for a failure that no other batch would escape. Any other exception is taken
+            for a fault of an item, and the batch is tried again item by item
+        """
+        ...
+
+    def reopen(self) -> None:
+        """After :class:`SinkUnavailable`: begin anew, and prove that writing works.
+
+        :raises SinkUnavailable: when it does not
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+class _Flush:
+    """Stands in the queue for a caller who waits for what is before it."""
+
+
+_FLUSH = _Flush()
+_Waiting = asyncio.Future[None]
+_Entry = tuple[T | _Flush, _Waiting | None]
+
+
+class Writer(Generic[T]):
+    """Takes items from any thread and writes them in order, a group at a time.
+
+    After a failure nothing is lost and nothing pretends: who waits for durability is told, what was only
+    appended is kept (at most ``max_retained`` items; what had to be let go is counted in :attr:`lost`) and is
+    tried again every ``retry_s`` seconds and with every commit.
+
+    :param linger_s: how long items that nobody waits for may gather before they are written
+    """
+
+    def __init__(
+        self,
+        sink: Sink[T],
+        *,
+        linger_s: float = 0.02,
+        retry_s: float = 1.0,
+        max_batch: int = 1024,
+        max_retained: int = 10_000,
+    ) -> None:
+        self._sink = sink
+        self._linger_s = linger_s
+        self._retry_s = retry_s
+        self._max_batch = max_batch
+        self._max_retained = max_retained
+        self._queue: deque[_Entry[T]] = deque()
+        self._in_flight = 0
+        self._bell = threading.Lock()
+        self._bell.acquire()
+        self._asleep = False
+        self._urgent = False
+        self._closing = False
+        self._refusal: str | None = None
+        self._low_water: deque[tuple[int, _Waiting]] = deque()
+        self.transactions = 0
+        """Groups made durable."""
+        self.commits = 0
+        """Callers who waited for durability and got it."""
+        self.lost = 0
+        """Appended items that could never be written."""
+        self._thread = threading.Thread(target=self._run, name="handrail-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing can be written at the moment, or None."""
+        return self._refusal
+
+    @property
+    def backlog(self) -> int:
+        """Items taken and not yet durable."""
+        return len(self._queue) + self._in_flight
+
+    def append(self, item: T) -> None:
+        """Take an item that nobody waits for. Never blocks, never raises; after :meth:`close` it counts as lost."""
+        if self._closing:
+            self.lost += 1
+            return
+        self._queue.append((item, None))
+        if self._asleep:
+            self._ring()
+
+    async def commit(self, item: T) -> None:
+        """Take an item, and return when it and everything before it is durable.
+
+        Cancelling the wait does not take the item back.
+
+        :raises LogUnavailable: when it could not be written; it will not be written later
+        """
+        await self._wait_for(item)
+
+    async def flush(self) -> None:
+        """Return when everything taken so far is durable; while refusing, try whether writing works again.
+
+        :raises LogUnavailable: when it does not
+        """
+        if self._refusal is None and not self.backlog:
+            return
+        await self._wait_for(_FLUSH)
+
+    async def backlog_below(self, count: int) -> None:
+        """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses.
+
+        :raises LogUnavailable: when the writer is closed
+        """
+        if self.backlog < count or self._refusal is not None:
+            return
+        self._check_open()
+        waiting: _Waiting = asyncio.get_running_loop().create_future()
+        self._low_water.append((count, waiting))
+        self._urgent = True
+        self._ring()
+        await waiting
+
+    def close(self) -> None:
+        """Write what is left, if that is possible, and end the thread. Blocks for as long as that takes."""
+        self._closing = True
+        self._ring()
+        self._thread.join()
+
+    async def _wait_for(self, item: T | _Flush) -> None:
+        self._check_open()
+        waiting: _Waiting = asyncio.get_running_loop().create_future()
+        self._queue.append((item, waiting))
+        self._urgent = True
+        if self._bell.locked():
+            self._ring()
+        await waiting
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise LogUnavailable("the log is closed: the kernel has been shut down")
+
+    def _ring(self) -> None:
+        try:
+            self._bell.release()
+        except RuntimeError:  # it is ringing already
+            pass
+
+    # --- the writer's thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        bell = self._bell
+        while True:
+            if not self._queue and not self._low_water:
+                if self._closing:
+                    break
+                self._asleep = True
+                # Looked at again after saying so: whoever appended before did not ring.
+                if not self._queue and not self._closing:
+                    bell.acquire()
+                self._asleep = False
+            if not self._urgent and not self._closing:
+                bell.acquire(timeout=self._linger_s if self._refusal is None else self._retry_s)
+            self._urgent = False
+            closing = self._closing
+            # Counted before they leave the queue, so that no moment shows fewer than there are.
+            self._in_flight = min(len(self._queue), self._max_batch)
+            batch = [self._queue.popleft() for _ in range(self._in_flight)]
+            if batch:
+                if len(batch) == self._max_batch:  # what is left may hold callers who rang for this round
+                    self._urgent = True
+                self._retain(self._write(batch))
+                self._in_flight = 0
+            self._tell_low_water()
+            if closing and self._refusal is not None:
+                self._give_up()
+        self._give_up()
+        self._sink.close()
+
+    def _write(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
+        """Write a batch, answer its callers, and return what is to be kept for another try."""
+        items: list[T] = [item for item, _ in batch if not isinstance(item, _Flush)]
+        waiting = [future for _, future in batch if future is not None]
+        try:
+            if self._refusal is not None:
+                self._sink.reopen()
+            if items:
+                self._sink.write(items)
+                self.transactions += 1
+        except SinkUnavailable as error:
+            self._refusal = str(error) or "the log cannot be written"
+            _settle_all(waiting, self._refusal)
+            return [entry for entry in batch if entry[1] is None]
+        except Exception as error:
+            if len(batch) > 1:
+                return self._write_singly(batch)
+            self.lost += not waiting
+            _settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
+            return []
+        self._refusal = None
+        self.commits += len(waiting)
+        _settle_all(waiting, None)
+        return []
+
+    def _write_singly(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
+        """One item is faulty: find it, so that it takes none of its neighbours with it."""
+        for index, entry in enumerate(batch):
+            kept = self._write([entry])
+            if self._refusal is not None:
+                rest = batch[index + 1 :]
+                _settle_all([future for _, future in rest if future is not None], self._refusal)
+                return kept + [other for other in rest if other[1] is None]
+        return []
+
+    def _retain(self, kept: list[_Entry[T]]) -> None:
+        queue = self._queue
+        queue.extendleft(reversed(kept))
+        # Callers who wait are never dropped: the next round, which their ring starts, answers them.
+        while len(queue) > self._max_retained and queue[0][1] is None and self._refusal is not None:
+            queue.popleft()
+            self.lost += 1
+
+    def _tell_low_water(self) -> None:
+        if not self._low_water:
+            return
+        reached: list[_Waiting] = []
+        for _ in range(len(self._low_water)):
+            count, future = self._low_water.popleft()
+            if self._refusal is not None or self._closing or len(self._queue) < count:
+                reached.append(future)
+            else:
+                self._low_water.append((count, future))
+                self._urgent = True
+        _settle_all(reached, None)
+
+    def _give_up(self) -> None:
+        """At the end: whoever still waits is told, whatever could not be written is counted."""
+        left = [self._queue.popleft() for _ in range(len(self._queue))]
+        self.lost += sum(future is None for _, future in left)
+        _settle_all([future for _, future in left if future is not None], "the log is closed")
+
+
+def _settle_all(waiting: list[_Waiting], failure: str | None) -> None:
+    """Answer the callers: one wake-up per event loop, not one per caller."""
+    loops: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
+    for future in waiting:
+        loops.setdefault(future.get_loop(), []).append(future)
+    for loop, futures in loops.items():
+        try:
+            loop.call_soon_threadsafe(_settle, futures, failure)
+        except RuntimeError:  # that loop has been closed, and its callers with it
+            pass
+
+
+def _settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+    for future in futures:
+        if not future.done():
+            if failure is None:
+                future.set_result(None)
+            else:
+                future.set_exception(LogUnavailable(failure))
