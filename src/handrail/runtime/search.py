@@ -149,7 +149,7 @@ class RipgrepSearch:
                 yield piece
             error = failure(await process.wait(), records.rest)
         finally:
-            await process.kill()
+            await asyncio.shield(asyncio.ensure_future(process.kill()))  # a second cancellation does not stop it
         if error is not None:
             raise error
 

@@ -1,0 +1,449 @@
+"""The search door on real trees, in the sandbox and without one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Capability, CapabilitySet, Layer
+from handrail.contract.runtime import Found
+from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.runtime import ripgrep
+from handrail.runtime.ripgrep import PathFilter, Records, alternatives, installed
+from handrail.runtime.roots import May, Roots
+from handrail.runtime.search import RipgrepSearch
+from handrail.sandbox.tiers import Refusing, choose
+
+pytestmark = pytest.mark.proves("T-08")
+
+Searching = Callable[..., RipgrepSearch]
+
+
+def everything(_: Capability, __: str | Sequence[str]) -> str | None:
+    return None
+
+
+def nothing_like(*names: str) -> May:
+    def may(_: Capability, target: str | Sequence[str]) -> str | None:
+        assert isinstance(target, str)
+        return f"{target} is denied" if Path(target).name in names else None
+
+    return may
+
+
+@pytest.fixture(params=["confined", "direct"])
+def sandbox(request: pytest.FixtureRequest) -> Sandbox:
+    if request.param == "direct":
+        return Refusing(Tier("none", "not used in this test"))
+    found = choose()
+    if not found.tier.confines:
+        pytest.skip(found.tier.detail)
+    return found
+
+
+@pytest.fixture
+def searching(workspace: Path, tmp_path: Path, sandbox: Sandbox) -> Searching:
+    """Makes a search door on the workspace, with what may be read."""
+    scratch = tmp_path.resolve() / "scratch"
+    scratch.mkdir()
+
+    def make(may: May = everything, readable: Sequence[Path] = ()) -> RipgrepSearch:
+        roots = Roots(workspace, readable)
+        whole = Layer("test", fs_read=(str(workspace), *map(str, readable)))
+        profile = Profile(roots.workspace, str(scratch), readable=roots.readable)
+        return RipgrepSearch(roots, sandbox, profile, CapabilitySet((whole,)), may)
+
+    return make
+
+
+def put(workspace: Path, files: dict[str, str | bytes]) -> None:
+    for name, content in files.items():
+        path = workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+
+
+def lines(found: Found) -> list[tuple[str, int, str]]:
+    return [(match.path, match.line, match.text) for match in found.matches]
+
+
+async def test_matches_come_sorted_with_path_line_and_text(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"b.py": "x\ndef run():\n", "a/c.py": "def run():\r\n    run()\n", "d.txt": "nothing"})
+    found = await searching().grep("run")
+    assert lines(found) == [("a/c.py", 1, "def run():"), ("a/c.py", 2, "    run()"), ("b.py", 2, "def run():")]
+    assert not found.more
+
+
+async def test_a_folder_or_one_file_can_be_searched(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a/one.py": "here\n", "a/-rf": "here\n", "two.py": "here\n"})
+    search = searching()
+    assert lines(await search.grep("here", "a")) == [("a/-rf", 1, "here"), ("a/one.py", 1, "here")]
+    assert lines(await search.grep("here", "a/-rf")) == [("a/-rf", 1, "here")]
+    assert lines(await search.grep("here", str(workspace / "two.py"))) == [("two.py", 1, "here")]
+
+
+async def test_case_and_literal_text_can_be_asked_for(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a": "f(x)\nF(X)\nfx\n"})
+    search = searching()
+    assert [line for _, line, _ in lines(await search.grep("f(x)", ignore_case=True, literal=True))] == [1, 2]
+    assert [line for _, line, _ in lines(await search.grep("f(x)"))] == [3]
+    assert [line for _, line, _ in lines(await search.grep("F"))] == [2]
+
+
+async def test_ignore_files_are_honoured_even_under_a_glob(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a.py": "x", "built.py": "x", "node_modules/m.py": "x", ".hidden.py": "x", ".h/i.py": "x"})
+    put(workspace, {".gitignore": "built.py\nnode_modules/\n", ".git/config": "x"})
+    search = searching()
+    for glob in (None, "*.py", "**/*.py", "*", "**", "*.{py,md}", "[a-z]*.py"):
+        assert [path for path, _, _ in lines(await search.grep("x", glob=glob))] == ["a.py"], glob
+    for pattern in ("*.py", "**/*.py", "*", "**", "{a,built}.py"):
+        assert (await search.glob(pattern)).paths == ("a.py",), pattern
+    assert (await search.glob("**/*", hidden=True)).paths == (".gitignore", ".h/i.py", ".hidden.py", "a.py")
+
+
+@pytest.mark.parametrize(
+    ("glob", "paths"),
+    [
+        ("*.py", ["a.py", "src/b.py", "src/deep/c.py"]),
+        ("src/*.py", ["src/b.py"]),
+        ("src/**/*.py", ["src/b.py", "src/deep/c.py"]),
+        ("{src,doc}/**", ["doc/d.md", "src/b.py", "src/deep/c.py"]),
+        ("!*.py", ["doc/d.md"]),
+        ("!src", ["a.py", "doc/d.md"]),
+        ("!src/deep", ["a.py", "doc/d.md", "src/b.py"]),
+        ("?.m[a-f]", ["doc/d.md"]),
+        ("*.none", []),
+    ],
+)
+async def test_a_glob_narrows_a_search(workspace: Path, searching: Searching, glob: str, paths: list[str]) -> None:
+    put(workspace, {"a.py": "x", "src/b.py": "x", "src/deep/c.py": "x", "doc/d.md": "x"})
+    assert [path for path, _, _ in lines(await searching().grep("x", glob=glob))] == paths
+
+
+@pytest.mark.parametrize(
+    ("pattern", "paths"),
+    [
+        ("*.py", ("a.py",)),
+        ("**/*.py", ("a.py", "src/b.py", "src/deep/c.py")),
+        ("src/*", ("src/b.py",)),
+        ("./src/**/c.*", ("src/deep/c.py",)),
+        ("**/[bc].py", ("src/b.py", "src/deep/c.py")),
+        ("src", ()),
+    ],
+)
+async def test_a_pattern_lists_files(
+    workspace: Path, searching: Searching, pattern: str, paths: tuple[str, ...]
+) -> None:
+    put(workspace, {"a.py": "", "src/b.py": "", "src/deep/c.py": ""})
+    assert (await searching().glob(pattern)).paths == paths
+
+
+async def test_a_pattern_below_a_folder_is_matched_from_that_folder(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"src/a.py": "", "src/deep/b.py": ""})
+    assert (await searching().glob("*.py", "src")).paths == ("src/a.py",)
+
+
+async def test_a_search_stops_at_its_bound_and_says_so(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"big.txt": "match\n" * 300_000, "small.txt": "match\n"})
+    found = await searching().grep("match", max_matches=7)
+    assert len(found.matches) == 7
+    assert found.more
+    put(workspace, {f"many/{n}": "" for n in range(50)})
+    listed = await searching().glob("many/*", max_paths=10)
+    assert len(listed.paths) == 10
+    assert listed.more
+    exact = await searching().grep("match", "small.txt", max_matches=1)
+    assert len(exact.matches) == 1
+    assert not exact.more
+
+
+async def test_a_long_line_is_cut(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"min.js": "needle" + "x" * 5_000_000 + "\n"})
+    ((_, _, text),) = lines(await searching().grep("needle"))
+    assert text.startswith("needlexxx")
+    assert len(text) < 700
+
+
+@pytest.mark.parametrize("pattern", ["(unclosed", "[z-a]", "(?=ahead)", r"\1", "(a{1000}){1000}{1000}", "a\nb"])
+async def test_a_pattern_that_is_none_is_explained(workspace: Path, searching: Searching, pattern: str) -> None:
+    put(workspace, {"a": "a\n"})
+    with pytest.raises(ToolError) as refused:
+        await searching().grep(pattern)
+    assert refused.value.kind == "invalid_input"
+    assert "Correct the pattern" in str(refused.value)
+
+
+@pytest.mark.parametrize("pattern", ["a\0b", "x" * 40_000])
+async def test_a_pattern_that_cannot_be_handed_over_is_refused(searching: Searching, pattern: str) -> None:
+    with pytest.raises(ToolError, match="the pattern") as refused:
+        await searching().grep(pattern)
+    assert refused.value.kind == "invalid_input"
+
+
+@pytest.mark.parametrize("glob", ["[z-a].py", "{a,b}" * 12])
+async def test_a_glob_that_is_none_is_refused(searching: Searching, glob: str) -> None:
+    with pytest.raises(ToolError) as refused:
+        await searching().glob(glob)
+    assert refused.value.kind == "invalid_input"
+
+
+@pytest.mark.parametrize("pattern", ["-e", "--files", "--pre=touch pwned", "--", "-", "$(touch pwned)", "`id`"])
+async def test_a_pattern_is_never_an_option_or_a_command(workspace: Path, searching: Searching, pattern: str) -> None:
+    put(workspace, {"a.txt": f"has {pattern} in it\n", "-x": "none"})
+    found = await searching().grep(pattern, literal=True)
+    assert lines(found) == [("a.txt", 1, f"has {pattern} in it")]
+    await searching().glob(f"{pattern}*")
+    assert not (workspace / "pwned").exists()
+
+
+async def test_a_pattern_that_blows_up_elsewhere_takes_no_longer_here(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a.txt": "a" * 20_000 + "!\n"})
+    assert not (await searching().grep(r"^(a+)+$")).matches
+    assert not (await searching().grep(r"^(a|a)*b$")).matches
+
+
+async def test_names_of_any_bytes_are_told_apart_and_shown_safely(workspace: Path, searching: Searching) -> None:
+    folder = os.fsencode(workspace)
+    for name in (b"new\nline", b"\xff\xfe", b"esc\x1b[31m", b"sp ace:12:x", b"7"):
+        Path(os.fsdecode(folder + b"/" + name)).write_bytes(b"needle \xff\n")
+    found = await searching().grep("needle")
+    assert lines(found) == [
+        (name, 1, "needle \ufffd") for name in ("7", r"\xff\xfe", r"esc\x1b[31m", r"new\nline", "sp ace:12:x")
+    ]
+    assert set((await searching().glob("*")).paths) == {match.path for match in found.matches}
+
+
+async def test_binary_files_leave_no_trace_in_what_follows(workspace: Path, searching: Searching) -> None:
+    late = b"needle\n" * 20_000 + b"\0\n" + b"needle\n"
+    put(workspace, {"early.bin": b"needle\0needle\n", "late.bin": late, **{f"t{n}": "needle\n" for n in range(20)}})
+    found = await searching().grep("needle", max_matches=100_000)
+    paths = {match.path for match in found.matches}
+    assert paths == {"late.bin", *(f"t{n}" for n in range(20))}
+    assert not (await searching().grep("needle", "early.bin")).matches
+
+
+async def test_a_file_named_like_a_note_hides_nobody_behind_another_name(workspace: Path, searching: Searching) -> None:
+    """A denied file whose name ends in what ripgrep says of a binary file, and another file's name."""
+    note = 'a.txt: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\nb.txt'
+    put(workspace, {"a.txt": "needle", note: "needle of the denied file", "b.txt": "needle"})
+    denied = note.rpartition("/")[2]
+    found = await searching(nothing_like(denied)).grep("needle")
+    assert "needle of the denied file" not in [match.text for match in found.matches]
+
+
+def test_a_note_is_taken_off_only_after_the_file_it_is_about() -> None:
+    note = b'./a: WARNING: stopped searching binary file after match (found "\\0" byte around offset 7)\n'
+    assert [path for path, *_ in Records().feed(b"./a\x001\x00x\n" + note + b"./b\x002\x00y\n")] == [b"./a", b"./b"]
+    assert [path for path, *_ in Records().feed(note + b"./b\x002\x00y\n")] == [note + b"./b"]
+
+
+async def test_what_may_not_be_read_is_left_out_and_does_not_tell_what_is_in_it(
+    workspace: Path, searching: Searching
+) -> None:
+    put(workspace, {"key.pem": "secret one\nsecret two\n", "a.txt": "secret three\n"})
+    search = searching(nothing_like("key.pem"))
+    hit = await search.grep("secret")
+    assert lines(hit) == [("a.txt", 1, "secret three")]
+    miss = await search.grep("secret th")
+    assert (hit.skipped, hit.more) == (miss.skipped, miss.more)
+    listed = await search.glob("*")
+    assert (listed.paths, listed.skipped) == (("a.txt",), 1)
+    with pytest.raises(ToolError, match=r"key\.pem is denied") as refused:
+        await search.grep("secret", "key.pem")
+    assert refused.value.kind == "denied"
+
+
+async def test_denied_matches_do_not_fill_the_bound(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a.pem": "x\n" * 1000, "z.txt": "x\n"})
+    found = await searching(nothing_like("a.pem")).grep("x", max_matches=1)
+    assert lines(found) == [("z.txt", 1, "x")]
+    assert not found.more
+
+
+async def test_each_file_is_judged_once(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a.txt": "x\n" * 50, "b.txt": "x\n" * 50})
+    asked: list[str | Sequence[str]] = []
+
+    def may(_: Capability, target: str | Sequence[str]) -> str | None:
+        asked.append(target)
+        return None
+
+    await searching(may).grep("x")
+    assert sorted(map(str, asked)) == [str(workspace / "a.txt"), str(workspace / "b.txt")]
+
+
+async def test_links_are_not_followed(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"real/a.txt": "TOP-SECRET\n"})
+    (workspace / "out").symlink_to(workspace.parent / "ws_secret")
+    (workspace / "loop").symlink_to(workspace)
+    (workspace / "link.txt").symlink_to(workspace.parent / "ws_secret" / "key")
+    found = await searching().grep("TOP-SECRET")
+    assert [match.path for match in found.matches] == ["real/a.txt"]
+    assert (await searching().glob("**")).paths == ("real/a.txt",)
+
+
+@pytest.mark.parametrize("path", ["..", "../ws_secret", "/etc", "out", "/proc/self/root"])
+async def test_what_lies_outside_the_roots_is_refused(workspace: Path, searching: Searching, path: str) -> None:
+    (workspace / "out").symlink_to(workspace.parent / "ws_secret")
+    for attempt in (searching().grep("TOP", path), searching().glob("*", path)):
+        with pytest.raises(ToolError) as refused:
+            await attempt
+        assert refused.value.kind == "denied"
+
+
+async def test_another_root_can_be_searched_under_its_own_name(
+    workspace: Path, tmp_path: Path, searching: Searching
+) -> None:
+    other = tmp_path.resolve() / "output"
+    put(other, {"1.txt": "kept\n"})
+    found = await searching(readable=[other]).grep("kept", str(other))
+    assert lines(found) == [(str(other / "1.txt"), 1, "kept")]
+
+
+async def test_what_is_no_file_or_folder_is_refused_at_once(workspace: Path, searching: Searching) -> None:
+    os.mkfifo(workspace / "pipe")
+    put(workspace, {"a.txt": "x\n"})
+    assert lines(await searching().grep("x")) == [("a.txt", 1, "x")]
+    for attempt in (
+        searching().grep("x", "pipe"),
+        searching().grep("x", "absent"),
+        searching().grep("x", "a.txt/b"),
+        searching().glob("*", "a.txt"),
+    ):
+        with pytest.raises(ToolError):
+            await attempt
+
+
+def children() -> set[int]:
+    listing = subprocess.run(["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=True).stdout
+    pairs = [tuple(map(int, line.split())) for line in listing.splitlines()]
+    found = {os.getpid()}
+    while grown := {pid for pid, parent in pairs if parent in found} - found:
+        found |= grown
+    return found - {os.getpid()}
+
+
+async def test_a_cancelled_search_leaves_no_process(workspace: Path, searching: Searching) -> None:
+    put(workspace, {"a.txt": "x\n" * 2_000_000})
+    reached = asyncio.Event()
+
+    def may(_: Capability, __: str | Sequence[str]) -> str | None:
+        reached.set()
+        return "not this one"
+
+    before = children()
+    task = asyncio.create_task(searching(may).grep("x"))
+    await reached.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not gone(before)
+    await searching().grep("x", max_matches=1)
+    assert not gone(before)
+
+
+def gone(before: Iterable[int]) -> set[int]:
+    """What runs now and did not before; ``ps`` itself aside."""
+    return {pid for pid in children() - set(before) if Path(f"/proc/{pid}").exists()}
+
+
+async def test_settings_of_the_machine_change_nothing(
+    workspace: Path, tmp_path: Path, searching: Searching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configuration = tmp_path / "ripgreprc"
+    configuration.write_text("--files\n")
+    monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(configuration))
+    put(workspace, {"a.txt": "x\n"})
+    assert lines(await searching().grep("x")) == [("a.txt", 1, "x")]
+
+
+def test_without_a_sandbox_no_program_of_the_workspace_is_run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = shutil.which("rg")
+    assert real is not None
+    planted = workspace / "bin" / "rg"
+    planted.parent.mkdir()
+    shutil.copy(real, planted)
+    monkeypatch.setenv("PATH", f"{planted.parent}:{Path(real).parent}")
+    assert installed(str(workspace), confined=False) == real
+    assert installed(str(workspace), confined=True) == str(planted)
+
+
+def test_without_a_ripgrep_on_path_the_installed_package_serves(
+    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
+    found = installed(str(workspace), confined=True)
+    assert subprocess.run([found, "--version"], capture_output=True, check=True).stdout.startswith(b"ripgrep ")
+    ripgrep._candidates.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(ripgrep, "_NAME", "no-such-program")
+    with pytest.raises(ToolError, match="install ripgrep"):
+        installed(str(workspace), confined=True)
+    ripgrep._candidates.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+pieces = st.lists(
+    st.tuples(
+        st.binary(min_size=1, max_size=8).map(lambda b: b.replace(b"\0", b"n")),
+        st.integers(1, 99),
+        st.binary(max_size=8).map(lambda b: b.replace(b"\n", b" ")),
+    ),
+    max_size=8,
+)
+
+
+@given(pieces, st.integers(1, 7))
+def test_records_are_read_alike_however_they_arrive(records: list[tuple[bytes, int, bytes]], size: int) -> None:
+    stream = b"".join(b"%s\0%d\0%s\n" % one for one in records)
+    reader = Records()
+    found: list[tuple[bytes, int, bytes]] = []
+    for at in range(0, len(stream), size):
+        found += [(path, line, text) for path, line, text, _ in reader.feed(stream[at : at + size])]
+    assert found == records
+    assert reader.rest == b""
+
+
+@pytest.mark.parametrize(
+    ("pattern", "plain"),
+    [
+        ("a{b,c}d", ["abd", "acd"]),
+        ("{a,b}{c,d}", ["ac", "ad", "bc", "bd"]),
+        ("{a,{b,c}}", ["a", "b", "c"]),
+        ("{a}", ["{a}"]),
+        ("{a,b", ["{a,b"]),
+        ("a}", ["a}"]),
+        ("{,x}", ["", "x"]),
+        ("{}{a,b}", ["{}a", "{}b"]),
+    ],
+)
+def test_braces_stand_for_alternatives(pattern: str, plain: list[str]) -> None:
+    assert alternatives(pattern) == plain
+
+
+@given(st.text(alphabet="{},a", max_size=30))
+def test_any_braces_end(pattern: str) -> None:
+    try:
+        found = alternatives(pattern)
+    except ToolError as error:
+        assert error.kind == "invalid_input"
+    else:
+        assert len(found) <= 256
+
+
+@given(st.lists(st.sampled_from(["src", "a.py", "b.PY", "*.py", "**", ".x", "x.tar.gz"]), min_size=1, max_size=3))
+def test_narrowing_by_type_never_loses_a_wanted_file(parts: list[str]) -> None:
+    """What ripgrep is told by the last part has to let through all that the whole pattern wants."""
+    wanted = PathFilter.of("/".join(parts))
+    types = [one.partition(":")[2] for one in wanted.arguments() if one.startswith("--type-add")]
+    for path in ("a.py", "src/a.py", "src/src/b.py", "x.tar.gz", "src/x.tar.gz"):
+        if wanted.wants(path) and types:
+            name = path.rpartition("/")[2]
+            assert any(PathFilter.of(one).wants(name) for one in types)
