@@ -59,7 +59,7 @@ def _lock(value: object) -> LockSpec:
     raise ValueError('expected "RESOURCE:S", "RESOURCE:X" or {"resource": "…", "mode": "S" or "X"}')
 
 
-def _exec_path(value: object) -> str:
+def own_exec_path(value: object) -> str:
     """Beneath the tool's own folder, whatever folder it had where it was written."""
     if not isinstance(value, str):
         raise ValueError("expected text")
@@ -70,7 +70,7 @@ def _exec_path(value: object) -> str:
 
 
 Lock = Annotated[LockSpec, PlainValidator(_lock)]
-ExecPath = Annotated[str, PlainValidator(_exec_path)]
+ExecPath = Annotated[str, PlainValidator(own_exec_path)]
 
 
 class LlmView(_View):

@@ -41,8 +41,8 @@ class PluginSource:
             except (Exception, SystemExit) as error:
                 faults.append(Fault(place, point.value, f"cannot be imported: {type(error).__name__}: {error}"))
                 continue
-            several = offered if isinstance(offered, (list, tuple)) else (offered,)
-            loaded = tools_among(cast("Iterable[object]", several), place)
+            several = cast("Iterable[object]", offered) if isinstance(offered, (list, tuple)) else (offered,)
+            loaded = tools_among(several, place)
             tools += loaded.tools
             faults += loaded.faults
         return Loaded(tuple(tools), tuple(faults))

@@ -1,0 +1,161 @@
+"""Executable tools: a program in any language that reads JSON and answers with JSON.
+
+The protocol of a call: the arguments, one JSON object, on stdin, and then its end; one JSON object on stdout;
+exit code 0. Diagnostics go to stderr. The answer may be plain data, an envelope
+(``{"type": "output", "data": …}``, ``{"type": "error", "error_text": …}``) or a status
+(``{"status": "success", "summary": …}``). The environment holds ``HANDRAIL_TOOL``, ``HANDRAIL_CALL_ID``,
+``HANDRAIL_SESSION_ID``, ``HANDRAIL_AGENT`` and ``HANDRAIL_WORKSPACE``; nothing of the kernel's own.
+
+Each call is a process group of its own in the sandbox of that call's capability set, with the tool's folder
+read-only beside it, and nothing of it outlives the call.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.jsontext import ArgumentText, parse_object
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.runtime import Runtime
+from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.shapes import recognise
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_DEPTH = 128
+MAX_STDERR_TAIL = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Confinement:
+    """What the kernel gives an executable to run in.
+
+    :param profile_for: the session's folders, for one call
+    :param own: the set and the folders of a tool that stays up between calls of any session
+    """
+
+    sandbox: Sandbox
+    profile_for: Callable[[Runtime], Profile]
+    own: Callable[[ToolSpec], tuple[CapabilitySet, Profile]]
+
+
+class ExecutableTool(Tool):
+    """A program that is started for each call.
+
+    :param executable: absolute, canonical
+    :param folder: the tool's own folder, mounted read-only
+    """
+
+    trusted = False
+
+    def __init__(self, spec: ToolSpec, executable: str, folder: str, confinement: Confinement) -> None:
+        self.spec = spec
+        self.executable = executable
+        self.folder = folder
+        self.confinement = confinement
+
+    def __repr__(self) -> str:
+        return f"<tool {self.spec.id}: {self.executable}>"
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        profile = self.around(
+            self.confinement.profile_for(runtime),
+            {
+                "HANDRAIL_CALL_ID": runtime.call_id,
+                "HANDRAIL_SESSION_ID": runtime.session_id,
+                "HANDRAIL_AGENT": runtime.agent,
+            },
+        )
+        process = await self.confinement.sandbox.start(runtime.capabilities, profile, (self.executable,))
+        try:
+            output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1)
+            code = await process.wait()
+        finally:
+            await process.kill()
+        return answer_of(output, errors, code)
+
+    def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
+        """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write."""
+        told = {"HANDRAIL_TOOL": self.spec.id, "HANDRAIL_WORKSPACE": profile.workspace}
+        return replace(
+            profile,
+            readable=(*profile.readable, self.folder),
+            workspace_writable=profile.workspace_writable and self.spec.side_effect != "read",
+            environment={**profile.environment, **told, **environment},
+        )
+
+
+def as_json(value: object) -> bytes:
+    """One line of JSON."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+
+def answer_of(output: bytes, errors: bytes, code: int) -> object:
+    """What a finished program said.
+
+    :return: data, or a :class:`~handrail.contract.result.Result` where it answered in a known shape
+    :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` where the
+        protocol was not kept; what it wrote to stderr is in ``data``
+    """
+    said = tail(errors)
+    if len(output) > MAX_ANSWER_BYTES:
+        raise ToolError(
+            f"it answered with more than {MAX_ANSWER_BYTES:,} bytes; ask for less, or for a file in the workspace",
+            kind="limit",
+            data=_evidence(code, said),
+        )
+    answer: dict[str, Any] | None = None
+    problem = "it wrote nothing to stdout"
+    if output.strip():
+        try:
+            answer = parse_object(
+                output,
+                what="the contents of its stdout",
+                max_bytes=MAX_ANSWER_BYTES,
+                max_depth=MAX_ANSWER_DEPTH,
+            )
+        except ArgumentText as error:
+            problem = str(error)
+    if code != 0:
+        result = recognise(answer)
+        if result is not None and not result.ok:
+            return result
+        evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
+        raise ToolError(f"{ending(code)}{_last_line(said)}", kind="failed" if code > 0 else "backend", data=evidence)
+    if answer is None:
+        raise ToolError(
+            f"{problem}; a tool answers with one JSON object on stdout{_last_line(said)}",
+            kind="backend",
+            data=_evidence(code, said),
+        )
+    return recognise(answer) or answer
+
+
+def ending(code: int) -> str:
+    """How a process ended, in words."""
+    if code >= 0:
+        return f"it ended with exit code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = "unknown"
+    return f"it was ended by signal {-code} ({name})"
+
+
+def tail(errors: bytes) -> str:
+    """The end of what a program wrote to stderr."""
+    return errors[-MAX_STDERR_TAIL:].decode("utf-8", "replace").strip()
+
+
+def _last_line(said: str) -> str:
+    return f". The last line on its stderr: {said.splitlines()[-1][:300]}" if said else ""
+
+
+def _evidence(code: int, said: str) -> dict[str, Any]:
+    return {"exit_code": code, "stderr": said} if said else {"exit_code": code}

@@ -1,0 +1,157 @@
+"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language.
+
+Read once, when a generation is built, from folders that only the operator can write: whoever could write
+there could run programs as tools. What is loose (owner, permissions, links that lead out) is a fault.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from handrail.contract.errors import Fault, LoadError
+from handrail.contract.jsontext import parse_object
+from handrail.contract.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest
+from handrail.contract.spec import ToolSpec
+from handrail.registry.sources.executables import Confinement, ExecutableTool
+from handrail.registry.sources.persistent import PersistentTool
+from handrail.registry.sources.source import Found, Loaded, Rank
+
+_OTHERS_MAY_WRITE = 0o022
+
+
+@dataclass(frozen=True, slots=True)
+class FolderSource:
+    """Every ``*.json`` directly in a folder. A folder that does not exist has no tools.
+
+    :param path: absolute; the global and an agent's folder lie in the configuration folder, never in a workspace
+    :param confinement: what its executables are started in
+    :param workspaces: the roots that a model can write to; a folder that meets one of them is refused
+    """
+
+    path: str | Path
+    rank: Rank
+    confinement: Confinement
+    workspaces: tuple[str, ...] = ()
+    foreign: bool = False
+
+    def load(self) -> Loaded:
+        if not os.path.lexists(self.path):
+            return Loaded()
+        folder = Path(os.path.realpath(self.path))
+        if problem := self._problem_with_folder(folder):
+            return Loaded(faults=(Fault(str(self.path), "", problem),))
+        tools: list[Found] = []
+        faults: list[Fault] = []
+        for manifest in sorted(folder.iterdir()):
+            if manifest.suffix != ".json" or manifest.name.startswith("."):
+                continue
+            try:
+                tools.append(Found(self._tool(folder, manifest), str(manifest)))
+            except LoadError as error:
+                faults += error.faults
+        return Loaded(tuple(tools), tuple(faults))
+
+    def _problem_with_folder(self, folder: Path) -> str | None:
+        if not folder.is_dir():
+            return "is not a folder; tools are read from a folder of manifests and executables"
+        for root in self.workspaces:
+            workspace = Path(os.path.realpath(root))
+            if folder.is_relative_to(workspace) or workspace.is_relative_to(folder):
+                return f"meets the workspace {workspace}, where a model can write; keep tools in a folder apart from it"
+        for ancestor in folder.parents:
+            found = ancestor.lstat()
+            if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+                return f"{ancestor} above it may be written by everybody; run: chmod o-w {ancestor}"
+        return loose(folder)
+
+    def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
+        """:raises LoadError: with all faults of the manifest and of its executable"""
+        faults: list[Fault] = []
+        spec: ToolSpec | None = None
+        content = _content(manifest)
+        try:
+            spec = parse_manifest(content, str(manifest))
+        except LoadError as error:
+            faults += error.faults
+        named = _executable_named(content, spec, faults) or manifest.stem
+        executable = Path(os.path.realpath(folder / named))
+        if not _hides_executable(faults) and (problem := _problem_with_executable(folder, named, executable)):
+            faults.append(Fault(str(manifest), "runtime.exec_path", problem))
+        if faults or spec is None:
+            raise LoadError(faults)
+        inner = executable.relative_to(folder).parts[:-1]
+        made = PersistentTool if spec.persistent else ExecutableTool
+        return made(spec, str(executable), str(folder.joinpath(*inner[:1])), self.confinement)
+
+
+def loose(path: Path) -> str | None:
+    """Why somebody else could change what is at ``path``, or None."""
+    if os.name != "posix":
+        return None  # nothing is started there: no tier confines it
+    found = path.lstat()
+    if found.st_uid not in (0, os.geteuid()):
+        return f"belongs to user {found.st_uid}; expected this user or root. Run: chown {os.geteuid()} {path}"
+    if found.st_mode & _OTHERS_MAY_WRITE:
+        return f"may be written by its group or by others; run: chmod go-w {path}"
+    return None
+
+
+def _content(manifest: Path) -> bytes:
+    """A manifest's bytes.
+
+    :raises LoadError: when it is no regular file of the operator's
+    """
+    try:
+        descriptor = os.open(manifest, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        linked = manifest.is_symlink()
+        problem = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror}"
+        raise LoadError([Fault(str(manifest), "", problem)]) from None
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest's JSON")])
+        if problem := loose(manifest):
+            raise LoadError([Fault(str(manifest), "", problem)])
+        return file.read(MAX_MANIFEST_BYTES + 1)
+
+
+def _hides_executable(faults: list[Fault]) -> bool:
+    """Whether what is wrong with the manifest leaves open which executable is meant."""
+    return any(fault.where in ("", "runtime", "runtime.exec_path") for fault in faults)
+
+
+def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]) -> str | None:
+    """What the manifest calls its executable, also where the manifest is faulty in other places."""
+    if spec is not None:
+        return spec.exec_path
+    if _hides_executable(faults):
+        return None
+    runtime: Any = parse_object(content, max_bytes=MAX_MANIFEST_BYTES).get("runtime", {})
+    return own_exec_path(runtime["exec_path"]) if runtime.get("exec_path") is not None else None
+
+
+def _problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
+    if not os.path.lexists(folder / named):
+        return f"there is no {named!r} beside the manifest; put the executable there or name it in exec_path"
+    if not executable.is_relative_to(folder):
+        return f"{named!r} leads out of the tool's folder to {executable}; put the executable itself there"
+    try:
+        mode = executable.lstat().st_mode
+    except OSError as error:
+        return f"{named!r} cannot be looked at: {error.strerror}"
+    if stat.S_ISDIR(mode):
+        return f"{named!r} is a folder; name the executable in it, as in exec_path: {named + '/run'!r}"
+    if not stat.S_ISREG(mode):
+        return f"{named!r} is not a regular file"
+    if not mode & 0o111 or not os.access(executable, os.X_OK):
+        return f"{named!r} is not executable; run: chmod +x {executable}"
+    for part in (executable, *executable.parents):
+        if part == folder:
+            break
+        if problem := loose(part):
+            return f"{part.relative_to(folder)} {problem}"
+    return None

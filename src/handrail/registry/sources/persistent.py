@@ -1,0 +1,161 @@
+"""Executable tools that stay up between calls: no start-up per call.
+
+The protocol: one JSON object per line, both ways, one call at a time.
+
+- to stdin: ``{"id": "…", "arguments": {…}}``
+- from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` where the error is a text or
+  ``{"text": "…", "kind": "failed", "data": …}``
+
+The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
+ends with its generation. A call that is cancelled, or an answer that breaks the protocol, ends the process;
+the next call starts another. After a crash the next start waits a little longer each time, up to a bound.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+from handrail.contract.errors import ToolError
+from handrail.contract.jsontext import ArgumentText, parse_object
+from handrail.contract.runtime import Runtime
+from handrail.contract.sandbox import Process
+from handrail.contract.shapes import from_envelope, recognise
+from handrail.contract.spec import ToolSpec
+from handrail.registry.sources.executables import (
+    MAX_ANSWER_BYTES,
+    MAX_ANSWER_DEPTH,
+    Confinement,
+    ExecutableTool,
+    as_json,
+    ending,
+)
+
+BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
+"""How long a start waits after so many crashes in a row; the last one holds from there on."""
+_REAPING_S = 0.5
+
+
+class _Crashed(Exception):
+    """The process ended while it had a call."""
+
+
+class PersistentTool(ExecutableTool):
+    """A program that is kept running and given one call after another."""
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        executable: str,
+        folder: str,
+        confinement: Confinement,
+        *,
+        backoff_ms: Sequence[int] = BACKOFF_MS,
+    ) -> None:
+        super().__init__(spec, executable, folder, confinement)
+        self._backoff_ms = backoff_ms
+        self._one_at_a_time = asyncio.Lock()
+        self._process: Process | None = None
+        self._exit: asyncio.Task[int] | None = None
+        self._crashes = 0
+        self._closed = False
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        """As the base class says; a crash in the middle is ``interrupted`` (nobody knows what was done),
+        except that a reading or idempotent tool is tried once more."""
+        async with self._one_at_a_time:
+            try:
+                return await self._exchange(runtime.call_id, args)
+            except _Crashed as crash:
+                if not (self.spec.idempotent or self.spec.side_effect == "read"):
+                    raise ToolError(
+                        f"{crash} in the middle of this call; what it had done by then is unknown. "
+                        "Look at the state of things before you call it again",
+                        kind="interrupted",
+                    ) from None
+            try:
+                return await self._exchange(runtime.call_id, args)
+            except _Crashed as crash:
+                raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
+
+    async def aclose(self) -> None:
+        self._closed = True
+        await self._end()
+
+    async def _exchange(self, call_id: str, args: dict[str, Any]) -> object:
+        process = await self._running()
+        kept = False
+        try:
+            await process.write(as_json({"id": call_id, "arguments": args}) + b"\n")
+            line = await process.read_line(MAX_ANSWER_BYTES)
+            if not line.endswith(b"\n"):
+                raise _Crashed(await self._ending())
+            answer = _answer(line, call_id)
+            kept = True
+        finally:
+            if not kept:
+                await self._end()
+        self._crashes = 0
+        if "error" in answer:
+            return from_envelope(_as_error_envelope(answer["error"]))
+        return recognise(answer["result"]) or answer["result"]
+
+    async def _running(self) -> Process:
+        if self._closed:
+            raise ToolError(f"{self.spec.id} has been closed with its source", kind="unavailable")
+        if self._process is not None and self._exit is not None and not self._exit.done():
+            return self._process
+        await self._end()
+        delay_ms = self._backoff_ms[min(self._crashes, len(self._backoff_ms) - 1)]
+        if delay_ms:
+            await asyncio.sleep(delay_ms / 1000)
+        capabilities, profile = self.confinement.own(self.spec)
+        self._crashes += 1  # until a call has been answered
+        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), (self.executable,))
+        self._process = process
+        self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
+        return process
+
+    async def _ending(self) -> str:
+        """What became of a process that closed its stdout."""
+        assert self._exit is not None
+        done, _ = await asyncio.wait({self._exit}, timeout=_REAPING_S)
+        return ending(self._exit.result()) if done else "it closed its stdout"
+
+    async def _end(self) -> None:
+        process, exit_, self._process, self._exit = self._process, self._exit, None, None
+        if process is not None:
+            await process.kill()
+        if exit_ is not None:
+            exit_.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ToolError):
+                await exit_
+
+
+def _answer(line: bytes, call_id: str) -> dict[str, Any]:
+    try:
+        answer = parse_object(
+            line, what="the contents of its answer", max_bytes=MAX_ANSWER_BYTES, max_depth=MAX_ANSWER_DEPTH
+        )
+    except ArgumentText as error:
+        raise ToolError(f"{error}; it answers one JSON object per line, and logs to stderr", kind="backend") from None
+    if answer.get("id") != call_id or len(answer) != 2 or not ("result" in answer or "error" in answer):
+        raise ToolError(
+            'it answered something other than {"id": <the call\'s>, "result": …} or {"id": …, "error": …}',
+            kind="backend",
+        )
+    return answer
+
+
+def _as_error_envelope(error: object) -> dict[str, Any]:
+    if not isinstance(error, Mapping):
+        return {"type": "error", "error_text": error}
+    said = cast("Mapping[str, Any]", error)
+    return {
+        "type": "error",
+        "error_text": said.get("text", said.get("message")),
+        "data": said.get("data"),
+        "metadata": {"error_kind": said.get("kind")},
+    }
