@@ -19,7 +19,7 @@ class Turn(Protocol):
         """The tools in the model's view, in a stable order."""
         ...
 
-    async def call_all(self, calls: list[ProposedCall]) -> list[Answer]:
+    async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """Carry out one reply's calls: one answer each, in call order."""
         ...
 
@@ -44,7 +44,7 @@ class Dispatch(Protocol):
         """The provider closed this call's block; the reply goes on."""
         ...
 
-    async def answers(self, calls: Sequence[ProposedCall]) -> list[Answer]:
+    async def answers(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """The reply has ended with these calls: one answer each, in order, faulty ones recorded and answered too."""
         ...
 
@@ -58,5 +58,5 @@ class AfterReply:
     def closed(self, position: int, call: ProposedCall) -> None:
         """Nothing starts before the reply ends."""
 
-    async def answers(self, calls: Sequence[ProposedCall]) -> list[Answer]:
-        return await self._turn.call_all(list(calls))
+    async def answers(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+        return await self._turn.call_all(calls)

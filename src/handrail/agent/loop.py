@@ -7,7 +7,7 @@ proposed to the session exactly once and answered, whichever outcome the run com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 
@@ -230,7 +230,7 @@ class Agent:
             return run.stop_text()
         return "the connection to the provider was lost"
 
-    async def _answers(self, run: _Run, dispatch: Dispatch, reply: Reply) -> list[Answer]:
+    async def _answers(self, run: _Run, dispatch: Dispatch, reply: Reply) -> Sequence[Answer]:
         """Have the calls answered, and add the exchange to the history."""
         if not reply.calls:
             if run.error is None:

@@ -137,6 +137,9 @@ class _ChunkReader:
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
         slot, call_id, function = get(fragment, "index"), text(fragment, "id"), get(fragment, "function")
+        name, arguments = text(function, "name"), text(function, "arguments")
+        if call_id is None and name is None and arguments is None:
+            return
         # Some servers number every call 0 and tell them apart by id; some leave the number out.
         other_slot = slot is not None and slot != self._slot
         other_id = call_id is not None and self._id is not None and call_id != self._id
@@ -146,9 +149,9 @@ class _ChunkReader:
             self._next += 1
         elif self._id is None:
             self._id = call_id
-        if name := text(function, "name"):
+        if name is not None:
             yield from self._announce(name)
-        if arguments := text(function, "arguments"):
+        if arguments is not None:
             yield from self._announce("")
             assert self._open is not None
             yield CallArguments(self._open, arguments)

@@ -60,7 +60,7 @@ class ScriptedCall(_Strict):
     arguments: dict[str, Any] = Field(default_factory=dict)
     raw: str | None = None
     id: str | None = None
-    label: str | None = Field(default=None, pattern=r"\A[A-Za-z_][A-Za-z0-9_-]*\Z")
+    label: str | None = Field(default=None, pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$")
 
     @model_validator(mode="after")
     def _one_form(self) -> ScriptedCall:
@@ -116,7 +116,7 @@ class ScriptedTurn(_Strict):
 
     text: str = ""
     calls: tuple[ScriptedCall, ...] = ()
-    expect: Expectation = Expectation()
+    expect: Expectation = Field(default_factory=Expectation)
     finish: FinishReason | None = None
     cut: bool = False
     usage: ScriptedUsage | None = None
@@ -126,10 +126,12 @@ class Script(_Strict):
     """A whole script."""
 
     version: int = Field(default=1, ge=1, le=1)
-    turns: tuple[ScriptedTurn, ...] = Field(min_length=1)
+    turns: tuple[ScriptedTurn, ...]
 
     @model_validator(mode="after")
     def _labels(self) -> Script:
+        if not self.turns:
+            raise ValueError("has no turns; a run needs at least one reply")
         known: set[str] = set()
         for number, turn in enumerate(self.turns, 1):
             for name in _referred(turn):

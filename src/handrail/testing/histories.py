@@ -1,0 +1,158 @@
+"""What is wrong with the messages of a request, by the rules of the providers' APIs and a little stricter.
+
+Stricter: call ids are unique within the whole conversation for both, and Anthropic's roles alternate.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+
+
+def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
+    """Why a chat completions request would be refused: every fault found, none for a good one."""
+    found = _tool_faults([(_dict(tool.get("function")), "parameters") for tool in _dicts(body.get("tools"))])
+    if "tools" in body and not body["tools"]:
+        found.append("[] is too short - 'tools'")
+    messages = _dicts(body.get("messages"))
+    if not messages:
+        found.append("'messages' is empty")
+    seen: set[str] = set()
+    waiting: list[str] = []
+    for number, message in enumerate(messages):
+        where, role = f"messages[{number}]", message.get("role")
+        if waiting and role != "tool":
+            found.append(f"{where}: tool_call_ids without a response message before it: {', '.join(waiting)}")
+            waiting = []
+        match role:
+            case "system" | "developer" | "user":
+                if not isinstance(message.get("content"), str):
+                    found.append(f"{where}: content of role {role} is not text")
+            case "assistant":
+                calls = _dicts(message.get("tool_calls"))
+                if "tool_calls" in message and not calls:
+                    found.append(f"{where}: tool_calls is empty")
+                if not calls and not message.get("content"):
+                    found.append(f"{where}: an assistant message without content and tool_calls")
+                for call in calls:
+                    function = _dict(call.get("function"))
+                    waiting.append(_call_id(call.get("id"), where, seen, found))
+                    _check_name(function.get("name"), where, found)
+                    _check_arguments(function.get("arguments"), where, found)
+            case "tool":
+                answered = message.get("tool_call_id")
+                if answered in waiting:
+                    waiting.remove(cast("str", answered))
+                else:
+                    found.append(f"{where}: tool_call_id {answered!r} answers no open call of the message before")
+                if not isinstance(message.get("content"), str):
+                    found.append(f"{where}: content of role tool is not text")
+            case _:
+                found.append(f"{where}: role {role!r}")
+    if waiting:
+        found.append(f"the last calls have no response messages: {', '.join(waiting)}")
+    return found
+
+
+def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
+    """Why a messages request would be refused: every fault found, none for a good one."""
+    found = _tool_faults([(tool, "input_schema") for tool in _dicts(body.get("tools"))])
+    if not isinstance(body.get("max_tokens"), int):
+        found.append("max_tokens: Field required")
+    messages = _dicts(body.get("messages"))
+    if not messages:
+        found.append("messages: at least one message is required")
+    seen: set[str] = set()
+    waiting: list[str] = []
+    expected = "user"
+    for number, message in enumerate(messages):
+        where, role = f"messages.{number}", message.get("role")
+        if role != expected:
+            found.append(f"{where}: roles must alternate; expected {expected!r}, found {role!r}")
+        expected = "assistant" if role == "user" else "user"
+        blocks = _blocks(message.get("content"))
+        if not blocks:
+            found.append(f"{where}: content is empty")
+        results = [block for block in blocks if block.get("type") == "tool_result"]
+        if blocks[: len(results)] != results:
+            found.append(f"{where}: tool_result blocks must come first in the content")
+        for result in results:
+            answered = result.get("tool_use_id")
+            if answered in waiting:
+                waiting.remove(cast("str", answered))
+            else:
+                found.append(f"{where}: unexpected tool_use_id {answered!r} in tool_result blocks")
+        if waiting:
+            found.append(f"{where}: tool_use ids without tool_result blocks immediately after: {', '.join(waiting)}")
+            waiting = []
+        for block in blocks:
+            if block.get("type") == "text" and not str(block.get("text", "")).strip():
+                found.append(f"{where}: text content blocks must contain non-whitespace text")
+            if block.get("type") == "tool_use":
+                waiting.append(_call_id(block.get("id"), where, seen, found))
+                _check_name(block.get("name"), where, found)
+                if not isinstance(block.get("input"), dict):
+                    found.append(f"{where}: tool_use.input is not an object")
+                if role != "assistant":
+                    found.append(f"{where}: tool_use in a message of role {role!r}")
+    if waiting:
+        found.append(f"the last tool_use ids have no tool_result blocks: {', '.join(waiting)}")
+    return found
+
+
+def _tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
+    found: list[str] = []
+    names: set[str] = set()
+    for tool, schema_key in tools:
+        _check_name(tool.get("name"), "tools", found)
+        name = str(tool.get("name"))
+        if name in names:
+            found.append(f"tools: names must be unique, {name!r} is there twice")
+        names.add(name)
+        if _dict(tool.get(schema_key)).get("type") != "object":
+            found.append(f"tools: {name}: {schema_key} is not the schema of an object")
+        strange = set(tool) - {"name", "description", schema_key}
+        if strange:
+            found.append(f"tools: {name}: more than a name, a description and a schema: {', '.join(sorted(strange))}")
+    return found
+
+
+def _call_id(value: object, where: str, seen: set[str], found: list[str]) -> str:
+    call_id = value if isinstance(value, str) else repr(value)
+    if not _ID.match(call_id):
+        found.append(f"{where}: {call_id!r} is no call id")
+    if call_id in seen:
+        found.append(f"{where}: call ids must be unique, {call_id!r} is there twice")
+    seen.add(call_id)
+    return call_id
+
+
+def _check_name(name: object, where: str, found: list[str]) -> None:
+    if not isinstance(name, str) or not _NAME.match(name):
+        found.append(f"{where}: {name!r} does not match '^[a-zA-Z0-9_-]{{1,64}}$'")
+
+
+def _check_arguments(arguments: object, where: str, found: list[str]) -> None:
+    try:
+        good = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
+    except ValueError:
+        good = False
+    if not good:
+        found.append(f"{where}: function.arguments is not the JSON text of an object")
+
+
+def _dict(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[Mapping[str, Any]]:
+    return [_dict(item) for item in cast("list[object]", value)] if isinstance(value, list) else []
+
+
+def _blocks(content: object) -> list[Mapping[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else _dicts(content)

@@ -1,0 +1,415 @@
+"""Loopback servers that speak the providers' streaming protocols: scripted replies, recorded requests.
+
+They are strict where the real ones are: a wrong key is answered 401, a history that a provider would not take
+400, with every fault found. Replies are played in order, one a request; a request that was refused plays none.
+::
+
+    async with OpenAIServer(Reply(Call("read", {"path": "a.txt"})), Reply("done")) as server:
+        model = OpenAIModel("any", api_key=server.key, base_url=server.base_url)
+        ...
+        assert server.requests[1].body["messages"][-1]["role"] == "tool"
+"""
+
+from __future__ import annotations
+
+import abc
+import asyncio
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, cast
+
+from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
+from handrail.testing.models import Pause
+
+_MAX_REQUEST_BYTES = 64 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A call in a reply.
+
+    :param arguments: an object, or the text to send in its place
+    :param id: the provider's id; None makes one, ``""`` sends none
+    :param pieces: into how many deltas the arguments are cut
+    :param cut_after: break the connection after so many characters of the arguments
+    :param closed: False leaves the block's closing sign out (Anthropic)
+    :param index: the number that the block is sent with; None counts
+    """
+
+    name: str | None
+    arguments: Mapping[str, Any] | str = field(default_factory=dict[str, Any])
+    id: str | None = None
+    pieces: int = 2
+    cut_after: int | None = None
+    closed: bool = True
+    index: int | None = None
+
+    def texts(self) -> list[str]:
+        """The arguments' text, in pieces."""
+        text = self.arguments if isinstance(self.arguments, str) else json.dumps(self.arguments)
+        if self.cut_after is not None:
+            text = text[: self.cut_after]
+        size = max(1, -(-len(text) // self.pieces))
+        return [text[at : at + size] for at in range(0, len(text), size)]
+
+
+class Cut:
+    """The connection breaks here."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamError:
+    """The provider reports an error in the middle of its stream."""
+
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thinking:
+    """A signed block of reasoning (Anthropic); left out by the other server."""
+
+    text: str
+    signature: str
+
+
+Part = str | Call | Thinking | Cut | Pause | StreamError | bytes
+"""Text, a call, a break, a wait, an error event, or raw bytes as one event's data."""
+
+
+class Reply:
+    """One streamed reply.
+
+    :param parts: what it is made of, in order
+    :param finish: the provider's own word for the end; None picks the usual one
+    :param usage: input and output tokens
+    """
+
+    def __init__(
+        self, *parts: Part, finish: str | None = None, usage: tuple[int, int] = (10, 5), ended: bool = True
+    ) -> None:
+        self.parts = parts
+        self.finish = finish
+        self.usage = usage
+        self.ended = ended
+        """False: the stream closes properly, but without the provider's closing sign."""
+
+    @property
+    def has_calls(self) -> bool:
+        return any(isinstance(part, Call) for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An HTTP error in place of a reply."""
+
+    status: int
+    message: str = "refused by the test"
+    code: str = "error"
+    headers: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """One request as it came."""
+
+    path: str
+    headers: Mapping[str, str]
+    body: dict[str, Any]
+    refused: tuple[str, ...] = ()
+    """Why it was answered 400."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunk:
+    """One server-sent event."""
+
+    data: bytes
+    event: str | None = None
+
+    def encoded(self) -> bytes:
+        head = f"event: {self.event}\n".encode() if self.event else b""
+        return head + b"data: " + self.data + b"\n\n"
+
+
+class _CutHere(Exception):
+    """The connection is to break."""
+
+
+class ProviderServer(abc.ABC):
+    """What both servers share: one small HTTP/1.1 server on a free loopback port. Use as ``async with``."""
+
+    key = "test-key"
+    """The key that requests must carry."""
+
+    def __init__(self, *replies: Reply | Refusal) -> None:
+        self._replies = list(replies)
+        self._played = 0
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[None]] = set()
+        self.requests: list[Recorded] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._connected, "127.0.0.1", 0, limit=_MAX_REQUEST_BYTES)
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in tuple(self._connections):
+            task.cancel()
+        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._server.wait_closed()
+
+    @property
+    def address(self) -> str:
+        """``http://127.0.0.1:PORT``."""
+        assert self._server is not None, "the server is not running; use it as 'async with'"
+        return f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+
+    @property
+    def unplayed(self) -> int:
+        """How many replies are left."""
+        return len(self._replies) - self._played
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = cast("asyncio.Task[None]", asyncio.current_task())
+        self._connections.add(task)
+        try:
+            await self._answer(reader, writer)
+        except (ConnectionError, asyncio.IncompleteReadError, _CutHere):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ", 2)
+        headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
+        }
+        raw = await reader.readexactly(int(headers.get("content-length", "0")))
+        if method != "POST" or path.partition("?")[0] != self._path:
+            await self._refuse(writer, Refusal(404, f"no {method} {path} here", "not_found_error"))
+            return
+        if not self._authorised(headers):
+            await self._refuse(writer, Refusal(401, "the key is wrong", "authentication_error"))
+            return
+        body = cast("dict[str, Any]", json.loads(raw))
+        faults = self._faults(body)
+        self.requests.append(Recorded(path, headers, body, tuple(faults)))
+        if faults:
+            await self._refuse(writer, Refusal(400, "; ".join(faults), "invalid_request_error"))
+            return
+        if not self.unplayed:
+            await self._refuse(writer, Refusal(400, "the test has no further reply", "invalid_request_error"))
+            return
+        reply = self._replies[self._played]
+        self._played += 1
+        if isinstance(reply, Refusal):
+            await self._refuse(writer, reply)
+        else:
+            await self._stream(writer, reply, str(body.get("model", "")))
+
+    async def _refuse(self, writer: asyncio.StreamWriter, refusal: Refusal) -> None:
+        body = json.dumps(self._error(refusal.code, refusal.message)).encode()
+        lines = [
+            f"HTTP/1.1 {refusal.status} Refused",
+            "content-type: application/json",
+            f"content-length: {len(body)}",
+            "connection: close",
+            *(f"{name}: {value}" for name, value in refusal.headers.items()),
+        ]
+        writer.write("\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body)
+        await writer.drain()
+
+    async def _stream(self, writer: asyncio.StreamWriter, reply: Reply, model: str) -> None:
+        writer.write(
+            b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+        )
+        for step in self._steps(reply, model):
+            if isinstance(step, Pause):
+                await step.wait()
+            elif isinstance(step, Cut):
+                await writer.drain()
+                raise _CutHere
+            else:
+                data = step.encoded()
+                writer.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
+                await writer.drain()
+        writer.write(b"0\r\n\r\n")
+        await writer.drain()
+
+    @property
+    @abc.abstractmethod
+    def base_url(self) -> str:
+        """What the provider's SDK takes as its base URL."""
+
+    @property
+    @abc.abstractmethod
+    def _path(self) -> str: ...
+
+    @abc.abstractmethod
+    def _authorised(self, headers: Mapping[str, str]) -> bool: ...
+
+    @abc.abstractmethod
+    def _faults(self, body: Mapping[str, Any]) -> list[str]: ...
+
+    @abc.abstractmethod
+    def _error(self, code: str, message: str) -> dict[str, Any]: ...
+
+    @abc.abstractmethod
+    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]: ...
+
+
+class OpenAIServer(ProviderServer):
+    """Speaks ``POST /v1/chat/completions`` with ``stream: true``."""
+
+    @property
+    def base_url(self) -> str:
+        return f"{self.address}/v1"
+
+    @property
+    def _path(self) -> str:
+        return "/v1/chat/completions"
+
+    def _authorised(self, headers: Mapping[str, str]) -> bool:
+        return headers.get("authorization") == f"Bearer {self.key}"
+
+    def _faults(self, body: Mapping[str, Any]) -> list[str]:
+        found = faults_in_openai_request(body)
+        return found if body.get("stream") is True else [*found, "this server streams only; send stream: true"]
+
+    def _error(self, code: str, message: str) -> dict[str, Any]:
+        return {"error": {"message": message, "type": code, "param": None, "code": code}}
+
+    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]:
+        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> _Chunk:
+            choice = {"index": 0, "delta": delta, "finish_reason": finish}
+            return whole([choice], None)
+
+        def whole(choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int] | None) -> _Chunk:
+            body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
+            return _Chunk(json.dumps({**body, "choices": choices, "usage": usage}).encode())
+
+        yield chunk({"role": "assistant", "content": ""})
+        number = 0
+        for part in reply.parts:
+            match part:
+                case str():
+                    yield from (chunk({"content": piece}) for piece in _halves(part))
+                case Call():
+                    index = number if part.index is None else part.index
+                    call_id = f"call_{self._played}_{number}" if part.id is None else part.id
+                    number += 1
+                    opening: dict[str, Any] = {"index": index, "type": "function"}
+                    opening["function"] = (
+                        {"arguments": ""} if part.name is None else {"name": part.name, "arguments": ""}
+                    )
+                    if call_id:
+                        opening["id"] = call_id
+                    yield chunk({"tool_calls": [opening]})
+                    for text in part.texts():
+                        yield chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
+                    if part.cut_after is not None:
+                        yield Cut()
+                case Thinking():
+                    pass
+                case StreamError(code, message):
+                    yield _Chunk(json.dumps(self._error(code, message)).encode())
+                case bytes():
+                    yield _Chunk(part)
+                case _:
+                    yield part
+        if reply.ended:
+            yield chunk({}, reply.finish or ("tool_calls" if reply.has_calls else "stop"))
+            tokens = {"prompt_tokens": reply.usage[0], "completion_tokens": reply.usage[1]}
+            yield whole([], {**tokens, "total_tokens": sum(reply.usage)})
+        yield _Chunk(b"[DONE]")
+
+
+class AnthropicServer(ProviderServer):
+    """Speaks ``POST /v1/messages`` with ``stream: true``."""
+
+    @property
+    def base_url(self) -> str:
+        return self.address
+
+    @property
+    def _path(self) -> str:
+        return "/v1/messages"
+
+    def _authorised(self, headers: Mapping[str, str]) -> bool:
+        sent = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
+        return sent == self.key and bool(headers.get("anthropic-version"))
+
+    def _faults(self, body: Mapping[str, Any]) -> list[str]:
+        found = faults_in_anthropic_request(body)
+        return found if body.get("stream") is True else [*found, "this server streams only; send stream: true"]
+
+    def _error(self, code: str, message: str) -> dict[str, Any]:
+        return {"type": "error", "error": {"type": code, "message": message}}
+
+    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]:
+        def event(kind: str, **more: object) -> _Chunk:
+            return _Chunk(json.dumps({"type": kind, **more}).encode(), kind)
+
+        def delta(index: int, **more: object) -> _Chunk:
+            return event("content_block_delta", index=index, delta=more)
+
+        message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
+        usage = {"input_tokens": reply.usage[0], "output_tokens": 1}
+        yield event("message_start", message={**message, "stop_reason": None, "stop_sequence": None, "usage": usage})
+        yield event("ping")
+        number = 0
+        for part in reply.parts:
+            match part:
+                case str():
+                    yield event("content_block_start", index=number, content_block={"type": "text", "text": ""})
+                    for piece in _halves(part):
+                        yield delta(number, type="text_delta", text=piece)
+                    yield event("content_block_stop", index=number)
+                    number += 1
+                case Call():
+                    index = number if part.index is None else part.index
+                    call_id = f"toolu_{self._played}_{number}" if part.id is None else part.id
+                    number += 1
+                    block: dict[str, Any] = {"type": "tool_use", "input": {}}
+                    block |= {"name": part.name} if part.name is not None else {}
+                    block |= {"id": call_id} if call_id else {}
+                    yield event("content_block_start", index=index, content_block=block)
+                    for text in part.texts():
+                        yield delta(index, type="input_json_delta", partial_json=text)
+                    if part.cut_after is not None:
+                        yield Cut()
+                    if part.closed:
+                        yield event("content_block_stop", index=index)
+                case Thinking(text, signature):
+                    block = {"type": "thinking", "thinking": "", "signature": ""}
+                    yield event("content_block_start", index=number, content_block=block)
+                    for piece in _halves(text):
+                        yield delta(number, type="thinking_delta", thinking=piece)
+                    yield delta(number, type="signature_delta", signature=signature)
+                    yield event("content_block_stop", index=number)
+                    number += 1
+                case StreamError(code, text):
+                    yield event("error", error={"type": code, "message": text})
+                case bytes():
+                    yield _Chunk(part, "content_block_delta")
+                case _:
+                    yield part
+        if reply.ended:
+            reason = reply.finish or ("tool_use" if reply.has_calls else "end_turn")
+            yield event(
+                "message_delta",
+                delta={"stop_reason": reason, "stop_sequence": None},
+                usage={"output_tokens": reply.usage[1]},
+            )
+            yield event("message_stop")
+
+
+def _halves(text: str) -> list[str]:
+    middle = len(text) // 2
+    return [piece for piece in (text[:middle], text[middle:]) if piece]

@@ -1,0 +1,99 @@
+"""A session of the smallest kind that the loop works with: it records what it is handed and answers from a table."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.jsontext import ArgumentText, parse_arguments
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+
+ECHO = ToolSpec(
+    id="echo",
+    description="Gives its arguments back.",
+    parameters={"type": "object", "properties": {"n": {"type": "integer"}}},
+    side_effect="read",
+    locks=(),
+    guidance="Use echo to hear yourself.",
+)
+SEND = ToolSpec(id="mail.send", description="Sends.", side_effect="external", locks=())
+
+
+def _echo(call: ProposedCall, arguments: dict[str, Any]) -> Result:
+    return Result.output(arguments)
+
+
+class RecordingTurn:
+    def __init__(self, session: RecordingSession) -> None:
+        self._session = session
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        return self._session.specs
+
+    async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+        return await self._session.answer(list(calls))
+
+
+class RecordingSession:
+    """Echoes arguments. ``hold`` makes calls wait until they are cancelled or released."""
+
+    def __init__(self, answer: Callable[[ProposedCall, dict[str, Any]], Result] | None = None) -> None:
+        self.specs: list[ToolSpec] = [ECHO, SEND]
+        self.proposed: list[list[ProposedCall]] = []
+        self.cancelled: list[str] = []
+        self.turns = 0
+        self.started = asyncio.Event()
+        self.release = asyncio.Event()
+        self.release.set()
+        self._answer = answer or _echo
+
+    @property
+    def id(self) -> str:
+        return "s1"
+
+    @property
+    def calls(self) -> list[ProposedCall]:
+        return [call for reply in self.proposed for call in reply]
+
+    @property
+    def ran(self) -> list[ProposedCall]:
+        return [call for call in self.calls if call.fault is None]
+
+    def hold(self) -> None:
+        self.release.clear()
+
+    def turn(self) -> RecordingTurn:
+        self.turns += 1
+        return RecordingTurn(self)
+
+    def cancel(self, reason: str) -> None:
+        self.cancelled.append(reason)
+        self.release.set()
+
+    async def answer(self, calls: list[ProposedCall]) -> list[Answer]:
+        self.proposed.append(calls)
+        self.started.set()
+        await self.release.wait()
+        return [self._one(call, f"s1/{len(self.proposed)}.{n}") for n, call in enumerate(calls)]
+
+    def _one(self, call: ProposedCall, call_id: str) -> Answer:
+        if call.fault is not None:
+            result = Result.error(call.fault_kind, call.fault)
+        elif self.cancelled:
+            result = Result.error("cancelled", f"stopped ({self.cancelled[0]})")
+        else:
+            try:
+                arguments = (
+                    parse_arguments(call.arguments)
+                    if isinstance(call.arguments, (str, bytes))
+                    else dict(call.arguments)
+                )
+                result = self._answer(call, arguments)
+            except ArgumentText as error:
+                result = Result.error("invalid_input", str(error))
+        result = result.with_metadata(duration_ms=1.5)
+        return Answer(call_id, call.name, result, result)

@@ -1,0 +1,420 @@
+"""The loop: what is asked, what is proposed, how a run ends."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.budget import Budget
+from handrail.agent.events import (
+    BudgetSpent,
+    CallAnswered,
+    CallProposed,
+    LoopEvent,
+    ReplyCut,
+    RunFinished,
+    TurnStarted,
+)
+from handrail.agent.loop import MAX_CUTS, Agent
+from handrail.agent.model import (
+    AssistantMessage,
+    CallArguments,
+    CallOpened,
+    Finished,
+    ProviderBusy,
+    ProviderDenied,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    Usage,
+    UserMessage,
+)
+from handrail.agent.retry import Delayed, RetryPolicy
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import UsageError
+from handrail.contract.result import Result
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+
+
+async def events_of(agent: Agent, task: str = "go") -> list[LoopEvent]:
+    async with aclosing(agent.run(task)) as events:
+        return [event async for event in events]
+
+
+def sleeper(naps: list[float]) -> Callable[[float], Awaitable[None]]:
+    async def sleep(seconds: float) -> None:
+        naps.append(seconds)
+
+    return sleep
+
+
+@pytest.mark.proves("A-01")
+async def test_a_reply_with_calls_is_answered_and_the_model_is_asked_again_until_it_ends_with_text() -> None:
+    session = RecordingSession()
+    model = PlayedModel(call_reply(("echo", {"n": 1}), ("echo", {"n": 2}), text="Looking."), text_reply("Two."))
+    events = await events_of(Agent(session, model))
+    assert [type(event) for event in events] == [
+        TurnStarted,
+        TextDelta,
+        CallProposed,
+        CallProposed,
+        CallAnswered,
+        CallAnswered,
+        TurnStarted,
+        TextDelta,
+        RunFinished,
+    ]
+    outcome = events[-1].outcome if isinstance(events[-1], RunFinished) else None
+    assert outcome is not None and outcome.ok
+    assert (outcome.text, outcome.turns, outcome.calls) == ("Two.", 2, 2)
+    user, assistant, results = model.requests[1].messages
+    assert user == UserMessage("go")
+    assert isinstance(assistant, AssistantMessage) and isinstance(results, ResultsMessage)
+    assert assistant.text == "Looking."
+    assert [call.wire_id for call in assistant.calls] == [result.wire_id for result in results.results]
+    assert [result.text for result in results.results] == [
+        '{"type":"output","data":{"n":1}}',
+        '{"type":"output","data":{"n":2}}',
+    ]
+    assert session.turns == 2
+
+
+@pytest.mark.proves("A-01")
+async def test_text_that_looks_like_a_call_is_only_text() -> None:
+    session = RecordingSession()
+    said = '<tool_call>{"name": "echo", "arguments": {"n": 1}}</tool_call> [/bash]@@command=ls [bash/]'
+    outcome = await Agent(session, PlayedModel(text_reply(said))).complete("go")
+    assert outcome.ok and outcome.text == said
+    assert session.calls == []
+
+
+async def test_a_model_is_shown_the_llm_view_of_each_tool_and_nothing_else() -> None:
+    model = PlayedModel(text_reply("ok"))
+    await Agent(RecordingSession(), model, workspace="/w").complete("go")
+    request = model.requests[0]
+    assert [set(view) for view in request.tools] == [{"name", "description", "parameters"}] * 2
+    assert [view["name"] for view in request.tools] == ["echo", "mail__send"]
+    assert "/w" in request.system and "Use echo to hear yourself." in request.system
+
+
+async def test_the_system_text_stays_the_same_bytes_when_the_tools_change() -> None:
+    session = RecordingSession()
+    model = PlayedModel(text_reply("a"), text_reply("b"))
+    agent = Agent(session, model)
+    await agent.complete("one")
+    session.specs = session.specs[:1]
+    await agent.complete("two")
+    assert model.requests[0].system == model.requests[1].system
+    assert len(model.requests[1].tools) == 1
+
+
+async def test_the_conversation_goes_on_from_run_to_run() -> None:
+    model = PlayedModel(text_reply("a"), text_reply("b"))
+    agent = Agent(RecordingSession(), model)
+    await agent.complete("one")
+    await agent.complete("two")
+    assert [type(m) for m in model.requests[1].messages] == [UserMessage, AssistantMessage, UserMessage]
+
+
+async def test_ids_repeated_in_and_between_turns_stay_apart_in_the_history() -> None:
+    def reply() -> list[Any]:
+        same = call_reply(("echo", {}), ("echo", {}))
+        return [CallOpened(e.index, "call_0", e.name) if isinstance(e, CallOpened) else e for e in same]
+
+    session = RecordingSession()
+    model = PlayedModel(reply(), reply(), text_reply("ok"))
+    await Agent(session, model).complete("go")
+    ids = [c.wire_id for m in model.requests[2].messages if isinstance(m, AssistantMessage) for c in m.calls]
+    assert len(set(ids)) == 4
+    assert [call.provider_id for call in session.calls] == ["call_0"] * 4
+
+
+async def test_a_reply_cut_in_a_call_runs_the_whole_calls_and_answers_the_open_one() -> None:
+    session = RecordingSession()
+    cut = [*call_reply(("echo", {"n": 1}))[:-1], CallOpened(1, "b", "mail.send"), CallArguments(1, "{}")]
+    model = PlayedModel([*cut, StreamCut("gone")], text_reply("ok"))
+    events = await events_of(Agent(session, model))
+    assert ReplyCut("gone", again=False) in events
+    assert [call.name for call in session.ran] == ["echo"]
+    results = model.requests[1].messages[-1]
+    assert isinstance(results, ResultsMessage)
+    assert [result.is_error for result in results.results] == [False, True]
+    assert "cut off in the middle of this call" in results.results[1].text
+    assert "gone" not in results.results[1].text
+
+
+async def test_a_text_that_breaks_off_is_asked_for_again_and_leaves_no_trace_in_the_history() -> None:
+    model = PlayedModel([TextDelta("Hal"), StreamCut("gone")], text_reply("Hello"))
+    events = await events_of(Agent(RecordingSession(), model))
+    assert ReplyCut("gone", again=True) in events
+    assert model.requests[0].messages == model.requests[1].messages
+    assert isinstance(events[-1], RunFinished) and events[-1].outcome.text == "Hello"
+
+
+async def test_a_stream_that_just_ends_counts_as_cut() -> None:
+    model = PlayedModel([TextDelta("Hal")], text_reply("Hello"))
+    events = await events_of(Agent(RecordingSession(), model))
+    assert [event.again for event in events if isinstance(event, ReplyCut)] == [True]
+
+
+async def test_replies_that_keep_breaking_off_end_the_run() -> None:
+    session = RecordingSession()
+    cut = [*call_reply(("echo", {}))[:-1], StreamCut("gone")]
+    model = PlayedModel(*[list(cut) for _ in range(MAX_CUTS + 1)])
+    outcome = await Agent(session, model).complete("go")
+    assert outcome.status == "failed" and outcome.detail == "gone"
+    assert len(session.ran) == MAX_CUTS
+
+
+@pytest.mark.proves("A-02a")
+async def test_a_busy_provider_is_asked_again_with_growing_waits_and_its_own_wish_is_followed() -> None:
+    naps: list[float] = []
+    model = PlayedModel(
+        [ProviderBusy("slow down", retry_after_s=7)], [ProviderBusy("x")], [ProviderBusy("x")], text_reply("ok")
+    )
+    events = await events_of(Agent(RecordingSession(), model, retry=RetryPolicy(sleep=sleeper(naps))))
+    assert [event.delay_s for event in events if isinstance(event, Delayed)] == naps
+    assert naps[0] == 7
+    assert 2 <= naps[1] <= 2.5 and 4 <= naps[2] <= 5
+    assert isinstance(events[-1], RunFinished) and events[-1].outcome.ok
+
+
+async def test_a_provider_that_stays_busy_ends_the_run_after_a_bounded_number_of_requests() -> None:
+    model = PlayedModel(*[[ProviderBusy("overloaded")] for _ in range(9)])
+    outcome = await Agent(RecordingSession(), model, retry=RetryPolicy(attempts=3, sleep=sleeper([]))).complete("go")
+    assert outcome.status == "failed"
+    assert "overloaded (asked 3 times)" in outcome.detail
+    assert len(model.requests) == 3
+
+
+async def test_a_provider_that_fails_after_a_call_has_closed_is_not_asked_for_that_reply_again() -> None:
+    session = RecordingSession()
+    model = PlayedModel([*call_reply(("echo", {}))[:-1], ProviderBusy("overloaded")], text_reply("ok"))
+    outcome = await Agent(session, model, retry=RetryPolicy(sleep=sleeper([]))).complete("go")
+    assert outcome.ok
+    assert len(session.ran) == 1
+    assert len(model.requests[1].messages) == 3
+
+
+async def test_a_refused_key_ends_the_run_at_once_with_the_operators_text() -> None:
+    model = PlayedModel([ProviderDenied("check OPENAI_API_KEY")])
+    outcome = await Agent(RecordingSession(), model).complete("go")
+    assert (outcome.status, outcome.detail) == ("failed", "check OPENAI_API_KEY")
+    assert len(model.requests) == 1
+
+
+async def test_a_defect_in_an_adapter_ends_the_run_with_its_name_and_the_calls_are_answered() -> None:
+    session = RecordingSession()
+    model = PlayedModel([*call_reply(("echo", {}))[:-1], ZeroDivisionError("oops")])
+    agent = Agent(session, model)
+    outcome = await agent.complete("go")
+    assert outcome.status == "failed" and "ZeroDivisionError: oops" in outcome.detail
+    assert len(agent.messages) == 3
+
+
+async def test_what_fails_after_the_closing_sign_takes_nothing_from_the_reply() -> None:
+    model = PlayedModel([*text_reply("ok"), StreamCut("late")])
+    outcome = await Agent(RecordingSession(), model).complete("go")
+    assert outcome.ok and outcome.text == "ok"
+
+
+@pytest.mark.parametrize(("reason", "status"), [("length", "length"), ("refused", "refused"), ("other", "answered")])
+async def test_a_text_that_did_not_end_by_itself_is_not_called_an_answer(reason: Any, status: str) -> None:
+    outcome = await Agent(RecordingSession(), PlayedModel([TextDelta("x"), Finished(reason)])).complete("go")
+    assert outcome.status == status
+
+
+# --- budgets ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proves("A-08a")
+async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None:
+    session = RecordingSession()
+    model = PlayedModel(*[call_reply(("echo", {})) for _ in range(9)])
+    events = await events_of(Agent(session, model, budget=Budget(turns=3)))
+    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
+    assert (events[-1].outcome.status, events[-1].outcome.budget) == ("budget", "turns")
+    assert events[-2].text == "all 3 turns of the budget are used"
+    assert len(session.ran) == 3 == len(model.requests)
+
+
+@pytest.mark.proves("A-08a")
+async def test_calls_beyond_the_call_budget_are_answered_without_running() -> None:
+    session = RecordingSession()
+    model = PlayedModel(call_reply(("echo", {})), call_reply(("echo", {"n": 2}), ("echo", {"n": 3})))
+    agent = Agent(session, model, budget=Budget(calls=2))
+    outcome = await agent.complete("go")
+    assert (outcome.status, outcome.budget) == ("budget", "calls")
+    assert len(session.ran) == 2 and len(session.calls) == 3
+    assert session.calls[-1].fault_kind == "limit"
+    last = agent.messages[-1]
+    assert isinstance(last, ResultsMessage)
+    assert '"error_kind":"limit"' in last.results[1].text
+
+
+async def test_a_model_that_keeps_to_the_call_budget_may_still_answer() -> None:
+    model = PlayedModel(call_reply(("echo", {})), text_reply("ok"))
+    outcome = await Agent(RecordingSession(), model, budget=Budget(calls=1)).complete("go")
+    assert outcome.ok
+
+
+@pytest.mark.proves("A-08a")
+async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
+    session = RecordingSession()
+    model = PlayedModel([Usage(90, 10), *call_reply(("mail.send", {}))])
+    outcome = await Agent(session, model, budget=Budget(tokens=100)).complete("go")
+    assert (outcome.status, outcome.budget) == ("budget", "tokens")
+    assert "100 tokens are used of a budget of 100" in outcome.detail
+    assert session.ran == [] and len(session.calls) == 1
+    assert (outcome.input_tokens, outcome.output_tokens, outcome.tokens_estimated) == (90, 10, False)
+
+
+async def test_tokens_are_estimated_where_the_provider_does_not_count_them() -> None:
+    outcome = await Agent(RecordingSession(), PlayedModel(text_reply("x" * 400)), system="s" * 40).complete("g" * 40)
+    assert (outcome.input_tokens, outcome.output_tokens, outcome.tokens_estimated) == (20, 100, True)
+
+
+@pytest.mark.proves("A-08a")
+async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
+    session, pause = RecordingSession(), Pause()
+    model = PlayedModel([*call_reply(("mail.send", {}))[:-1], pause])
+    agent = Agent(session, model, budget=Budget(seconds=0.05))
+    events = await events_of(agent)
+    assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
+    assert events[-1].outcome.budget == "seconds"
+    assert model.open_streams == 0
+    assert session.ran == [] and [call.fault_kind for call in session.calls] == ["limit"]
+    assert isinstance(agent.messages[-1], ResultsMessage)
+
+
+@pytest.mark.proves("A-08a")
+async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> None:
+    session = RecordingSession()
+    session.hold()
+    agent = Agent(session, PlayedModel(call_reply(("echo", {}))), budget=Budget(seconds=0.05))
+    outcome = await agent.complete("go")
+    assert (outcome.status, outcome.budget) == ("budget", "seconds")
+    assert session.cancelled == ["timeout"]
+    assert isinstance(agent.messages[-1], ResultsMessage)
+
+
+@pytest.mark.parametrize("bad", [{"turns": 0}, {"tokens": -1}, {"seconds": float("nan")}, {"calls": 0}])
+def test_a_budget_without_room_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="leaves no room"):
+        Budget(**bad)
+
+
+# --- stopping -----------------------------------------------------------------------------------------------
+
+
+async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_was_proposed() -> None:
+    session, pause = RecordingSession(), Pause()
+    model = PlayedModel([*call_reply(("echo", {}))[:-1], CallOpened(1, "b", "mail.send"), pause])
+    agent = Agent(session, model)
+    run = asyncio.create_task(agent.complete("go"))
+    await pause.reached.wait()
+    agent.cancel()
+    outcome = await run
+    assert (outcome.status, outcome.detail) == ("cancelled", "the user stopped the run")
+    assert model.open_streams == 0
+    assert session.ran == [] and [call.fault_kind for call in session.calls] == ["cancelled", "invalid_input"]
+    assert isinstance(agent.messages[-1], ResultsMessage)
+
+
+async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> None:
+    session = RecordingSession()
+    session.hold()
+    agent = Agent(session, PlayedModel(call_reply(("echo", {}))))
+    run = asyncio.create_task(agent.complete("go"))
+    await session.started.wait()
+    agent.cancel("shutdown")
+    outcome = await run
+    assert (outcome.status, outcome.detail) == ("cancelled", "the kernel is shutting down")
+    assert session.cancelled == ["shutdown"]
+    results = agent.messages[-1]
+    assert isinstance(results, ResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
+
+
+async def test_a_stop_between_turns_asks_the_model_nothing_more() -> None:
+    model = PlayedModel(call_reply(("echo", {})), text_reply("never"))
+    agent = Agent(RecordingSession(), model)
+    async with aclosing(agent.run("go")) as events:
+        seen: list[LoopEvent] = []
+        async for event in events:
+            seen.append(event)
+            if isinstance(event, CallAnswered):
+                agent.cancel()
+    assert isinstance(seen[-1], RunFinished) and seen[-1].outcome.status == "cancelled"
+    assert len(model.requests) == 1
+
+
+async def test_cancelling_the_task_while_calls_run_stops_them_records_them_and_keeps_the_history_whole() -> None:
+    session = RecordingSession()
+    session.hold()
+    model = PlayedModel(call_reply(("echo", {})), text_reply("ok"))
+    agent = Agent(session, model)
+    run = asyncio.create_task(agent.complete("go"))
+    await session.started.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert session.cancelled == ["user"]
+    assert [type(m) for m in agent.messages] == [UserMessage, AssistantMessage, ResultsMessage]
+    session.cancelled.clear()
+    assert (await agent.complete("again")).ok
+
+
+async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_open() -> None:
+    session = RecordingSession()
+    model = PlayedModel([TextDelta("a"), Pause()], text_reply("ok"))
+    agent = Agent(session, model)
+    async with aclosing(agent.run("go")) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                break
+    assert model.open_streams == 0
+    assert (await agent.complete("again")).ok
+
+
+async def test_a_watcher_that_leaves_before_calls_start_starts_none() -> None:
+    session = RecordingSession()
+    agent = Agent(session, PlayedModel(call_reply(("mail.send", {}))))
+    async with aclosing(agent.run("go")) as events:
+        async for event in events:
+            if isinstance(event, CallProposed):
+                break
+    assert session.calls == []
+    assert agent.messages == (UserMessage("go"),)
+
+
+async def test_one_agent_runs_one_task_at_a_time() -> None:
+    pause = Pause()
+    agent = Agent(RecordingSession(), PlayedModel([pause, *text_reply("ok")]))
+    first = asyncio.create_task(agent.complete("one"))
+    await pause.reached.wait()
+    with pytest.raises(UsageError, match="already running"):
+        await agent.complete("two")
+    pause.proceed.set()
+    assert (await first).ok
+
+
+async def test_a_stop_without_a_run_does_nothing() -> None:
+    agent = Agent(RecordingSession(), PlayedModel(text_reply("ok")))
+    agent.cancel()
+    assert (await agent.complete("go")).ok
+
+
+async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> None:
+    def fail(call: ProposedCall, arguments: dict[str, Any]) -> Result:
+        return Result.error("denied", "no rule allows it")
+
+    model = PlayedModel(call_reply(("mail.send", {})), text_reply("I may not."))
+    outcome = await Agent(RecordingSession(fail), model).complete("go")
+    assert outcome.ok
+    results = model.requests[1].messages[-1]
+    assert isinstance(results, ResultsMessage) and results.results[0].is_error

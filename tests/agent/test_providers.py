@@ -1,0 +1,351 @@
+"""Both SDKs against servers that speak their protocols and refuse what the real ones refuse."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.budget import Budget
+from handrail.agent.events import RunOutcome
+from handrail.agent.loop import Agent
+from handrail.agent.model import Model
+from handrail.agent.providers import open_model
+from handrail.agent.retry import RetryPolicy
+from handrail.contract.errors import StartError, UsageError
+from handrail.testing.models import Pause
+from handrail.testing.servers import (
+    AnthropicServer,
+    Call,
+    Cut,
+    OpenAIServer,
+    ProviderServer,
+    Refusal,
+    Reply,
+    StreamError,
+    Thinking,
+)
+
+Kind = Literal["openai", "anthropic"]
+KINDS: list[Kind] = ["openai", "anthropic"]
+each_provider = pytest.mark.parametrize("kind", KINDS)
+
+
+class Bench:
+    """One provider's server and SDK, and what a run through them left."""
+
+    def __init__(self, kind: Kind, server: ProviderServer, model: Model) -> None:
+        self.kind = kind
+        self.server = server
+        self.model = model
+        self.session = RecordingSession()
+        self.naps: list[float] = []
+
+    async def _sleep(self, seconds: float) -> None:
+        self.naps.append(seconds)
+
+    def agent(self, budget: Budget | None = None) -> Agent:
+        return Agent(self.session, self.model, budget=budget, retry=RetryPolicy(sleep=self._sleep))
+
+    async def run(self) -> RunOutcome:
+        return await self.agent().complete("go")
+
+    def accepted(self) -> None:
+        """Every request was one that the provider takes, and every reply was played."""
+        assert [request.refused for request in self.server.requests if request.refused] == []
+        assert self.server.unplayed == 0
+
+    def results(self, request: int) -> list[tuple[str, str]]:
+        """``(call id, text)`` of the results at the end of a request."""
+        messages: list[dict[str, Any]] = self.server.requests[request].body["messages"]
+        if self.kind == "openai":
+            found = [(m["tool_call_id"], m["content"]) for m in messages if m["role"] == "tool"]
+        else:
+            blocks = [b for m in messages if m["role"] == "user" for b in m["content"]]
+            found = [(b["tool_use_id"], b["content"]) for b in blocks if b["type"] == "tool_result"]
+        return found
+
+
+@asynccontextmanager
+async def bench(kind: Kind, *replies: Reply | Refusal) -> AsyncGenerator[Bench, None]:
+    server_type = OpenAIServer if kind == "openai" else AnthropicServer
+    async with server_type(*replies) as server:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("OPENAI_API_KEY" if kind == "openai" else "ANTHROPIC_API_KEY", server.key)
+            model = open_model(f"{kind}:some-model", base_url=server.base_url)
+        try:
+            yield Bench(kind, server, model)
+        finally:
+            await model.aclose()
+
+
+@each_provider
+@pytest.mark.proves("A-01", "A-02a")
+async def test_a_run_of_text_and_parallel_calls_goes_through(kind: Kind) -> None:
+    async with bench(
+        kind,
+        Reply("Let me look. ", Call("echo", {"n": 1}), Call("mail__send"), usage=(100, 20)),
+        Reply("Done.", usage=(150, 5)),
+    ) as b:
+        outcome = await b.run()
+        b.accepted()
+    assert outcome.ok and outcome.text == "Done."
+    assert (outcome.input_tokens, outcome.output_tokens) == (250, 25)
+    assert [call.name for call in b.session.ran] == ["echo", "mail__send"]
+    assert [text for _, text in b.results(1)] == ['{"type":"output","data":{"n":1}}', '{"type":"output","data":{}}']
+    assert b.server.requests[0].body["model"] == "some-model"
+
+
+@each_provider
+async def test_arguments_arrive_whole_however_finely_they_are_cut(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("echo", {"text": "ä😀" * 20}, pieces=1000)), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert ("ä😀" * 20) in b.results(1)[0][1]
+
+
+@each_provider
+async def test_two_calls_with_one_id_are_each_answered_once_in_a_history_that_is_taken(kind: Kind) -> None:
+    calls = [Call("echo", {"n": n}, id="same") for n in (1, 2)]
+    async with bench(kind, Reply(*calls), Reply(*calls), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    ids = [call_id for call_id, _ in b.results(2)]
+    assert len(set(ids)) == 4
+    assert ids[0] == "same"
+
+
+@each_provider
+@pytest.mark.parametrize("name", [None, ""])
+async def test_a_call_of_no_name_is_answered_in_a_history_that_is_taken(kind: Kind, name: str | None) -> None:
+    async with bench(kind, Reply(Call(name), Call("echo")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [bool(call.fault) for call in b.session.calls] == [True, False]
+    assert "has no name" in b.results(1)[0][1]
+
+
+@each_provider
+async def test_a_call_without_an_id_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("echo", id=""), Call("echo", id="")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert len(b.session.ran) == 2
+
+
+@each_provider
+async def test_a_name_that_no_provider_would_take_back_is_answered_in_a_history_that_is_taken(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("rm -rf / && " * 20)), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.session.calls[0].name.startswith("rm -rf /")
+
+
+@each_provider
+@pytest.mark.parametrize("arguments", ['{"n": ', "[]", '{"n": NaN}', '{"n":1,"n":2}', "[" * 5000])
+async def test_arguments_that_are_no_object_are_answered_in_a_history_that_is_taken(kind: Kind, arguments: str) -> None:
+    async with bench(kind, Reply(Call("echo", arguments)), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert "invalid_input" in b.results(1)[0][1]
+
+
+@each_provider
+async def test_a_stream_cut_in_the_middle_of_a_call_runs_the_whole_ones_and_answers_the_open_one(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("echo", {"n": 1}), Call("mail__send", {}, cut_after=2)), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+    assert "cut off in the middle of this call" in b.results(1)[1][1]
+
+
+@each_provider
+async def test_a_stream_that_closes_without_the_providers_sign_is_cut(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("echo"), Call("mail__send", closed=False), ended=False), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+    assert len(b.results(1)) == 2
+
+
+@each_provider
+async def test_a_reply_at_its_output_limit_does_not_run_the_call_it_cut(kind: Kind) -> None:
+    finish = "length" if kind == "openai" else "max_tokens"
+    async with bench(kind, Reply(Call("echo"), Call("mail__send", ""), finish=finish), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+    assert "output limit" in b.results(1)[1][1]
+
+
+@each_provider
+async def test_a_text_that_breaks_off_is_asked_for_again(kind: Kind) -> None:
+    async with bench(kind, Reply("Half an ans", Cut()), Reply("A whole one.")) as b:
+        outcome = await b.run()
+        b.accepted()
+    assert outcome.text == "A whole one."
+
+
+@each_provider
+async def test_an_error_event_in_the_stream_cuts_the_reply(kind: Kind) -> None:
+    async with bench(kind, Reply(Call("echo"), Call("echo", closed=False), StreamError("server_error", "boom"))) as b:
+        b.server.unplayed  # noqa: B018 - the run ends or goes on, but what was whole ran once
+        await b.run()
+    assert len(b.session.ran) == 1 and len(b.session.calls) == 2
+
+
+@each_provider
+async def test_an_event_that_is_not_json_cuts_the_reply(kind: Kind) -> None:
+    async with bench(kind, Reply("x", b"{not json"), Reply("ok")) as b:
+        outcome = await b.run()
+        b.accepted()
+    assert outcome.text == "ok"
+
+
+@each_provider
+async def test_events_of_an_unknown_shape_harm_nothing(kind: Kind) -> None:
+    odd = [b"{}", b'{"type": "new_thing", "index": "x"}', b'{"choices": [{}]}', b'{"choices": 3, "usage": []}', b"[]"]
+    odd += [b'{"type": "content_block_start"}', b'{"type":"content_block_delta","index":0,"delta":null}']
+    odd += [b'{"choices":[{"delta":{"tool_calls":[null, {}, {"index": 3, "function": 3}]}}]}']
+    async with bench(kind, Reply(*odd, "ok")) as b:
+        outcome = await b.run()
+    assert outcome.text == "ok", outcome.detail
+    assert b.session.calls == []
+
+
+@each_provider
+async def test_a_rate_limit_is_waited_out_as_long_as_the_provider_asks(kind: Kind) -> None:
+    busy = Refusal(429, "slow down", "rate_limit_error", {"retry-after": "7"})
+    async with bench(kind, busy, Refusal(529, "overloaded", "overloaded_error"), Refusal(500), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.naps[0] == 7 and len(b.naps) == 3
+    assert len(b.server.requests) == 4
+
+
+@each_provider
+@pytest.mark.parametrize("status", [400, 404, 422])
+async def test_a_request_that_will_never_be_taken_is_sent_once(kind: Kind, status: int) -> None:
+    async with bench(kind, Refusal(status, "no such thing", "invalid_request_error")) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and "no such thing" in outcome.detail
+    assert f"{kind}:some-model" in outcome.detail
+    assert b.naps == []
+
+
+@each_provider
+async def test_a_wrong_key_is_named_by_its_variable_and_never_shown(kind: Kind) -> None:
+    async with bench(kind, Reply("never")) as b:
+        b.server.key = "another"
+        outcome = await b.run()
+    assert outcome.status == "failed"
+    assert f"{kind.upper()}_API_KEY" in outcome.detail and "test-key" not in outcome.detail
+    assert b.naps == []
+
+
+async def test_a_spent_account_is_not_asked_again() -> None:
+    async with bench("openai", Refusal(429, "no money", "insufficient_quota")) as b:
+        outcome = await b.run()
+    assert outcome.status == "failed" and "quota is used up" in outcome.detail
+    assert b.naps == []
+
+
+@each_provider
+async def test_a_server_that_is_not_there_is_named_after_a_bounded_number_of_tries(kind: Kind) -> None:
+    async with bench(kind) as b:
+        address = b.server.address
+        await b.server.__aexit__()
+        outcome = await b.run()
+    assert outcome.status == "failed" and address in outcome.detail
+    assert len(b.naps) == RetryPolicy().attempts - 1
+
+
+@each_provider
+async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connection(kind: Kind) -> None:
+    pause = Pause()
+    async with bench(kind, Reply(Call("echo"), "text", pause, Call("mail__send"))) as b:
+        agent = b.agent()
+        run = asyncio.create_task(agent.complete("go"))
+        await pause.reached.wait()
+        agent.cancel()
+        outcome = await run
+    assert outcome.status == "cancelled"
+    assert b.session.ran == []
+
+
+@each_provider
+async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> None:
+    session_pause = Pause()
+    async with bench(kind, Reply(Call("echo")), Reply("Half", session_pause), Reply("ok")) as b:
+        agent = b.agent()
+        run = asyncio.create_task(agent.complete("go"))
+        await session_pause.reached.wait()
+        agent.cancel()
+        assert (await run).status == "cancelled"
+        assert (await agent.complete("go on")).ok
+        b.accepted()
+
+
+async def test_servers_that_number_every_call_0_are_understood() -> None:
+    calls = [Call("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
+    async with bench("openai", Reply(*calls), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.arguments for call in b.session.ran] == ['{"n": 1}', '{"n": 2}']
+
+
+async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
+    start = b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"echo","input":{"n":5}}}'
+    stop = b'{"type":"content_block_stop","index":0}'
+    async with bench("anthropic", Reply(start, stop, finish="tool_use"), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.session.ran[0].arguments == '{"n": 5}'
+
+
+async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
+    async with bench("anthropic", Reply(Thinking("hmm, let me see", "sig=="), Call("echo")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assistant = b.server.requests[1].body["messages"][1]["content"]
+    assert assistant[0] == {"type": "thinking", "thinking": "hmm, let me see", "signature": "sig=="}
+    assert assistant[1]["type"] == "tool_use"
+
+
+@each_provider
+async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_schema(kind: Kind) -> None:
+    async with bench(kind, Reply("ok")) as b:
+        assert (await b.run()).ok
+    tools = b.server.requests[0].body["tools"]
+    sent = tools[0]["function"] if kind == "openai" else tools[0]
+    assert set(sent) == {"name", "description", "parameters" if kind == "openai" else "input_schema"}
+
+
+@pytest.mark.parametrize("spec", ["", "gpt", "openai:", "gemini:x", "script:"])
+def test_a_model_that_cannot_be_named_so_is_refused(spec: str) -> None:
+    with pytest.raises(UsageError, match="openai:NAME, anthropic:NAME or script:FILE"):
+        open_model(spec)
+
+
+@each_provider
+def test_a_missing_key_names_the_variable(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(f"{kind.upper()}_API_KEY", raising=False)
+    with pytest.raises(StartError, match=f"{kind.upper()}_API_KEY"):
+        open_model(f"{kind}:x")
+
+
+@each_provider
+def test_a_missing_sdk_names_the_extra(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, kind, None)
+    with pytest.raises(StartError, match=rf"pip install 'handrail\[{kind}\]'"):
+        open_model(f"{kind}:x", base_url="http://127.0.0.1:1/v1")
+
+
+def test_a_script_takes_no_base_url() -> None:
+    with pytest.raises(UsageError, match="asks no server"):
+        open_model("script:x.toml", base_url="http://127.0.0.1:1")

@@ -1,0 +1,193 @@
+"""The scripted model: plays its file, fills in what results said, and stops when it sees something else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.loop import Agent
+from handrail.agent.model import AssistantMessage, ResultsMessage
+from handrail.agent.providers import open_model
+from handrail.agent.providers.script import ScriptModel
+from handrail.agent.providers.script_file import Script, read_script
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import LoadError
+from handrail.contract.result import Result
+
+
+def model_of(*turns: dict[str, Any]) -> ScriptModel:
+    return ScriptModel(Script.model_validate({"turns": turns}))
+
+
+def answering(**by_name: Result) -> RecordingSession:
+    def answer(call: ProposedCall, arguments: dict[str, Any]) -> Result:
+        return by_name.get(call.name) or Result.output(arguments)
+
+    return RecordingSession(answer)
+
+
+@pytest.mark.proves("A-02a")
+async def test_a_toml_script_is_played_through_the_loop(tmp_path: Path) -> None:
+    path = tmp_path / "tour.toml"
+    path.write_text(
+        """
+version = 1
+[[turns]]
+text = "Let me look."
+expect = { tools = ["echo", "mail.send"], absent = ["bash"], task = "^fix", prompt = "tools" }
+[[turns.calls]]
+name = "echo"
+arguments = { n = 3 }
+label = "look"
+[[turns]]
+text = "It said ${look.data.n}."
+[turns.expect]
+results = 1
+[[turns.expect.result]]
+of = "look"
+at = "data.n"
+equals = 3
+[[turns.expect.result]]
+matches = '"n": ?3'
+[[turns.expect.result]]
+at = "metadata"
+exists = false
+"""
+    )
+    model = open_model(f"script:{path}")
+    assert isinstance(model, ScriptModel)
+    outcome = await Agent(RecordingSession(), model).complete("fix it")
+    assert outcome.detail == "" and outcome.text == "It said 3."
+    assert model.unplayed == 0
+
+
+async def test_what_a_result_said_can_be_used_in_later_arguments_and_keeps_its_type() -> None:
+    session = answering(
+        bash=Result.output({"head": "…"}, truncated=True, output_path="/out/1"), echo=Result.output({"n": 4})
+    )
+    model = model_of(
+        {"calls": [{"name": "bash", "label": "tests"}, {"name": "echo"}]},
+        {
+            "calls": [
+                {
+                    "name": "read",
+                    "arguments": {
+                        "path": "${tests.metadata.output_path}",
+                        "offset": "${1.data.n}",
+                        "note": "at ${1.data.n}, not $${here}",
+                        "list": ["${0.data.head}"],
+                    },
+                }
+            ]
+        },
+        {"text": "ok ${tests.metadata.truncated}"},
+    )
+    outcome = await Agent(session, model).complete("go")
+    assert outcome.text == "ok true", outcome.detail
+    assert json.loads(str(session.calls[2].arguments)) == {
+        "path": "/out/1",
+        "offset": 4,
+        "note": "at 4, not ${here}",
+        "list": ["…"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("expect", "said"),
+    [
+        ({"tools": ["bash"]}, "expected the tools bash to be offered; there are echo, mail__send"),
+        ({"absent": ["mail.send"]}, "expected the tools mail.send not to be offered"),
+        ({"task": "^stop"}, "expected the task to match '^stop'; it is \"go\""),
+        ({"prompt": "no such words"}, "expected the system text to match 'no such words'"),
+        ({"results": 2}, "expected 2 results of the turn before; there are 1"),
+        ({"result": [{"at": "data.n", "equals": 2}]}, "expected 0.data.n to be 2; it is 1"),
+        ({"result": [{"at": "data.n", "equals": True}]}, "expected 0.data.n to be true; it is 1"),
+        ({"result": [{"at": "data.n", "equals": "1"}]}, 'expected 0.data.n to be "1"; it is 1'),
+        ({"result": [{"contains": "xyz"}]}, "expected 0 to contain 'xyz'"),
+        ({"result": [{"at": "type", "matches": "^err"}]}, "expected 0.type to match '^err'; it is \"output\""),
+        ({"result": [{"at": "data.m", "contains": "x"}]}, "expected a value at 0.data.m"),
+        ({"result": [{"at": "data.m", "exists": True}]}, "expected 0.data.m to be there"),
+        ({"result": [{"at": "data.n", "exists": False}]}, "expected 0.data.n not to be there"),
+        ({"result": [{"of": 1, "exists": True}]}, "there is no result 1: the turn before had 1"),
+    ],
+)
+async def test_an_expectation_that_fails_ends_the_run_and_says_what_was_seen(expect: dict[str, Any], said: str) -> None:
+    model = model_of({"calls": [{"name": "echo", "arguments": {"n": 1}}]}, {"text": "ok", "expect": expect})
+    outcome = await Agent(RecordingSession(), model).complete("go")
+    assert outcome.status == "failed"
+    assert "turn 2" in outcome.detail and said in outcome.detail
+    assert model.unplayed == 1
+
+
+async def test_all_that_was_not_as_expected_is_said_at_once() -> None:
+    model = model_of({"text": "ok", "expect": {"tools": ["bash"], "task": "^stop", "results": 1}})
+    outcome = await Agent(RecordingSession(), model).complete("go")
+    assert outcome.detail.count("expected") == 3
+
+
+async def test_a_run_that_asks_for_more_than_the_script_has_ends_with_that_text() -> None:
+    outcome = await Agent(RecordingSession(), model_of({"calls": [{"name": "echo"}]})).complete("go")
+    assert outcome.status == "failed" and "has 1 turns, and the run asked for one more" in outcome.detail
+
+
+async def test_a_reference_to_what_a_result_does_not_have_ends_the_run_with_the_result() -> None:
+    model = model_of({"calls": [{"name": "echo"}]}, {"text": "${0.data.path}"})
+    outcome = await Agent(RecordingSession(), model).complete("go")
+    assert "${0.data.path} is not in the result" in outcome.detail
+
+
+async def test_a_script_can_send_what_a_broken_model_sends() -> None:
+    session = RecordingSession()
+    model = model_of(
+        {"calls": [{"name": "echo", "raw": '{"n": '}, {"name": "", "id": "x"}, {"name": "echo", "id": "x"}]},
+        {"calls": [{"name": "echo"}, {"name": "mail.send"}], "cut": True},
+        {"text": "half of an answer", "finish": "length", "usage": {"input": 3, "output": 2}},
+    )
+    agent = Agent(session, model)
+    outcome = await agent.complete("go")
+    assert outcome.status == "length", outcome.detail
+    assert [call.name for call in session.ran] == ["echo", "echo", "echo"]
+    assert [bool(call.fault) for call in session.calls] == [False, True, False, False, True]
+    parts = [m for m in agent.messages if isinstance(m, (AssistantMessage, ResultsMessage))]
+    answered = [len(m.results) if isinstance(m, ResultsMessage) else len(m.calls) for m in parts]
+    assert answered == [3, 3, 2, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("turns = 1", ["turns: "]),
+        ("[[turns]]\ntxt = 1\n[[turns]]\ncalls = [{}]", ["turns.0.txt: ", "turns.1.calls.0.name: "]),
+        ("version = 2\nturns = [{}]", ["version: "]),
+        ("turns = []", ["has no turns"]),
+        ('[[turns]]\ntext = "${later.data}"', ["refers to 'later', which no call of an earlier turn has"]),
+        ("[[turns]]\ncalls = [{name='a', arguments={b=1}, raw='{}'}]", ["both arguments and raw"]),
+        ("[[turns]]\nexpect = {result = [{at = 'x'}]}", ["needs exactly one of"]),
+        ("[[turns]]\nexpect = {task = '('}", ["'(' is not a regular expression"]),
+        (
+            "[[turns]]\ncalls = [{name='a', label='x'}]\n[[turns]]\ncalls = [{name='a', label='x'}]",
+            ["the label 'x' a second time"],
+        ),
+        ("turns = [", ["cannot be read as a script"]),
+    ],
+)
+def test_a_faulty_script_is_refused_with_all_its_faults(tmp_path: Path, text: str, faults: list[str]) -> None:
+    path = tmp_path / "script.toml"
+    path.write_text(text)
+    with pytest.raises(LoadError) as error:
+        read_script(path)
+    for fault in faults:
+        assert fault in str(error.value)
+    assert len(error.value.faults) == len(faults)
+
+
+def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
+    path = tmp_path / "script.json"
+    path.write_text('{"turns": [{"text": "ok"}]}')
+    assert read_script(path).turns[0].text == "ok"
+    with pytest.raises(LoadError, match="nowhere"):
+        read_script(tmp_path / "nowhere.toml")

@@ -1,0 +1,229 @@
+"""Whatever a provider streams, a reply has one proposal for each call it opened."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.agent.conversation import Conversation, shown
+from handrail.agent.model import (
+    AssistantMessage,
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    Finished,
+    FinishReason,
+    Kept,
+    TextDelta,
+    Usage,
+)
+from handrail.agent.stream import MAX_CALLS, MAX_REPLY_UNITS, Reply, ReplyAssembly, ReplyTooLong, WireIds, call_part
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
+from handrail.contract.result import Result
+
+
+def assemble(*events: BlockEvent, cut: str | None = None) -> Reply:
+    assembly = ReplyAssembly()
+    for event in events:
+        assembly.feed(event)
+    return assembly.finish(cut)
+
+
+def call(index: int, name: str, arguments: str, provider_id: str | None = None) -> list[BlockEvent]:
+    return [CallOpened(index, provider_id, name), CallArguments(index, arguments), CallClosed(index)]
+
+
+@pytest.mark.proves("A-01")
+def test_text_and_calls_keep_the_order_they_came_in() -> None:
+    reply = assemble(
+        TextDelta("I "),
+        TextDelta("look."),
+        *call(0, "read", '{"path":"a"}', "x"),
+        *call(1, "read", '{"path":"b"}'),
+        Usage(7, 3),
+        Finished("calls"),
+    )
+    assert reply.text == "I look."
+    assert [(c.name, c.arguments, c.provider_id, c.fault) for c in reply.calls] == [
+        ("read", '{"path":"a"}', "x", None),
+        ("read", '{"path":"b"}', None, None),
+    ]
+    assert reply.usage == Usage(7, 3)
+    assert reply.reason == "calls"
+
+
+def test_a_call_is_whole_when_its_block_closes_and_not_when_its_json_parses() -> None:
+    assembly = ReplyAssembly()
+    assert assembly.feed(CallOpened(0, None, "rm")) is None
+    assert assembly.feed(CallArguments(0, "{}")) is None
+    assert assembly.feed(CallArguments(0, "")) is None
+    assert assembly.feed(CallClosed(0)) == 0
+    assert assembly.closed_call(0) == ProposedCall("rm", "{}")
+
+
+def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_before_it_without() -> None:
+    reply = assemble(
+        *call(0, "read", "{}"),
+        CallOpened(1, "b", "write"),
+        CallArguments(1, "{}"),
+        cut="the connection was lost",
+    )
+    assert reply.calls[0].fault is None
+    assert "cut off in the middle of this call (the connection was lost)" in (reply.calls[1].fault or "")
+    assert reply.reason is None
+
+
+def test_a_call_that_the_provider_never_closed_does_not_run_even_in_a_finished_reply() -> None:
+    reply = assemble(CallOpened(0, "a", "read"), CallArguments(0, "{}"), Finished("calls"))
+    assert "never completed" in (reply.calls[0].fault or "")
+
+
+@pytest.mark.parametrize("name", ["", "  \n"])
+def test_a_call_of_no_name_is_one_call_with_a_fault(name: str) -> None:
+    reply = assemble(*call(0, name, "{}"), Finished("calls"))
+    assert len(reply.calls) == 1
+    assert "has no name" in (reply.calls[0].fault or "")
+
+
+def test_arguments_of_a_block_that_was_never_opened_are_one_call_with_a_fault() -> None:
+    reply = assemble(CallArguments(4, "{}"), CallClosed(4), Finished("calls"))
+    assert [bool(c.fault) for c in reply.calls] == [True]
+
+
+def test_arguments_after_the_block_closed_do_not_change_it_into_another_call() -> None:
+    reply = assemble(*call(0, "read", "{"), CallArguments(0, "}"), Finished("calls"))
+    assert reply.calls[0].arguments == "{"
+    assert "had closed this call" in (reply.calls[0].fault or "")
+
+
+def test_a_block_number_used_twice_is_two_calls() -> None:
+    reply = assemble(CallOpened(0, "a", "read"), *call(0, "grep", "{}", "b"), Finished("calls"))
+    assert [(c.name, c.fault is None) for c in reply.calls] == [("read", False), ("grep", True)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "whole"), [("", False), ('{"path": "a', False), ('{"path": "a"}', True), ("{}", True)]
+)
+def test_the_last_block_of_a_reply_that_met_its_output_limit_runs_only_if_it_is_whole(
+    arguments: str, whole: bool
+) -> None:
+    reply = assemble(*call(0, "read", "{}"), *call(1, "write", arguments), Finished("length"))
+    assert reply.calls[0].fault is None
+    assert (reply.calls[1].fault is None) is whole
+
+
+def test_arguments_beyond_what_is_taken_are_dropped_while_they_arrive() -> None:
+    piece = "x" * (1024 * 1024)
+    events = [CallArguments(0, piece) for _ in range(MAX_ARGUMENT_BYTES // len(piece) + 1)]
+    reply = assemble(CallOpened(0, None, "write"), *events, CallClosed(0), Finished("calls"))
+    assert "longer than" in (reply.calls[0].fault or "")
+    assert len(reply.calls[0].arguments) <= 2_000
+
+
+def test_a_reply_without_end_is_cut() -> None:
+    assembly = ReplyAssembly()
+    piece = "x" * (1024 * 1024)
+    with pytest.raises(ReplyTooLong):
+        for _ in range(MAX_REPLY_UNITS // len(piece) + 1):
+            assembly.feed(TextDelta(piece))
+
+
+def test_more_calls_than_any_reply_holds_are_cut() -> None:
+    assembly = ReplyAssembly()
+    with pytest.raises(ReplyTooLong, match=str(MAX_CALLS)):
+        for index in range(MAX_CALLS + 1):
+            assembly.feed(CallOpened(index, None, "read"))
+    assert len(assembly.finish("too long").calls) == MAX_CALLS
+
+
+def test_a_character_split_over_two_events_is_one_character() -> None:
+    assembly = ReplyAssembly()
+    seen = [assembly.feed(TextDelta("a\ud83d")), assembly.feed(TextDelta("\ude00b"))]
+    assert seen == ["a", "😀b"]
+    assert assembly.finish().text == "a😀b"
+
+
+def test_half_a_character_at_the_end_is_made_visible() -> None:
+    assert assemble(TextDelta("a\ud83d"), Finished("end")).text == "a\ufffd"
+
+
+_EVENTS = st.lists(
+    st.one_of(
+        st.builds(TextDelta, st.text(alphabet=st.characters(), max_size=8)),
+        st.builds(
+            CallOpened,
+            st.integers(0, 4),
+            st.none() | st.sampled_from(["", "a", "b", "x y", "é", "z" * 90]),
+            st.sampled_from(["read", "", "a b", "\ud800", "n" * 90]),
+        ),
+        st.builds(CallArguments, st.integers(0, 4), st.sampled_from(["{", "}", "{}", '"a":1', "NaN", "\udc00", "[]"])),
+        st.builds(CallClosed, st.integers(0, 4)),
+        st.builds(Kept, st.just("anthropic"), st.just({"type": "thinking"})),
+        st.builds(Usage, st.integers(0, 9), st.integers(0, 9)),
+        st.builds(Finished, st.sampled_from(["end", "calls", "length", "refused", "other"])),
+    ),
+    max_size=30,
+)
+
+
+@given(st.lists(_EVENTS, max_size=4), st.none() | st.just("lost"))
+def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sent(
+    replies: list[list[BlockEvent]], cut: str | None
+) -> None:
+    conversation = Conversation()
+    conversation.ask("task")
+    ids: list[str] = []
+    for events in replies:
+        reply = assemble(*events, cut=cut)
+        answers = [Answer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
+        conversation.exchange(reply, answers)
+        reply.text.encode()
+    for before, message in zip((None, *conversation.messages), conversation.messages, strict=False):
+        if isinstance(message, AssistantMessage):
+            ids += [part.wire_id for part in message.calls]
+            for part in message.calls:
+                assert 0 < len(part.name) <= 64
+                assert part.name.isascii()
+        elif before is not None and not hasattr(message, "text"):
+            assert isinstance(before, AssistantMessage)
+    assert len(ids) == len(set(ids))
+
+
+def test_a_provider_id_is_kept_while_it_is_usable_and_new() -> None:
+    ids = WireIds()
+    assert ids.take("call_1") == "call_1"
+    second, third, fourth = ids.take("call_1"), ids.take(None), ids.take("not an id")
+    assert len({"call_1", second, third, fourth}) == 4
+    assert all(len(wire_id) == 9 and wire_id.isalnum() for wire_id in (second, third, fourth))
+
+
+def test_an_own_id_never_takes_the_place_of_one_that_the_provider_used() -> None:
+    ids = WireIds()
+    assert ids.take("hr0000001") == "hr0000001"
+    assert ids.take(None) == "hr0000002"
+
+
+@pytest.mark.parametrize("arguments", ["{", "[1]", '{"a": NaN}', '{"a":1,"a":2}', "[" * 9_999])
+def test_arguments_that_are_no_object_stand_in_the_history_as_one(arguments: str) -> None:
+    part = call_part(ProposedCall("read", arguments), "w")
+    assert part.arguments == {"unreadable_arguments": arguments[:2_000]}
+
+
+def test_what_the_model_reads_of_a_result_is_the_same_text_each_time() -> None:
+    first = Result.output({"b": 1, "a": "é"}, duration_ms=1.0, truncated=True, output_path="/o/1")
+    again = Result.output({"b": 1, "a": "é"}, duration_ms=2.0, output_path="/o/1", truncated=True)
+    assert shown(first) == shown(again)
+    assert shown(first) == '{"type":"output","data":{"b":1,"a":"é"},"metadata":{"truncated":true,"output_path":"/o/1"}}'
+
+
+def test_an_error_reads_with_its_kind_and_its_partial_data() -> None:
+    text = shown(Result.error("timeout", "too slow", {"so": "far"}, duration_ms=3))
+    assert text == '{"type":"error","error_text":"too slow","data":{"so":"far"},"metadata":{"error_kind":"timeout"}}'
+
+
+def test_reasons_are_a_closed_list() -> None:
+    reasons: list[FinishReason] = ["end", "calls", "length", "refused", "other"]
+    assert [assemble(Finished(reason)).reason for reason in reasons] == reasons

@@ -1,0 +1,161 @@
+"""The loopback servers refuse what the providers refuse, whoever asks them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
+from handrail.testing.servers import AnthropicServer, Call, OpenAIServer, ProviderServer, Refusal, Reply
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "read", "description": "d", "parameters": {"type": "object"}},
+}
+
+
+def openai_call(call_id: str, name: str = "read", arguments: str = "{}") -> dict[str, Any]:
+    return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def openai_request(*messages: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "m", "stream": True, "messages": [{"role": "user", "content": "go"}, *messages], **more}
+
+
+def asking(*calls: dict[str, Any]) -> dict[str, Any]:
+    return {"role": "assistant", "content": None, "tool_calls": list(calls)}
+
+
+def told(call_id: str) -> dict[str, Any]:
+    return {"role": "tool", "tool_call_id": call_id, "content": "ok"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "fault"),
+    [
+        ([asking(openai_call("a")), told("a")], None),
+        ([asking(openai_call("a"), openai_call("b")), told("b"), told("a")], None),
+        ([asking(openai_call("a"))], "no response messages: a"),
+        ([asking(openai_call("a"), openai_call("b")), told("a"), {"role": "user", "content": "x"}], "before it: b"),
+        ([asking(openai_call("a")), told("a"), told("a")], "answers no open call"),
+        ([told("a")], "answers no open call"),
+        ([asking(openai_call("a")), told("a"), asking(openai_call("a")), told("a")], "must be unique"),
+        ([asking(openai_call("a", "a b")), told("a")], "does not match"),
+        ([asking(openai_call("a", "")), told("a")], "does not match"),
+        ([asking(openai_call("a", "read", "{")), told("a")], "not the JSON text of an object"),
+        ([asking()], "tool_calls is empty"),
+        ([{"role": "assistant", "content": ""}], "without content and tool_calls"),
+        ([{"role": "assistant", "content": "hi"}], None),
+        ([{"role": "robot", "content": "hi"}], "role 'robot'"),
+    ],
+)
+def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[str, Any]], fault: str | None) -> None:
+    found = faults_in_openai_request(openai_request(*messages))
+    assert found == [] if fault is None else fault in "; ".join(found)
+
+
+def test_openai_tools_are_judged_too() -> None:
+    assert faults_in_openai_request(openai_request(tools=[TOOL])) == []
+    assert "twice" in faults_in_openai_request(openai_request(tools=[TOOL, TOOL]))[0]
+    leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
+    assert "locks" in faults_in_openai_request(openai_request(tools=[leaky]))[0]
+
+
+def use(call_id: str, name: str = "read", value: Any = None) -> dict[str, Any]:
+    return {"type": "tool_use", "id": call_id, "name": name, "input": {} if value is None else value}
+
+
+def result(call_id: str) -> dict[str, Any]:
+    return {"type": "tool_result", "tool_use_id": call_id, "content": "ok"}
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+ANTHROPIC_HISTORIES: list[tuple[list[list[dict[str, Any]]], str | None]] = [
+    ([[use("a")], [result("a")]], None),
+    ([[said("hm"), use("a"), use("b")], [result("b"), result("a"), said("and")]], None),
+    ([[use("a")]], "no tool_result blocks: a"),
+    ([[use("a"), use("b")], [result("a")]], "immediately after: b"),
+    ([[use("a")], [said("and"), result("a")]], "must come first"),
+    ([[said("hm")], [result("a")]], "unexpected tool_use_id 'a'"),
+    ([[use("a")], [result("a"), result("a")]], "unexpected tool_use_id 'a'"),
+    ([[use("a")], [result("a")], [use("a")], [result("a")]], "must be unique"),
+    ([[use("a.b")], [result("a.b")]], "is no call id"),
+    ([[use("a", "")], [result("a")]], "does not match"),
+    ([[use("a", "read", "{}")], [result("a")]], "not an object"),
+    ([[said("  ")]], "non-whitespace"),
+    ([[]], "content is empty"),
+]
+
+
+@pytest.mark.parametrize(("contents", "fault"), ANTHROPIC_HISTORIES)
+def test_an_anthropic_history_is_judged_as_the_provider_does(contents: list[Any], fault: str | None) -> None:
+    roles = ["assistant", "user"] * 2
+    messages = [{"role": "user", "content": "go"}]
+    messages += [{"role": role, "content": content} for role, content in zip(roles, contents, strict=False)]
+    found = faults_in_anthropic_request({"max_tokens": 1, "messages": messages})
+    assert found == [] if fault is None else fault in "; ".join(found)
+
+
+def test_anthropic_roles_alternate_and_the_output_has_a_bound() -> None:
+    twice = {"messages": [{"role": "user", "content": "a"}, {"role": "user", "content": "b"}]}
+    found = "; ".join(faults_in_anthropic_request(twice))
+    assert "must alternate" in found and "max_tokens" in found
+
+
+async def post(server: ProviderServer, path: str, body: Any, **headers: str) -> tuple[int, bytes]:
+    """One request by hand, as a client that is no SDK would make it."""
+    port = int(server.address.rpartition(":")[2])
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    raw = json.dumps(body).encode()
+    lines = [f"POST {path} HTTP/1.1", "host: x", f"content-length: {len(raw)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + raw)
+    answer = await reader.read()
+    writer.close()
+    return int(answer.split(b" ", 2)[1]), answer
+
+
+async def test_a_server_answers_400_with_the_faults_and_keeps_the_reply_for_a_good_request() -> None:
+    async with OpenAIServer(Reply("hello")) as server:
+        key = f"Bearer {server.key}"
+        path = "/v1/chat/completions"
+        status, answer = await post(server, path, openai_request(told("a")), authorization=key)
+        assert status == 400 and b"answers no open call" in answer
+        assert server.unplayed == 1
+        status, answer = await post(server, path, openai_request(), authorization=key)
+        assert status == 200 and answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+        status, _ = await post(server, path, openai_request(), authorization=key)
+        assert status == 400
+    assert [bool(request.refused) for request in server.requests] == [True, False, False]
+
+
+async def test_a_server_wants_its_key_and_its_path() -> None:
+    async with AnthropicServer(Reply("hello")) as server:
+        body = {"max_tokens": 1, "stream": True, "messages": [{"role": "user", "content": "go"}]}
+        right = {"x_api_key": server.key, "anthropic_version": "2023-06-01"}
+        assert (await post(server, "/v1/messages", body, x_api_key="no", anthropic_version="x"))[0] == 401
+        assert (await post(server, "/v1/messages", body, x_api_key=server.key))[0] == 401
+        assert (await post(server, "/v1/else", body, **right))[0] == 404
+        status, answer = await post(server, "/v1/messages", body, **right)
+        assert status == 200 and b"event: message_stop" in answer
+
+
+async def test_a_cut_reply_breaks_the_connection_before_the_body_ends() -> None:
+    async with OpenAIServer(Reply(Call("read", {"path": "x"}, cut_after=3))) as server:
+        _, answer = await post(server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}")
+    assert b'"arguments": "{\\""' in answer and b"[DONE]" not in answer
+    assert not answer.endswith(b"0\r\n\r\n")
+
+
+async def test_a_refusal_carries_its_headers() -> None:
+    async with OpenAIServer(Refusal(429, headers={"retry-after": "7"})) as server:
+        status, answer = await post(
+            server, "/v1/chat/completions", openai_request(), authorization=f"Bearer {server.key}"
+        )
+    assert status == 429 and b"retry-after: 7" in answer
