@@ -139,12 +139,14 @@ def _json_size(text: str) -> int:
 
 def _fitting(lines: Sequence[str]) -> int:
     """How many lines fit; at least one, so that going on gets somewhere."""
-    total = 0
-    for number, line in enumerate(lines):
-        total += _json_size(line)
-        if total > MAX_BYTES:
-            return max(number, 1)
-    return len(lines)
+    low, high = 1, len(lines)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if _json_size("\n".join(lines[:middle])) > MAX_BYTES:
+            high = middle - 1
+        else:
+            low = middle
+    return low
 
 
 def _continuation(data: bytes) -> int:

@@ -1,0 +1,38 @@
+"""The desk that the built-in tools are tried at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.tools.desk import Desk, Memory
+
+from handrail.runtime.roots import Roots
+from handrail.runtime.surface import Surroundings
+from handrail.sandbox.tiers import choose
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    place = tmp_path.resolve()
+    for name in ("ws", "scratch", "output"):
+        (place / name).mkdir()
+    return Desk(
+        Surroundings(
+            session_id="session-1",
+            agent="default",
+            workdir=str(place / "ws"),
+            scratch=str(place / "scratch"),
+            roots=Roots(place / "ws", [place / "output"]),
+            sandbox=choose(),
+            values=Memory(),
+        )
+    )
+
+
+@pytest.fixture
+def confined(desk: Desk) -> Desk:
+    """The same where programs can be confined."""
+    if not desk.around.sandbox.tier.confines:
+        pytest.skip(desk.around.sandbox.tier.detail)
+    return desk

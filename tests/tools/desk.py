@@ -1,0 +1,120 @@
+"""A workspace, and each built-in tool called as the arbiter calls it: checked arguments, a real runtime."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
+from handrail.contract.result import Result
+from handrail.contract.runtime import Question
+from handrail.contract.schema import compile_schema
+from handrail.contract.tool import Tool
+from handrail.runtime.surface import CallRuntime, Surroundings
+from handrail.tools import BUILTINS
+
+_numbers = itertools.count(1)
+
+
+class Running:
+    """A call that nobody stops."""
+
+    requested = False
+
+    def check(self) -> None:
+        return
+
+
+class Memory:
+    """Session values in a dictionary."""
+
+    def __init__(self) -> None:
+        self.kept: dict[tuple[str, str, str], Any] = {}
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        return self.kept.get((session_id, tool_id, key))
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        self.kept[session_id, tool_id, key] = value
+
+
+@dataclass
+class Someone:
+    """Answers as it was told to, and remembers what it was asked."""
+
+    answers: list[list[str]]
+    asked: list[Question] = field(default_factory=list[Question])
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        return ApprovalAnswer("reject", f"{request.tool_id}: not in this test")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+        self.asked += questions
+        return self.answers
+
+
+@dataclass
+class Desk:
+    """One session's calls of the built-in tools."""
+
+    around: Surroundings
+    refuse: dict[str, str] = field(default_factory=dict[str, str])
+    """Canonical path to the reason why no rule allows it."""
+
+    @property
+    def workspace(self) -> Path:
+        return Path(self.around.workdir)
+
+    def runtime(self, tool: Tool) -> CallRuntime:
+        variables = Variables(workspace=(self.around.workdir,), ad_hoc=self.around.roots.readable)
+        capabilities = CapabilitySet((expand(tool.spec.requires, variables, tool.spec.id),))
+
+        def may(capability: Capability, target: str | Sequence[str]) -> str | None:
+            if isinstance(target, str) and target in self.refuse:
+                return self.refuse[target]
+            if capability != "shell.run" and not capabilities.allows(capability, target):
+                return f"{capability} of {target} is not in the capability set"
+            return None
+
+        async def no_calls(tool_id: str, arguments: Mapping[str, Any]) -> Result:
+            raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
+
+        return CallRuntime(
+            tool.spec,
+            f"call-{next(_numbers)}",
+            self.around,
+            capabilities,
+            may,
+            Running(),
+            lambda message, fraction: None,
+            no_calls,
+        )
+
+    async def call(self, tool_id: str, **arguments: Any) -> Any:
+        """What the tool returns; its arguments have to fit its schema first."""
+        tool = next(tool for tool in BUILTINS if tool.spec.id == tool_id)
+        assert compile_schema(tool.spec.parameters).problems(arguments) == []
+        return await tool.execute(arguments, self.runtime(tool))
+
+    def put(self, name: str, content: str | bytes) -> Path:
+        path = self.workspace / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+
+async def refused(attempt: Awaitable[object], kind: ErrorKind, *parts: str) -> ToolError:
+    """The error that ``attempt`` has to raise, of ``kind`` and with ``parts`` in its text."""
+    with pytest.raises(ToolError) as raised:
+        await attempt
+    assert raised.value.kind == kind, str(raised.value)
+    for part in parts:
+        assert part in str(raised.value)
+    return raised.value

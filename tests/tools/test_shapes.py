@@ -1,0 +1,170 @@
+"""The table of the built-in tools: ids, parameters, what they need, what they lock. A change here is a change of contract."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+import handrail.tools
+from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ToolSpec, faults_in
+from handrail.tools import BUILTINS
+
+WORKSPACE = ("{workspace}",)
+READABLE = ("{workspace}", "{ad-hoc}")
+
+
+@dataclass(frozen=True)
+class Row:
+    """``parameters`` in order, a required one with a star."""
+
+    parameters: str
+    kind: str
+    side_effect: str
+    locks: tuple[str, ...]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    shell: bool = False
+    capabilities: tuple[str, ...] = ()
+    max_entries: int | None = None
+    targets: tuple[str, ...] = ()
+
+
+TABLE = {
+    "read": Row("path* offset limit unit", "read", "read", ("file:{path}:S",), READABLE, targets=("fs.read={path}",)),
+    "write": Row("path* content*", "edit", "write", ("file:{path}:X",), (), WORKSPACE, targets=("fs.write={path}",)),
+    "edit": Row(
+        "path* old* new* replace_all",
+        "edit",
+        "write",
+        ("file:{path}:X",),
+        WORKSPACE,
+        WORKSPACE,
+        targets=("fs.read={path}", "fs.write={path}"),
+    ),
+    "file.patch": Row(
+        "path* operations*",
+        "edit",
+        "write",
+        ("file:{path}:X",),
+        WORKSPACE,
+        WORKSPACE,
+        targets=("fs.read={path}", "fs.write={path}"),
+    ),
+    "glob": Row(
+        "pattern* path",
+        "search",
+        "read",
+        ("file:{path}:S",),
+        READABLE,
+        max_entries=1000,
+        targets=("fs.read={path}",),
+    ),
+    "grep": Row(
+        "pattern* path glob ignore_case literal",
+        "search",
+        "read",
+        ("file:{path}:S",),
+        READABLE,
+        max_entries=200,
+        targets=("fs.read={path}",),
+    ),
+    "bash": Row(
+        "command* timeout_ms",
+        "execute",
+        "external",
+        ("workspace:X",),
+        WORKSPACE,
+        WORKSPACE,
+        shell=True,
+        targets=("shell.run={command}",),
+    ),
+    "todo": Row("todos", "other", "write", (), capabilities=("state",)),
+    "question": Row("questions*", "other", "read", (), capabilities=("ask",)),
+}
+SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
+
+
+@pytest.mark.proves("T-01a")
+def test_there_are_exactly_the_tools_of_the_table() -> None:
+    assert list(SPECS) == list(TABLE)
+
+
+@pytest.mark.proves("T-01a", "K-09")
+@pytest.mark.parametrize("tool_id", TABLE)
+def test_each_tool_has_the_shape_of_the_table(tool_id: str) -> None:
+    assert row_of(SPECS[tool_id]) == TABLE[tool_id]
+
+
+def row_of(spec: ToolSpec) -> Row:
+    required = spec.parameters.get("required", [])
+    return Row(
+        " ".join(f"{name}*" if name in required else name for name in spec.parameters["properties"]),
+        spec.kind,
+        spec.side_effect,
+        tuple(str(lock) for lock in spec.effective_locks),
+        spec.requires.fs.read,
+        spec.requires.fs.write,
+        bool(spec.requires.shell),
+        spec.requires.capabilities,
+        spec.max_entries,
+        tuple(f"{capability}={template}" for capability, template in sorted(spec.effective_targets.items())),
+    )
+
+
+@pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS)
+def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
+    assert faults_in(spec) == []
+    schema = compile_schema(spec.parameters)
+    assert schema.problems({"no_such_argument": 1})
+    assert spec.requires.net.hosts == ()
+    assert spec.llm_view().keys() == {"name", "description", "parameters"}
+
+
+@pytest.mark.proves("O-01")
+def test_outputs_are_bounded_as_the_table_of_defaults_says() -> None:
+    kilobytes = {name: spec.max_output // 1024 for name, spec in SPECS.items()}
+    assert {name: kilobytes[name] for name in ("read", "bash", "glob", "grep")} == dict.fromkeys(
+        ("read", "bash", "glob", "grep"), 200
+    )
+
+
+@pytest.mark.proves("T-01a")
+def test_question_has_the_printed_shape_to_the_letter() -> None:
+    one = SPECS["question"].parameters["properties"]["questions"]["items"]
+    assert {name: field["type"] for name, field in one["properties"].items()} == {
+        "question": "string",
+        "header": "string",
+        "options": "array",
+        "multi_select": "boolean",
+    }
+    assert one["required"] == ["question"]
+    option = one["properties"]["options"]["items"]
+    assert list(option["properties"]) == ["label", "description"]
+    assert option["required"] == ["label"]
+
+
+def test_a_built_in_sees_the_contract_and_itself_only() -> None:
+    folder = Path(inspect.getfile(handrail.tools)).parent
+    allowed = ("handrail.contract.", "handrail.tools.")
+    for path in folder.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                names.append(node.module or "")
+            for name in names:
+                assert not name.startswith("handrail") or name.startswith(allowed), f"{path.name} imports {name}"
+                assert name.partition(".")[0] not in ("os", "pathlib", "subprocess", "socket", "shutil"), path.name
+
+
+def test_loading_the_built_ins_brings_in_nothing_heavy() -> None:
+    heavy = "mcp openai anthropic rich tree_sitter sqlite3 httpx2 handrail.runtime handrail.sandbox click"
+    program = f"import sys, handrail.tools; print([n for n in {heavy.split()!r} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,104 @@
+"""bash in the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tools.desk import Desk, refused
+
+from handrail.contract.errors import ToolError
+from handrail.tools import BUILTINS
+from handrail.tools.shell import refuse_pure_wait
+
+
+@pytest.mark.proves("K-07")
+async def test_an_exit_code_other_than_0_is_an_output(confined: Desk) -> None:
+    answer = await confined.call("bash", command="echo out; echo err >&2; exit 3")
+    assert answer == {"exit_code": 3, "output": "out\nerr\n"}
+
+
+async def test_a_command_works_in_the_workspace(confined: Desk) -> None:
+    confined.put("a.txt", "x\n")
+    answer = await confined.call("bash", command="cat a.txt > b.txt && pwd")
+    assert answer == {"exit_code": 0, "output": f"{confined.workspace}\n"}
+    assert (confined.workspace / "b.txt").read_text() == "x\n"
+
+
+async def test_each_call_is_a_shell_of_its_own(confined: Desk) -> None:
+    await confined.call("bash", command="export KEPT=1; cd /tmp")
+    answer = await confined.call("bash", command='echo "[$KEPT]" "$PWD"')
+    assert answer["output"] == f"[] {confined.workspace}\n"
+
+
+async def test_a_signal_is_named(confined: Desk) -> None:
+    answer = await confined.call("bash", command="kill -TERM $$")
+    assert answer["exit_code"] == 128 + 15 or answer["signal"] == 15
+
+
+async def test_bytes_that_are_no_text_are_shown_as_such(confined: Desk) -> None:
+    assert (await confined.call("bash", command=r"printf 'a\377b'"))["output"] == "a\ufffdb"
+
+
+@pytest.mark.proves("X-07")
+async def test_a_command_that_takes_too_long_is_stopped_and_what_it_wrote_is_kept(confined: Desk) -> None:
+    error = await refused(
+        confined.call("bash", command="echo begun; read -r never < <(sleep 1000)", timeout_ms=1_500),
+        "timeout",
+        "1500 ms",
+        "timeout_ms",
+    )
+    assert error.data == {"output": "begun\n"}
+
+
+@pytest.mark.proves("X-08")
+async def test_a_cancelled_command_leaves_what_it_wrote(confined: Desk) -> None:
+    tool = next(tool for tool in BUILTINS if tool.spec.id == "bash")
+    runtime = confined.runtime(tool)
+    told = confined.workspace / "told"
+    os.mkfifo(told)
+    work = asyncio.ensure_future(tool.execute({"command": "echo begun; echo > told; tail -f /dev/null"}, runtime))
+    await asyncio.to_thread(told.read_text)  # comes back once the command has come so far
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert runtime.kept == {"output": "begun\n"}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "sleep 300",
+        "sleep 11",
+        "  sleep 5m  ",
+        "sleep 6; sleep 6",
+        "sleep 6 && sleep 6 || sleep 1",
+        "sleep 1 2 10",
+        "/bin/sleep 1h",
+        "command sleep 20",
+        "sleep 0.5d &\nsleep 1",
+    ],
+)
+async def test_a_command_that_only_waits_is_answered_with_what_to_do(desk: Desk, command: str) -> None:
+    await refused(
+        desk.call("bash", command=command), "invalid_input", "only waits", "run the command whose end you want"
+    )
+
+
+@pytest.mark.parametrize(
+    "command", ["sleep 10", "sleep 60; make test", "make & sleep 60", "sleep", "sleep x", "sleep $N", "echo sleep 300"]
+)
+def test_other_commands_are_no_pure_wait(command: str) -> None:
+    refuse_pure_wait(command)
+
+
+@given(st.text(alphabet="sleep 19;&|\n\t.mhd()", max_size=60))
+def test_any_text_is_a_wait_or_not(command: str) -> None:
+    try:
+        refuse_pure_wait(command)
+    except ToolError as error:
+        assert "sleep" in command
+        assert error.kind == "invalid_input"
