@@ -17,7 +17,7 @@ from time import time_ns
 from typing import Any, Literal, NamedTuple
 
 from handrail.contract.errors import UsageError
-from handrail.record.chain import GENESIS, SALT_BYTES, commitment_of, hash_of, prefix_of
+from handrail.record.chain import GENESIS, SALT_BYTES, prefix_of, seal_of
 from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.database import Database, Statement, Value
 from handrail.store.encoding import encode
@@ -40,7 +40,7 @@ Kind = Literal[
 ]
 
 _ROWS_PER_STATEMENT = 64
-_BOUND = 6
+_BOUND = 7
 """Values bound for each row."""
 _SETTLED_EVERY = 4096
 
@@ -104,7 +104,7 @@ class CommitLog:
 
     def append(self, records: Sequence[Record]) -> None:
         """Record soon, in order, without waiting: for what no side effect depends on."""
-        self._post((self._table, (self._clock(), records)))
+        self._post((self._table, _Entry(self._clock(), records)))
 
     async def commit(self, records: Sequence[Record]) -> None:
         """Record now: on return these records and all before them are durable.
@@ -114,7 +114,7 @@ class CommitLog:
 
         :raises LogUnavailable: when they could not be written
         """
-        await self._writer.commit((self._table, (self._clock(), records)))
+        await self._writer.commit((self._table, _Entry(self._clock(), records)))
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable.
@@ -190,6 +190,13 @@ class CommitLog:
             await self._writer.commit((self._table, _Redaction(tuple(wanted), self._clock(), records)))
 
 
+class _Entry(NamedTuple):
+    """Records as they were handed over, and when."""
+
+    at_ns: int
+    records: Sequence[Record]
+
+
 class _Mark(NamedTuple):
     """Up to here a former process wrote."""
 
@@ -232,25 +239,24 @@ class _RecordTable:
         self._reported_lost = self._confirmed_lost
         self._was_read = True
 
-    def statements(self, batch: Sequence[tuple[int, Sequence[Record]] | _Mark | _Redaction]) -> Iterable[Statement]:
+    def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
         statements: list[Statement] = []
-        entries: list[tuple[int, Sequence[Record]]] = []
+        entries: list[_Entry] = []
         self._confirmed_lost = self._reported_lost  # the last batch held, or `opened` would have been called
         lost = self._writer.lost
         if lost > self._reported_lost:
-            entries.append((self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
+            entries.append(_Entry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
             self._reported_lost = lost
         for item in batch:
-            if isinstance(item, _Mark):
-                statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
-            elif isinstance(item, _Redaction):
-                entries.append((item.at_ns, item.records))
-                for sequence in item.sequences:
-                    statements.append(
-                        ("UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence = ?", (sequence,))
-                    )
-            else:
+            if isinstance(item, _Entry):
                 entries.append(item)
+            elif isinstance(item, _Mark):
+                statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
+            else:
+                entries.append(_Entry(item.at_ns, item.records))
+                for sequence in item.sequences:
+                    erase = "UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence = ?"
+                    statements.append((erase, (sequence,)))
         inserts = self._inserting(entries)
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_EVERY:
@@ -258,7 +264,9 @@ class _RecordTable:
             statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
         return inserts + statements
 
-    def _inserting(self, entries: Sequence[tuple[int, Sequence[Record]]]) -> list[Statement]:
+    def _inserting(self, entries: Sequence[_Entry]) -> list[Statement]:
+        """Many rows in one statement: each statement hands the interpreter's lock over and back. Few values in a row,
+        and bytearrays instead of bytes: sqlite3 asks bytes, value by value, whether they have an adapter."""
         values: list[Value] = []
         add = values.extend
         sequence = self._sequence
@@ -273,7 +281,6 @@ class _RecordTable:
                 encoded = encode(body)
                 salt = salts[offset : offset + SALT_BYTES]
                 offset += SALT_BYTES
-                commitment = commitment_of(salt, encoded)
                 shared = prefixes.get((kind, session))
                 if shared is None:
                     shared = prefixes[kind, session] = (
@@ -281,33 +288,24 @@ class _RecordTable:
                         _utf8(session).decode(),
                     )
                 call_text = _utf8(call)
-                previous = hash_of(shared[0], sequence, at_ns, call_text, commitment, previous)
-                add((at_ns, kind, shared[1], call_text.decode(), commitment + previous + salt, encoded))
+                seal = seal_of(shared[0], sequence, at_ns, call_text, previous, salt, encoded)
+                previous = seal[32:64]
+                add((sequence, at_ns, kind, shared[1], call_text.decode(), bytearray(seal), bytearray(encoded)))
                 if kind == "intended":
                     open_calls[call] = sequence
                 elif kind == "committed" or kind == "refused" or kind == "interrupted":
                     open_calls.pop(call, None)
-        first = self._sequence + 1
         self._sequence = sequence
         self._previous = previous
-        return [
-            (
-                self._insert(len(chunk) // _BOUND),
-                [first + start // _BOUND, *chunk],
-            )
-            for start, chunk in (
-                (start, values[start : start + _BOUND * _ROWS_PER_STATEMENT])
-                for start in range(0, len(values), _BOUND * _ROWS_PER_STATEMENT)
-            )
-        ]
+        width = _BOUND * _ROWS_PER_STATEMENT
+        chunks = (values[start : start + width] for start in range(0, len(values), width))
+        return [(self._insert(len(chunk) // _BOUND), chunk) for chunk in chunks]
 
     def _insert(self, rows: int) -> str:
-        """One statement for many rows with few values: each statement hands the interpreter's lock over and back,
-        and each bound value costs about as much as encoding a body."""
         sql = self._inserts.get(rows)
         if sql is None:
-            rest = ",".join(f"(?1+{row},?,?,?,?,?,?)" for row in range(rows))
-            sql = f"INSERT INTO record (sequence, at_ns, kind, session, call, seal, body) VALUES {rest}"  # noqa: S608
+            places = ",".join(["(?,?,?,?,?,?,?)"] * rows)
+            sql = f"INSERT INTO record (sequence, at_ns, kind, session, call, seal, body) VALUES {places}"  # noqa: S608
             self._inserts[rows] = sql
         return sql
 

@@ -1,0 +1,131 @@
+"""One complete in-process call of a short read-only tool, beside what its peers do for the same function.
+
+Ours is all nine steps: resolve, validate, authorise by a rule, a lock, the intent on record, run, shape, commit,
+release. Arguments go in as the JSON text a model sends, where the peer takes text. Every contender runs in one
+process and one event loop, in interleaved rounds; the figure is the median of single-call times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+Call = Callable[[], Awaitable[Any]]
+ROUNDS, CALLS = 30, 200
+TEXT = '{"a": 1, "b": 2}'
+
+
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+async def openai_agents() -> dict[str, Call]:
+    from agents import function_tool
+    from agents.tool import invoke_function_tool
+    from agents.tool_context import ToolContext
+
+    tool = function_tool(add)
+    context = ToolContext(None, tool_name="add", tool_call_id="x", tool_arguments=TEXT)
+    return {
+        "openai-agents FunctionTool.on_invoke_tool": lambda: tool.on_invoke_tool(context, TEXT),
+        "openai-agents invoke_function_tool": lambda: invoke_function_tool(
+            function_tool=tool, context=context, arguments=TEXT
+        ),
+    }
+
+
+async def pydantic_ai() -> dict[str, Call]:
+    from pydantic_ai.messages import ToolCallPart
+    from pydantic_ai.models.test import TestModel
+    from pydantic_ai.tool_manager import ToolManager
+    from pydantic_ai.tools import RunContext
+    from pydantic_ai.toolsets import FunctionToolset
+    from pydantic_ai.usage import RunUsage
+
+    toolset: FunctionToolset[None] = FunctionToolset([add])
+    context = RunContext(deps=None, model=TestModel(), usage=RunUsage(), run_step=0)
+    manager = await ToolManager(toolset).for_run_step(context)
+    part = ToolCallPart("add", TEXT, tool_call_id="x")
+    return {"pydantic-ai ToolManager": lambda: manager.handle_call(part)}
+
+
+async def langchain() -> dict[str, Call]:
+    from langchain_core.messages import AIMessage
+    from langchain_core.tools import tool
+    from langgraph.prebuilt import ToolNode
+    from langgraph.graph import END, START, MessagesState, StateGraph
+
+    added = tool(add)
+    graph = StateGraph(MessagesState)
+    graph.add_node("tools", ToolNode([added]))
+    graph.add_edge(START, "tools")
+    graph.add_edge("tools", END)
+    node = graph.compile()
+    message = AIMessage("", tool_calls=[{"name": "add", "args": {"a": 1, "b": 2}, "id": "x", "type": "tool_call"}])
+    return {
+        "langchain-core ainvoke": lambda: added.ainvoke({"a": 1, "b": 2}),
+        "LangGraph ToolNode": lambda: node.ainvoke({"messages": [message]}),
+    }
+
+
+async def fastmcp() -> dict[str, Call]:
+    from fastmcp import Client, FastMCP
+
+    server = FastMCP("bench")
+    server.tool(add)
+    client = Client(server)
+    await client.__aenter__()
+    return {"FastMCP in-memory client": lambda: client.call_tool("add", {"a": 1, "b": 2})}
+
+
+async def measure(contenders: dict[str, Call]) -> dict[str, list[float]]:
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    for name, call in contenders.items():
+        for _ in range(20):
+            await call()
+    for _ in range(ROUNDS):
+        for name, call in contenders.items():
+            kept = times[name]
+            for _ in range(CALLS if "MCP" not in name and "Graph" not in name else 20):
+                began = time.perf_counter_ns()
+                await call()
+                kept.append((time.perf_counter_ns() - began) / 1000)
+    return times
+
+
+async def main() -> None:
+    from handrail import Kernel, tool
+
+    logging.disable(logging.WARNING)
+    ours = tool(id="bench.add", side_effect="read", locks=["bench:S"])(add)
+    with tempfile.TemporaryDirectory() as folder:
+        workspace, state = Path(folder, "ws"), Path(folder, "state")
+        workspace.mkdir()
+        empty = Path(folder, "handrail.toml")
+        empty.touch()
+        async with Kernel.open(workspace, tools=[ours], rules=["allow bench.add"], state=state, config=empty) as kernel:
+            session = await kernel.session()
+            contenders: dict[str, Call] = {
+                "bare await": lambda: add(a=1, b=2),
+                "handrail, nine steps": lambda: session.call("bench.add", TEXT),
+            }
+            for make in (openai_agents, pydantic_ai, langchain, fastmcp):
+                contenders |= await make()
+            assert (await session.call("bench.add", TEXT)).data == 3
+            times = await measure(contenders)
+    base = statistics.median(times["handrail, nine steps"])
+    print(f"{'one call of add(1, 2)':45} {'p50 µs':>9} {'× handrail':>11}")
+    for name, kept in times.items():
+        p50 = statistics.median(kept)
+        print(f"{name:45} {p50:9.1f} {p50 / base:11.2f}")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())

@@ -1,0 +1,138 @@
+"""One call on its way: what is known of it so far, and how a step says no."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from handrail.arbiter.execution import Execution
+from handrail.arbiter.locks import Grant, Want
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import ErrorKind
+from handrail.contract.events import Event, EventKind
+from handrail.contract.people import Attendant
+from handrail.contract.result import Result
+from handrail.policy.authority import Verdict
+from handrail.policy.rules import RuleBook
+from handrail.record.log import Kind, Record
+from handrail.registry.generation import Entry, Generation
+from handrail.runtime.surface import Surroundings
+
+Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
+
+
+class Refusal(Exception):
+    """A step's no: becomes the call's error result and a ``refused`` record."""
+
+    def __init__(self, step: Step, kind: ErrorKind, text: str, **details: Any) -> None:
+        super().__init__(text)
+        self.step: Step = step
+        self.kind: ErrorKind = kind
+        self.text = text
+        self.details = details
+
+
+@dataclass(slots=True)
+class Lane:
+    """One model's stream of calls within a session, as the arbiter sees it."""
+
+    around: Surroundings
+    rules: RuleBook
+    """Replaced as a whole when a person answers "for this session"."""
+    attendant: Attendant | None = None
+    """None: headless, so ask is deny."""
+    listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
+    running: dict[str, Call] = field(default_factory=dict[str, "Call"])
+    on_close: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+
+    @property
+    def session_id(self) -> str:
+        return self.around.session_id
+
+
+class Call:
+    """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
+
+    __slots__ = (
+        "arguments",
+        "children",
+        "entered",
+        "entry",
+        "execution",
+        "generation",
+        "grant",
+        "id",
+        "lane",
+        "late",
+        "lock_wait_ms",
+        "parent",
+        "proposed",
+        "records",
+        "replayable",
+        "rules",
+        "started_ns",
+        "verdict",
+        "wants",
+    )
+
+    def __init__(
+        self,
+        call_id: str,
+        proposed: ProposedCall,
+        lane: Lane,
+        generation: Generation,
+        execution: Execution,
+        *,
+        parent: Call | None = None,
+        replayable: bool = False,
+    ) -> None:
+        self.id = call_id
+        self.proposed = proposed
+        self.lane = lane
+        self.generation = generation
+        self.execution = execution
+        self.parent = parent
+        self.replayable = replayable
+        self.entry: Entry | None = None
+        self.arguments: dict[str, Any] | None = None
+        self.verdict: Verdict | None = None
+        self.rules: RuleBook | None = None
+        self.wants: Sequence[Want] = ()
+        self.grant: Grant | None = None
+        self.entered: asyncio.Future[None] | None = None
+        self.records: list[Record] = []
+        self.children = 0
+        self.late = False
+        self.lock_wait_ms = 0.0
+        self.started_ns = time.monotonic_ns()
+
+    @property
+    def tool_id(self) -> str:
+        return self.entry.spec.id if self.entry is not None else self.proposed.name
+
+    def note(self, kind: Kind, body: dict[str, Any]) -> None:
+        """Add a record to those that the next write takes along."""
+        self.records.append(Record(kind, self.lane.around.session_id, self.id, body))
+
+    def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
+        """Tell whoever watches the session; costs nothing when nobody does."""
+        listeners = self.lane.listeners
+        if listeners:
+            event = Event(kind, self.lane.session_id, self.id, self.tool_id, time.time_ns(), data or {})
+            for listener in listeners:
+                listener(event)
+
+    def has_entered(self) -> None:
+        """Its place in the lock queue is taken, or will never be: later calls of its reply may go on."""
+        if self.entered is not None and not self.entered.done():
+            self.entered.set_result(None)
+
+    @property
+    def elapsed_ms(self) -> float:
+        return (time.monotonic_ns() - self.started_ns) / 1e6
+
+    def answer_error(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
+        return Result.error(kind, text, data, duration_ms=round(self.elapsed_ms, 3), **metadata)

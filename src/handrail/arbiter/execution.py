@@ -1,0 +1,180 @@
+"""One run of something that may have to be stopped: by itself, a time-out, a user or a shutdown, told apart.
+
+Two ways to run. *Inline* awaits the work in the caller's own task, which costs next to nothing and is right
+for short reads. *Apart* gives the work a task of its own, so that work which does not heed its cancellation
+can be left behind after a grace period while the caller is answered; its locks stay held until it ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, Literal
+
+from handrail.contract.errors import ToolError
+
+StopReason = Literal["timeout", "user", "shutdown"]
+
+STOPPED_TEXT: dict[StopReason, str] = {
+    "timeout": "timed out",
+    "user": "stopped by the user",
+    "shutdown": "stopped because the kernel is shutting down",
+}
+
+
+class Stopped(Exception):
+    """The work was ended before it returned."""
+
+    def __init__(self, reason: StopReason) -> None:
+        super().__init__(STOPPED_TEXT[reason])
+        self.reason: StopReason = reason
+
+
+class StillRunning(Stopped):
+    """The work was told to end and did not: :attr:`task` is still at it."""
+
+    def __init__(self, reason: StopReason, task: asyncio.Task[Any]) -> None:
+        super().__init__(reason)
+        self.task = task
+
+
+class Execution:
+    """Runs one piece of work at a time and can be told to stop it, from the same event loop.
+
+    Also the :class:`~handrail.contract.runtime.Cancellation` that the tool sees.
+    """
+
+    __slots__ = (
+        "_cancellable",
+        "_child",
+        "_loop",
+        "_overdue",
+        "_requests",
+        "_task",
+        "_waiter",
+        "caller_cancelled",
+        "grace_s",
+        "reason",
+    )
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
+        self._loop = loop
+        self._task: asyncio.Task[Any] | None = None
+        self._child: asyncio.Task[Any] | None = None
+        self._cancellable = True
+        self._waiter: asyncio.Future[None] | None = None
+        self._overdue = False
+        self._requests = 0
+        self.grace_s = grace_s
+        self.reason: StopReason | None = None
+        self.caller_cancelled = False
+        """The awaiting task itself was cancelled: its CancelledError is owed to it once the call is on record."""
+
+    @property
+    def requested(self) -> bool:
+        return self.reason is not None
+
+    def check(self) -> None:
+        if self.reason is not None:
+            kind = "timeout" if self.reason == "timeout" else "cancelled"
+            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind)
+
+    def stop(self, reason: StopReason) -> None:
+        """Ask the work to end; the first reason counts. Does nothing when nothing runs any more, but is remembered."""
+        if self.reason is None:
+            self.reason = reason
+        if self._child is not None:
+            if self._cancellable:
+                self._child.cancel()
+            self._loop.call_later(self.grace_s, self._give_up)
+        elif self._task is not None:
+            self._requests += 1
+            self._task.cancel()
+            # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
+            self._loop.call_later(self.grace_s, self._insist, self._task)
+
+    async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
+        """Await ``work`` in this task.
+
+        :raises Stopped: when it ended because it was told to
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        if self.reason is not None:
+            work.close()
+            raise Stopped(self.reason)
+        self._task = task
+        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self.stop, "timeout")
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if self.reason is None:
+                self.reason = "user"
+            if self._requests == 0:
+                self.caller_cancelled = True
+            raise Stopped(self.reason) from None
+        finally:
+            self._task = None
+            if timer is not None:
+                timer.cancel()
+            while self._requests:
+                self._requests -= 1
+                task.uncancel()
+
+    async def apart(self, work: Coroutine[Any, Any, Any], timeout_s: float, *, cancellable: bool = True) -> Any:
+        """Await ``work`` in a task of its own.
+
+        :param cancellable: False for work in a thread, which can only be asked through :attr:`requested`
+        :raises Stopped: when it ended because it was told to
+        :raises StillRunning: when it was told to and did not end within the grace period
+        """
+        if self.reason is not None:
+            work.close()
+            raise Stopped(self.reason)
+        child = self._loop.create_task(work)
+        child.add_done_callback(self._wake)
+        self._child = child
+        self._cancellable = cancellable
+        timer = self._loop.call_later(timeout_s, self.stop, "timeout")
+        try:
+            while not (child.done() or self._overdue):
+                self._waiter = self._loop.create_future()
+                try:
+                    await self._waiter
+                except asyncio.CancelledError:
+                    self.caller_cancelled = True
+                    self.stop("user")
+        finally:
+            timer.cancel()
+            self._child = None
+            self._waiter = None
+        if not child.done():
+            raise StillRunning(self.reason or "user", child)
+        if child.cancelled():
+            raise Stopped(self.reason or "user")
+        return child.result()
+
+    def _give_up(self) -> None:
+        self._overdue = True
+        self._wake()
+
+    def _wake(self, _: object = None) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def _insist(self, task: asyncio.Task[Any]) -> None:
+        if self._task is task and self.reason is not None:
+            self._requests += 1
+            task.cancel()
+            self._loop.call_later(self.grace_s, self._insist, task)
+
+
+async def uninterrupted(work: Coroutine[Any, Any, None], execution: Execution) -> None:
+    """Await ``work`` to its end even if this task is cancelled meanwhile; the cancellation is owed afterwards."""
+    task = asyncio.ensure_future(work)
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError:
+            execution.caller_cancelled = True
+    task.result()

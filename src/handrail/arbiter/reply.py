@@ -1,0 +1,54 @@
+"""The calls of one model reply: entered in its order, run side by side where locks allow, answered in order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from handrail.arbiter.arbiter import Arbiter
+from handrail.arbiter.call import Call
+from handrail.contract.call import Answer, ProposedCall
+
+
+class Reply:
+    """Takes calls as they are known, so that a stream may submit each one when its block closes.
+
+    A call with side effects takes its place in the lock queue only after all earlier ones have taken theirs or
+    were refused: an open question to a person holds later side effects back. A read waits for an earlier call
+    only where the two conflict.
+    """
+
+    __slots__ = ("_arbiter", "_calls", "_make", "_tasks")
+
+    def __init__(self, arbiter: Arbiter, make: Callable[[ProposedCall], Call]) -> None:
+        self._arbiter = arbiter
+        self._make = make
+        self._calls: list[Call] = []
+        self._tasks: list[asyncio.Task[Answer]] = []
+
+    def submit(self, proposed: ProposedCall) -> asyncio.Task[Answer]:
+        """Begin ``proposed`` as the next call of the reply."""
+        call = self._make(proposed)
+        loop = asyncio.get_running_loop()
+        call.entered = loop.create_future()
+        task = loop.create_task(self._arbiter.carry_out(call, tuple(self._calls)))
+        self._calls.append(call)
+        self._tasks.append(task)
+        return task
+
+    async def answers(self) -> list[Answer]:
+        """All answers, in call order, once every call has one.
+
+        :raises asyncio.CancelledError: if cancelled, after every call was stopped and is on record
+        """
+        cancelled = False
+        while pending := [task for task in self._tasks if not task.done()]:
+            try:
+                await asyncio.wait(pending)
+            except asyncio.CancelledError:
+                cancelled = True
+                for call in self._calls:
+                    call.execution.stop("user")
+        if cancelled:
+            raise asyncio.CancelledError
+        return [task.result() for task in self._tasks]

@@ -1,0 +1,300 @@
+"""How it is all put together: the one composition root.
+
+:meth:`Kernel.open` builds the rooms from the bottom up (state, log, sandbox, registry, policy, arbiter) and
+takes them down in reverse. Nothing else in the project constructs more than its own room.
+"""
+
+from __future__ import annotations
+
+import secrets as randomness
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from handrail import config as configuration
+from handrail.arbiter.arbiter import Arbiter, Limits
+from handrail.arbiter.call import Lane
+from handrail.arbiter.locks import LockTable
+from handrail.arbiter.output import Shaper
+from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.resources import Resources
+from handrail.config import Configuration
+from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.names import wire_name
+from handrail.contract.people import Attendant
+from handrail.contract.requires import CapabilitySet, Requires, Variables
+from handrail.contract.runtime import ClientContext, Runtime
+from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.policy.authority import Authority
+from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
+from handrail.policy.defaults import default_book
+from handrail.policy.external import ExternalWatchdog
+from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.watchdog import Watchdog
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.registry.generation import Generation
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.plugins import PluginSource
+from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.source import Source
+from handrail.runtime.roots import Roots
+from handrail.runtime.surface import CallRuntime, Surroundings
+from handrail.sandbox import tiers
+from handrail.session.session import Session
+from handrail.store.opening import Store
+from handrail.store.sessions import SessionRow
+
+AGENT = "default"
+"""The one agent there is without agent manifests."""
+
+Folder = str | Path
+
+
+class Kernel:
+    """An open workspace: its tools, its log, its sessions. Made by :meth:`open`; bound to one event loop."""
+
+    def __init__(
+        self,
+        store: Store,
+        log: CommitLog,
+        arbiter: Arbiter,
+        generation: Generation,
+        rules: RuleBook,
+        sandbox: Sandbox,
+        config: Configuration,
+        interrupted: Sequence[Interrupted],
+    ) -> None:
+        self.generation = generation
+        """The tools there are now."""
+        self.log = log
+        self.config = config
+        self.interrupted = tuple(interrupted)
+        """Calls that had begun when the last process ended: their outcome is unknown and they are not run again."""
+        self._store = store
+        self._arbiter = arbiter
+        self._rules = rules
+        self._sandbox = sandbox
+        self._sessions: dict[str, Session] = {}
+
+    @staticmethod
+    @asynccontextmanager
+    async def open(
+        workspace: Folder = ".",
+        *,
+        tools: Iterable[Tool] = (),
+        rules: Iterable[str] = (),
+        secrets: Mapping[str, str] | None = None,
+        state: Folder | None = None,
+        config: Folder | None = None,
+        watchdogs: Iterable[Watchdog] = (),
+        face: str = "library",
+        allow_home: bool = False,
+    ) -> AsyncGenerator[Kernel]:
+        """Open ``workspace`` and hold it until the block ends.
+
+        :param tools: tools given in code, beside the built-ins, the tool folders and entry points
+        :param rules: session rules, as ``"allow bash git status"``
+        :param secrets: name to value; the values are redacted wherever they appear
+        :param state: where state is kept instead of the platform's state folder
+        :param config: the configuration file instead of the platform's
+        :param watchdogs: see every call before it runs, in this order, and can only narrow
+        :param allow_home: open a home folder or ``/`` all the same
+        :raises LoadError: with every fault of configuration, rules and tools
+        :raises StartError: when state, lease or sandbox are not to be had
+        """
+        settings = configuration.load(config)
+        async with AsyncExitStack() as stack:
+            store = Store.open(workspace, state, face=face, allow_home=allow_home)
+            stack.push_async_callback(store.aclose)
+            kernel = await _assemble(store, settings, tuple(tools), tuple(rules), secrets or {}, tuple(watchdogs))
+            stack.push_async_callback(kernel._shut_down)  # pyright: ignore[reportPrivateUsage]
+            yield kernel
+
+    @property
+    def workdir(self) -> str:
+        """The workspace's canonical folder."""
+        return str(self._store.folders.workspace)
+
+    @property
+    def sandbox(self) -> Sandbox:
+        return self._sandbox
+
+    @property
+    def authority(self) -> Authority:
+        return self._arbiter.authority
+
+    @property
+    def rules(self) -> RuleBook:
+        """The rules every session starts with."""
+        return self._rules
+
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        headless: bool = True,
+        attendant: Attendant | None = None,
+        rules: Iterable[str] = (),
+        topic: str | None = None,
+        client: ClientContext | None = None,
+    ) -> Session:
+        """Open a session, or one that was open before, by its ``id``.
+
+        :param headless: nobody can be asked; ignored when there is an ``attendant``
+        :param attendant: how to reach the person who can be asked
+        :param rules: further rules of this session only
+        """
+        if attendant is None and not headless:
+            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+        if id is not None and id in self._sessions:
+            raise UsageError(f"session {id!r} is open already")
+        session_id = id or _new_session_id()
+        folders = self._store.folders
+        output, scratch = folders.output(session_id), folders.scratch(session_id)
+        around = Surroundings(
+            session_id=session_id,
+            agent=AGENT,
+            workdir=self.workdir,
+            scratch=str(scratch),
+            roots=Roots(self.workdir, (str(output),)),
+            sandbox=self._sandbox,
+            values=self._store.state,
+            attendant=attendant,
+            topic=topic,
+            client=client,
+        )
+        turns = self._last_turn(session_id) if id is not None else 0
+        await self._store.sessions.open(
+            SessionRow(session_id, time.time_ns(), agent=AGENT, topic=topic, headless=attendant is None)
+        )
+        self.log.append([Record("session-opened", session_id, "", {"agent": AGENT, "headless": attendant is None})])
+        book = self._rules.with_rules(*_parsed([("session", "session", text) for text in rules], self.generation))
+        lane = Lane(around, book, attendant)
+        session = Session(self._arbiter, lane, lambda: self.generation, self._closed, turns)
+        self._sessions[session_id] = session
+        return session
+
+    def _last_turn(self, session_id: str) -> int:
+        """So that call ids stay unique when a session goes on."""
+        for record in self.log.reader.records(session=session_id, kind="proposed", newest_first=True):
+            number = record.call_id.removeprefix(session_id + "/").partition(".")[0]
+            if number.isdigit():
+                return int(number)
+        return 0
+
+    async def _closed(self, session: Session) -> None:
+        self._sessions.pop(session.id, None)
+        self.log.append([Record("session-closed", session.id, "", {})])
+        await self._store.sessions.close(session.id, time.time_ns())
+        self._store.folders.discard(session.id)
+
+    async def _shut_down(self) -> None:
+        """Stop what runs, wait for it, write what is left. Sessions are suspended, not closed."""
+        for session in self._sessions.values():
+            session.cancel("shutdown")
+        await self._arbiter.settled()
+        await self.generation.aclose()
+        await self.log.flush()
+        self._arbiter.shaper.close()
+
+
+async def _assemble(
+    store: Store,
+    settings: Configuration,
+    tools: tuple[Tool, ...],
+    rules: tuple[str, ...],
+    secrets: Mapping[str, str],
+    watchdogs: tuple[Watchdog, ...],
+) -> Kernel:
+    workspace = str(store.folders.workspace)
+    log = CommitLog(store.database)
+    interrupted = await log.recover()
+    sandbox = tiers.choose()
+    variables = Variables(workspace=(workspace,))
+    ceiling = ceiling_layer(settings.settings.ceiling, variables)
+
+    def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
+        """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
+        scratch = store.folders.scratch(f"tool-{wire_name(spec.id)}"[:64])
+        return call_set(spec, variables, agent, ceiling), Profile(workspace, str(scratch), spec.side_effect != "read")
+
+    confinement = Confinement(sandbox, _profile_of, own)
+    generation = load_generation(_sources(settings, workspace, tools, confinement), tier=sandbox.tier)
+    agent = agent_layer(AGENT, Requires(), (entry.spec for entry in generation.entries.values()), variables)
+    external = (ExternalWatchdog(w.command, timeout_ms=w.timeout_ms) for w in settings.settings.watchdogs)
+    authority = Authority(variables, agent, (*watchdogs, *external), ceiling=ceiling)
+    book = default_book().with_rules(*_parsed(_rule_texts(settings, rules), generation))
+    redactor = Redactor(secrets)
+    shaper = Shaper(redactor, Artifacts(store.folders.artifacts), store.folders.output)
+    limits = Limits(settings.settings.limits.lock_wait_ms, settings.settings.limits.grace_ms)
+    arbiter = Arbiter(log, authority, LockTable(), Resources(), shaper, limits)
+    log.append([Record("generation", "", "", _described(generation))])
+    return Kernel(store, log, arbiter, generation, book, sandbox, settings, interrupted)
+
+
+def _sources(
+    settings: Configuration, workspace: str, tools: tuple[Tool, ...], confinement: Confinement
+) -> list[Source]:
+    """Where tools come from, in loading order."""
+    (_, everybody), (_, agent) = settings.tool_folders(AGENT)
+    return [
+        BuiltinSource(),
+        FolderSource(everybody, "global", confinement, (workspace,)),
+        FolderSource(agent, "agent", confinement, (workspace,)),
+        PythonSource(tools),
+        PluginSource(),
+    ]
+
+
+def _profile_of(runtime: Runtime) -> Profile:
+    """The folders of the session that ``runtime`` belongs to."""
+    assert isinstance(runtime, CallRuntime)
+    return runtime.profile
+
+
+def _rule_texts(settings: Configuration, rules: Iterable[str]) -> list[tuple[Scope, str, str]]:
+    found: list[tuple[Scope, str, str]] = []
+    found += [("project", str(settings.file), text) for text in settings.settings.rules]
+    found += [("session", "given at the start", text) for text in rules]
+    return found
+
+
+def _described(generation: Generation) -> dict[str, Any]:
+    """The generation as the log names it: which tools, by which definition, from where."""
+    return {
+        "number": generation.number,
+        "tools": {
+            entry.id: {"definition": entry.definition_hash, "source": entry.source, "withheld": entry.withheld}
+            for entry in generation.entries.values()
+        },
+    }
+
+
+def _parsed(texts: Iterable[tuple[Scope, str, str]], generation: Generation) -> list[Rule]:
+    """Rules from ``(scope, source, text)``.
+
+    :raises LoadError: with every text that is no rule
+    """
+    found: list[Rule] = []
+    faults: list[Fault] = []
+    for scope, source, text in texts:
+        try:
+            found.append(parse_rule(text, scope=scope, source=source, known=generation.entries))
+        except ValueError as error:
+            faults.append(Fault(source, f"rule {text!r}", str(error)))
+    if faults:
+        raise LoadError(faults)
+    return found
+
+
+def _new_session_id() -> str:
+    """Sorts by time, and cannot be guessed."""
+    return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"

@@ -1,0 +1,231 @@
+"""The runtime one call is handed: cheap to make, each door built when it is first touched."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from handrail.contract.errors import ToolError
+from handrail.contract.people import Attendant
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.result import Result
+from handrail.contract.runtime import (
+    Cancellation,
+    ClientContext,
+    Files,
+    People,
+    Question,
+    Search,
+    Secrets,
+    Shell,
+    State,
+)
+from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.spec import ToolSpec
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.roots import May, Roots
+from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.shell import SandboxedShell
+
+NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
+"""The one fixed text of a headless session's ``question``."""
+
+
+class Values(Protocol):
+    """Where session values are kept: one JSON value per (session, tool, key)."""
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """What all calls of one session share."""
+
+    session_id: str
+    agent: str
+    workdir: str
+    scratch: str
+    roots: Roots
+    sandbox: Sandbox
+    values: Values
+    attendant: Attendant | None = None
+    topic: str | None = None
+    client: ClientContext | None = None
+    seen: SeenFiles = field(default_factory=SeenFiles)
+
+    def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
+        """The sandbox profile of this session: its workspace, its scratch as HOME, its read-only roots."""
+        return Profile(
+            workspace=self.workdir,
+            scratch=self.scratch,
+            workspace_writable=workspace_writable,
+            readable=(*self.roots.readable, *readable),
+        )
+
+
+class CallRuntime:
+    """Implements :class:`~handrail.contract.runtime.Runtime` for one call."""
+
+    __slots__ = (
+        "_around",
+        "_call_tool",
+        "_cancellation",
+        "_files",
+        "_may",
+        "_progress",
+        "_search",
+        "_shell",
+        "_spec",
+        "call_id",
+        "capabilities",
+        "kept",
+    )
+
+    def __init__(
+        self,
+        spec: ToolSpec,
+        call_id: str,
+        around: Surroundings,
+        capabilities: CapabilitySet,
+        may: May,
+        cancellation: Cancellation,
+        progress: Callable[[str, float | None], None],
+        call_tool: Callable[[str, Mapping[str, Any]], Awaitable[Result]],
+    ) -> None:
+        self._spec = spec
+        self._around = around
+        self._may = may
+        self._cancellation = cancellation
+        self._progress = progress
+        self._call_tool = call_tool
+        self._files: RootedFiles | None = None
+        self._search: RipgrepSearch | None = None
+        self._shell: SandboxedShell | None = None
+        self.kept: Any = None
+        self.call_id = call_id
+        self.capabilities = capabilities
+
+    @property
+    def tool_id(self) -> str:
+        return self._spec.id
+
+    @property
+    def session_id(self) -> str:
+        return self._around.session_id
+
+    @property
+    def agent(self) -> str:
+        return self._around.agent
+
+    @property
+    def topic(self) -> str | None:
+        return self._around.topic
+
+    @property
+    def client(self) -> ClientContext | None:
+        return self._around.client
+
+    @property
+    def workdir(self) -> str:
+        return self._around.workdir
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        return {key: c.default for key, c in self._spec.config.items() if c.default is not None}
+
+    @property
+    def files(self) -> Files:
+        if self._files is None:
+            fs = self._spec.requires.fs
+            self._require(bool(fs.read or fs.write), "fs", '{"fs": {"read": ["{workspace}"]}}')
+            self._files = RootedFiles(self._around.roots, self._around.seen, self._may)
+        return self._files
+
+    @property
+    def search(self) -> Search:
+        if self._search is None:
+            self._require(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
+            around = self._around
+            self._search = RipgrepSearch(around.roots, around.sandbox, around.profile(), self.capabilities, self._may)
+        return self._search
+
+    @property
+    def shell(self) -> Shell:
+        if self._shell is None:
+            self._require(bool(self._spec.requires.shell), "shell", '{"shell": [{"cmd": "git"}]}')
+            around = self._around
+            writable = self._spec.side_effect != "read"
+            self._shell = SandboxedShell(
+                around.sandbox, around.profile(workspace_writable=writable), self.capabilities, around.roots, self._may
+            )
+        return self._shell
+
+    @property
+    def profile(self) -> Profile:
+        """The folders of this call's session, for executables that are started on its behalf."""
+        return self._around.profile(workspace_writable=self._spec.side_effect != "read")
+
+    @property
+    def secrets(self) -> Secrets:
+        raise ToolError(
+            f"{self.tool_id} has no secrets: no door hands secrets to a tool on this kernel", kind="unavailable"
+        )
+
+    @property
+    def state(self) -> State:
+        self._require("state" in self._spec.requires.capabilities, "state", '{"capabilities": ["state"]}')
+        return _ToolState(self._around, self.tool_id)
+
+    @property
+    def people(self) -> People:
+        self._require("ask" in self._spec.requires.capabilities, "ask", '{"capabilities": ["ask"]}')
+        return _People(self._around)
+
+    @property
+    def cancellation(self) -> Cancellation:
+        return self._cancellation
+
+    def progress(self, message: str, *, fraction: float | None = None) -> None:
+        self._progress(message, fraction)
+
+    def partial(self, data: Any) -> None:
+        self.kept = data
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        self._require("call" in self._spec.requires.capabilities, "call", '{"capabilities": ["call"]}')
+        return await self._call_tool(tool_id, arguments)
+
+    def _require(self, declared: bool, door: str, example: str) -> None:
+        if not declared:
+            raise ToolError(
+                f"{self.tool_id} did not declare {door!r}, so its runtime has no such door; "
+                f"its author adds it to requires, as in {example}",
+                kind="denied",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _ToolState:
+    """One tool's values in one session."""
+
+    around: Surroundings
+    tool_id: str
+
+    async def get(self, key: str) -> Any:
+        return await self.around.values.get(self.around.session_id, self.tool_id, key)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self.around.values.put(self.around.session_id, self.tool_id, key, value)
+
+
+@dataclass(frozen=True, slots=True)
+class _People:
+    around: Surroundings
+
+    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
+        if self.around.attendant is None:
+            raise ToolError(NOBODY_TO_ASK, kind="unavailable")
+        return await self.around.attendant.answer(self.around.session_id, questions)

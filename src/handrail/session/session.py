@@ -1,0 +1,187 @@
+"""One conversation with a workspace: its lane, its turns, its events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from handrail.arbiter.arbiter import Arbiter
+from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.execution import StopReason
+from handrail.arbiter.reply import Reply
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.errors import UsageError
+from handrail.contract.events import Event
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+from handrail.policy.rules import RuleBook, parse_rule
+from handrail.registry.generation import Generation
+
+Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
+_MAX_WAITING_EVENTS = 10_000
+
+
+class Session:
+    """Made by :meth:`handrail.kernel.Kernel.session`. Safe to use from any task of the kernel's event loop."""
+
+    def __init__(
+        self,
+        arbiter: Arbiter,
+        lane: Lane,
+        generation: Callable[[], Generation],
+        on_close: Callable[[Session], Awaitable[None]],
+        turns: int = 0,
+    ) -> None:
+        self._arbiter = arbiter
+        self._lane = lane
+        self._generation = generation
+        self._on_close = on_close
+        self._turns = turns
+        self._keys: dict[str, asyncio.Lock] = {}
+        self.closed = False
+
+    @property
+    def id(self) -> str:
+        return self._lane.session_id
+
+    @property
+    def headless(self) -> bool:
+        """Whether nobody can be asked: ask is deny, and ``question`` a fixed error."""
+        return self._lane.attendant is None
+
+    @property
+    def workdir(self) -> str:
+        """The workspace's canonical folder."""
+        return self._lane.around.workdir
+
+    @property
+    def rules(self) -> RuleBook:
+        """The rules in force now, including what was answered "for this session"."""
+        return self._lane.rules
+
+    def add_rules(self, *texts: str) -> None:
+        """Add rules of the session scope; they hold from now on, also for calls that wait for a lock.
+
+        :raises ValueError: for a text that is no rule
+        """
+        found = [parse_rule(text, scope="session", source="session") for text in texts]
+        self._lane.rules = self._lane.rules.with_rules(*found)
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
+        """Propose one call and wait for its answer.
+
+        :param tool: id, alias or wire name
+        :param arguments: an object, or its JSON text
+        :param key: makes the call repeatable by its caller: the same key with the same arguments gives the
+            recorded result without running anything again, also after a restart; with other arguments it is a
+            ``conflict``
+        """
+        self._check_open()
+        proposed = ProposedCall(tool, arguments)
+        if key is not None:
+            return await self._keyed(proposed, key)
+        self._turns += 1
+        call = self._arbiter.call(f"{self.id}/{self._turns}.0", proposed, self._lane, self._generation())
+        return (await self._arbiter.carry_out(call)).result
+
+    async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
+        """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
+        return [answer.result for answer in await self.turn().call_all(calls)]
+
+    def turn(self) -> Turn:
+        """The next turn. It keeps the generation of tools that is current now."""
+        self._check_open()
+        self._turns += 1
+        return Turn(self._arbiter, self._lane, self._generation(), self._turns)
+
+    def cancel(self, reason: StopReason = "user") -> int:
+        """Stop every call in flight; each still gets its one result. Gives their number."""
+        running = list(self._lane.running.values())
+        for call in running:
+            call.execution.stop(reason)
+        return len(running)
+
+    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it."""
+        self._lane.listeners.append(listener)
+        return lambda: self._lane.listeners.remove(listener)
+
+    async def events(self) -> AsyncIterator[Event]:
+        """The events from now on, until the session is closed. A reader that falls 10,000 behind misses progress only."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+
+        def put(event: Event) -> None:
+            if event.kind != "progress" or queue.qsize() < _MAX_WAITING_EVENTS:
+                queue.put_nowait(event)
+
+        stop = self.watch(put)
+        self._lane.on_close.append(lambda: queue.put_nowait(None))
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            stop()
+
+    async def close(self) -> None:
+        """Close it for good: calls in flight are stopped, its output and scratch folders are removed."""
+        if self.closed:
+            return
+        self.closed = True
+        self.cancel("user")
+        for closer in self._lane.on_close:
+            closer()
+        await self._on_close(self)
+
+    async def _keyed(self, proposed: ProposedCall, key: str) -> Result:
+        if not key or len(key) > 200 or not key.isprintable() or "/" in key:
+            raise UsageError(f"{key[:50]!r} is not a key: 1 to 200 printable characters without '/'")
+        lock = self._keys.setdefault(key, asyncio.Lock())
+        async with lock:
+            call = self._arbiter.call(f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True)
+            answer = await self._arbiter.carry_out(call)
+        self._keys.pop(key, None)
+        return answer.result
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise UsageError(f"session {self.id} is closed; open another with kernel.session()")
+
+
+class Turn:
+    """One model request with its calls; it pins one generation of the registry."""
+
+    __slots__ = ("_arbiter", "_calls", "_lane", "generation", "number")
+
+    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int) -> None:
+        self._arbiter = arbiter
+        self._lane = lane
+        self.generation = generation
+        self.number = number
+        self._calls = 0
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """The tools in view of the model, those that are withheld left out."""
+        return [entry.spec for entry in self.generation.entries.values() if entry.withheld is None]
+
+    def reply(self) -> Reply:
+        """For a stream that submits calls one by one."""
+        return Reply(self._arbiter, self._make)
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        """Carry out the calls of a whole reply: exactly one answer each, in order."""
+        proposals = [c if isinstance(c, ProposedCall) else ProposedCall(c[0], c[1]) for c in calls]
+        if len(proposals) == 1:  # the common case needs no task of its own
+            return [await self._arbiter.carry_out(self._make(proposals[0]))]
+        reply = self.reply()
+        for proposed in proposals:
+            reply.submit(proposed)
+        return await reply.answers()
+
+    def _make(self, proposed: ProposedCall) -> Call:
+        index = self._calls
+        self._calls += 1
+        return self._arbiter.call(
+            f"{self._lane.session_id}/{self.number}.{index}", proposed, self._lane, self.generation
+        )
