@@ -1,6 +1,6 @@
 """Durable commits a second: the commit log against a file with group fdatasync, in one run.
 
-    python bench/log_writer.py [--callers 64] [--rounds 7] [--calls 4000] [--folder DIR]
+    python bench/log_writer.py [--callers 64] [--rounds 25] [--calls 3200] [--folder DIR]
 
 Both go through the same group writer (one thread, batches form while the previous sync runs). The file takes the
 same records as JSON lines and nothing else; the commit log hash-chains them, salts and commits to their bodies, and
@@ -183,8 +183,8 @@ def cost_of_append(folder: Path, count: int = 20_000) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--callers", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--calls", type=int, default=12_000)
+    parser.add_argument("--rounds", type=int, default=25)
+    parser.add_argument("--calls", type=int, default=3_200)
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default: a temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:

@@ -42,6 +42,13 @@ def hash_of(prefix: bytes, sequence: int, at_ns: int, call: bytes, commitment: b
     return sha256(prefix + _pack_numbers(sequence, at_ns, len(call)) + call + commitment + previous).digest()
 
 
+def seal_of(prefix: bytes, sequence: int, at_ns: int, call: bytes, previous: bytes, salt: bytes, body: bytes) -> bytes:
+    """A new record's seal. In one function, since it is most of what recording costs in Python."""
+    commitment = sha256(_BODY + salt + body).digest()
+    header = prefix + _pack_numbers(sequence, at_ns, len(call)) + call + commitment + previous
+    return commitment + sha256(header).digest() + salt
+
+
 def hash_in(seal: object) -> bytes | None:
     """The hash in a stored seal, or None if it is none."""
     return seal[32:64] if isinstance(seal, bytes) and len(seal) in (64, 80) else None

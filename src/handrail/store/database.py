@@ -13,7 +13,7 @@ from handrail.store.folders import Folders, unwritable
 from handrail.store.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from handrail.store.writer import SinkUnavailable, Writer
 
-Value = str | int | float | bytes | None
+Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
 
 _CHECKPOINT_PAGES = 4000
@@ -131,12 +131,12 @@ class _DatabaseSink:
         connection = self._connection
         if connection is None:
             raise SinkUnavailable(f"the database {self._path} is closed")
-        by_table: dict[Table, list[Any]] = {}
-        for table, payload in batch:
-            payloads = by_table.get(table)
-            if payloads is None:
-                payloads = by_table[table] = []
-            payloads.append(payload)
+        first = batch[0][0]
+        by_table: dict[Table, list[Any]] = {first: [payload for table, payload in batch if table is first]}
+        if len(by_table[first]) < len(batch):
+            for table, payload in batch:
+                if table is not first:
+                    by_table.setdefault(table, []).append(payload)
         try:
             statements = [s for table, payloads in by_table.items() for s in table.statements(payloads)]
             if len(statements) == 1:
