@@ -137,14 +137,14 @@ def command_options(capabilities: CapabilitySet, profile: Profile, identity: Map
             kind="unavailable",
         )
     found = toolchains.find(profile.workspace)
-    options = [*_FIXED, *mounts.arguments(capabilities, profile, found)]
+    folders = mounts.folder_access(capabilities, profile, found)
+    options = [*_FIXED, *mounts.arguments(folders, profile)]
     for name, value in _environment(profile, found, identity).items():
         options += ["--setenv", name, value]
     if any("\0" in option for option in options):
         raise ToolError("a folder or variable of the sandbox has a NUL character in it", kind="invalid_input")
     cwd = profile.cwd or profile.workspace
-    access = mounts.folder_access(capabilities, profile, found)
-    if not any(mounts.is_beneath(cwd, folder) for folder in access):
+    if not any(mounts.is_beneath(cwd, folder) for folder in folders):
         if profile.cwd is not None:
             raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
         cwd = profile.scratch

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -41,15 +41,12 @@ _SHM_BYTES = 64 * 1024 * 1024
 Access = Literal["ro", "rw"]
 
 
-def arguments(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> list[str]:
+def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     """The mount options, in the order they are to be carried out.
 
-    :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
+    :param folders: what :func:`folder_access` gives
     """
-    if profile.workspace == "/":
-        raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
     options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
-    folders = folder_access(capabilities, profile, toolchains)
     for folder, access in folders.items():
         options += ["--bind" if access == "rw" else "--ro-bind", folder, folder]
     for hidden in profile.hidden:
@@ -58,7 +55,12 @@ def arguments(capabilities: CapabilitySet, profile: Profile, toolchains: Toolcha
 
 
 def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
-    """Each folder (or file) to mount with its access, the outer before the inner."""
+    """Each folder (or file) to mount with its access, the outer before the inner.
+
+    :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
+    """
+    if profile.workspace == "/":
+        raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
     found: dict[str, Access] = {}
     for folder in (*toolchains.mounts, *profile.readable):
         real = os.path.realpath(folder)

@@ -66,10 +66,12 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
     folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
     for folder in (*folders, f"{sys.base_prefix}/bin"):
         real = os.path.realpath(folder)
-        if not Path(real).is_dir() or real in homes:
+        if not Path(real).is_dir() or any(_beneath(home, real) for home in homes):
             continue
         if _beneath(real, workspace):
             last.append(real)
+            continue
+        if _beneath(workspace, real):
             continue
         if Path(real).name in _SHIM_FOLDERS:
             first += _behind_shims(Path(real), workspace, pyenv_version)

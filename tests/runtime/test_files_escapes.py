@@ -1,0 +1,226 @@
+"""What the file door refuses: every way out of the roots, and everything that is no regular file."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from tests.runtime.conftest import Judge
+
+from handrail.contract.errors import ToolError
+from handrail.runtime.beneath import openat2_works
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.roots import Roots
+
+pytestmark = pytest.mark.proves("S-03")
+
+
+async def refused(files: RootedFiles, path: str) -> set[str]:
+    """The kinds with which each door refuses ``path``; fails if one lets it through."""
+    kinds: set[str] = set()
+    for door in (files.read_bytes(path), files.read_lines(path), files.read_for_edit(path), files.write(path, b"x")):
+        with pytest.raises(ToolError) as caught:
+            await door
+        assert "TOP-SECRET" not in caught.value.text
+        kinds.add(caught.value.kind)
+    return kinds
+
+
+async def test_paths_that_leave_the_root_are_denied(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "up").symlink_to("..")
+    (workspace / "key").symlink_to(workspace.parent / "ws_secret" / "key")
+    (workspace / "magic").symlink_to("/proc/self/root")
+    for path in (
+        "../ws_secret/key",
+        str(workspace.parent / "ws_secret" / "key"),
+        f"{workspace}_secret/key",
+        "up/ws_secret/key",
+        "key",
+        "magic/etc/passwd",
+        "/proc/self/environ",
+        f"/proc/self/root{workspace.parent}/ws_secret/key",
+        "/dev/zero",
+        "/dev/fd/0",
+    ):
+        assert await refused(files, path) == {"denied"}, path
+    assert (workspace.parent / "ws_secret" / "key").read_text() == "TOP-SECRET"
+
+
+async def test_a_magic_link_that_leads_back_inside_is_the_file_it_names(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "f").write_text("mine")
+    got = await files.read_bytes(f"/proc/self/root{workspace}/f")
+    assert (got.path, got.data) == ("f", b"mine")
+
+
+async def test_a_link_within_the_workspace_is_judged_and_noted_under_its_target(
+    files: RootedFiles, workspace: Path, judge: Judge, seen: SeenFiles
+) -> None:
+    (workspace / "real").write_text("x")
+    (workspace / "alias").symlink_to("real")
+    await files.read_bytes("alias")
+    assert judge.asked == [("fs.read", str(workspace / "real"))]
+    assert seen.digest(str(workspace / "real")) is not None
+    judge.refuse[str(workspace / "real")] = "a rule denies this file"
+    with pytest.raises(ToolError, match="a rule denies") as caught:
+        await files.read_bytes("alias")
+    assert caught.value.kind == "denied"
+    await files.write("alias2", b"")
+    assert judge.asked[-1] == ("fs.write", str(workspace / "alias2"))
+
+
+async def test_devices_fifos_and_sockets_are_refused_at_once(files: RootedFiles, workspace: Path) -> None:
+    os.mkfifo(workspace / "pipe")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(workspace / "socket"))
+    names = ["pipe", "socket"]
+    try:
+        os.mknod(workspace / "zero", 0o666 | 0o020000, os.makedev(1, 5))
+        names.append("zero")
+    except PermissionError:
+        pass  # only root makes devices
+    for name in names:
+        kinds = await refused(files, name)
+        # Some file systems refuse to open a device at all.
+        assert kinds <= {"denied", "failed"}, name
+        assert "denied" in kinds or name == "zero"
+
+
+async def test_a_file_with_another_name_elsewhere_is_not_written(files: RootedFiles, workspace: Path) -> None:
+    secret = workspace.parent / "ws_secret" / "key"
+    os.link(secret, workspace / "harmless")
+    await files.read_bytes("harmless")
+    for over in ("seen", b"TOP-SECRET"):
+        with pytest.raises(ToolError, match="hard links") as caught:
+            await files.write("harmless", b"overwritten", over=over)  # pyright: ignore[reportArgumentType]
+        assert caught.value.kind == "denied"
+    assert secret.read_text() == "TOP-SECRET"
+
+
+async def test_a_loop_of_links_ends(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "a").symlink_to("b")
+    (workspace / "b").symlink_to("a")
+    (workspace / "self").symlink_to("self")
+    for path in ("a", "self", "self/x"):
+        assert await refused(files, path) <= {"conflict", "failed"}
+    assert (workspace / "self").is_symlink()
+
+
+async def test_a_link_swapped_in_after_the_judgement_is_not_followed(
+    workspace: Path, judge: Judge, seen: SeenFiles
+) -> None:
+    """The judge itself swaps the file, so the swap falls exactly between judgement and open."""
+    target = workspace / "f"
+    secret = workspace.parent / "ws_secret" / "key"
+
+    def swap(capability: object, path: object) -> None:
+        target.unlink(missing_ok=True)
+        target.symlink_to(secret)
+
+    files = RootedFiles(Roots(workspace), seen, swap)
+    for door in ("read", "write"):
+        target.unlink(missing_ok=True)
+        target.write_text("plain")
+        seen.note(str(target), "0")
+        with pytest.raises(ToolError) as caught:
+            await (files.read_bytes("f") if door == "read" else files.write("f", b"x"))
+        assert caught.value.kind == "conflict"
+    assert secret.read_text() == "TOP-SECRET"
+
+
+async def test_a_folder_swapped_for_a_link_after_the_judgement_is_not_followed(
+    workspace: Path, judge: Judge, seen: SeenFiles
+) -> None:
+    folder = workspace / "d"
+
+    def swap(capability: object, path: object) -> None:
+        if not folder.is_symlink():
+            folder.rename(workspace / "moved")
+            folder.symlink_to(workspace.parent / "ws_secret")
+
+    folder.mkdir()
+    (folder / "key").write_text("plain")
+    files = RootedFiles(Roots(workspace), seen, swap)
+    with pytest.raises(ToolError) as caught:
+        await files.read_bytes("d/key")
+    assert caught.value.kind == "conflict"
+    folder.unlink()
+    (workspace / "moved").rename(folder)
+    with pytest.raises(ToolError) as caught:
+        await files.write("d/new", b"x")
+    assert caught.value.kind == "conflict"
+    assert not (workspace.parent / "ws_secret" / "new").exists()
+
+
+@pytest.mark.parametrize("rounds", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+async def test_racing_swaps_never_give_what_lies_outside(files: RootedFiles, workspace: Path, rounds: int) -> None:
+    secret = workspace.parent / "ws_secret"
+    (workspace / "in").mkdir()
+    (workspace / "in" / "key").write_text("plain")
+    stop = threading.Event()
+    swaps = 0
+
+    def swap() -> None:
+        nonlocal swaps
+        while not stop.is_set():
+            (workspace / "d.new").symlink_to("in" if swaps % 2 else secret)
+            (workspace / "d.new").replace(workspace / "d")
+            swaps += 1
+
+    swapper = threading.Thread(target=swap)
+    swapper.start()
+    answers: set[bytes | str] = set()
+    try:
+        while swaps == 0:
+            pass
+        for number in range(rounds):
+            try:
+                answers.add((await files.read_bytes("d/key")).data)
+                await files.write(f"d/{number}", b"mine", over="new")
+            except ToolError as error:
+                answers.add(error.kind)
+    finally:
+        stop.set()
+        swapper.join()
+    assert swaps > 1
+    assert b"TOP-SECRET" not in answers
+    assert answers <= {b"plain", "denied", "conflict", "failed"}
+    assert sorted(entry.name for entry in secret.iterdir()) == ["key"]
+
+
+async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: Judge, seen: SeenFiles) -> None:
+    output = workspace.parent / "output"
+    output.mkdir()
+    (output / "1.txt").write_text("rest")
+    files = RootedFiles(Roots(workspace, [output]), seen, judge)
+    assert (await files.read_bytes(str(output / "1.txt"))).data == b"rest"
+    with pytest.raises(ToolError, match="read-only") as caught:
+        await files.write(str(output / "1.txt"), b"x")
+    assert caught.value.kind == "denied"
+
+
+async def test_names_that_would_act_on_a_terminal_are_spelled_out_in_messages(files: RootedFiles) -> None:
+    for name in ("a\nb", "\x1b]0;x\x07", os.fsdecode(b"\xff\xfe")):
+        with pytest.raises(ToolError) as caught:
+            await files.read_bytes(name)
+        assert caught.value.text.isprintable()
+        await files.write(name, b"odd")
+        assert (await files.read_bytes(name)).data == b"odd"
+
+
+async def test_look_alikes_of_a_protected_name_are_other_files(
+    files: RootedFiles, judge: Judge, workspace: Path
+) -> None:
+    (workspace / ".git").mkdir()
+    judge.refuse[str(workspace / ".git" / "config")] = "no"
+    for name in (".GIT/config", ".git./config", ".g\u0131t/config"):
+        await files.write(name, b"x")
+    assert not (workspace / ".git" / "config").exists()
+    with pytest.raises(ToolError):
+        await files.write(".git/./x/../config", b"x")
+
+
+def test_this_machine_resolves_beneath() -> None:
+    assert openat2_works() is None

@@ -1,0 +1,269 @@
+"""Writing: only over what was seen, all or nothing, and never over somebody else's edit."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from tests.runtime.conftest import Judge
+
+from handrail.contract.errors import ToolError
+from handrail.runtime import replace
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.roots import Roots
+
+pytestmark = pytest.mark.proves("T-07")
+
+
+async def test_a_new_file_is_made_with_its_folders(files: RootedFiles, workspace: Path) -> None:
+    written = await files.write("a/b/c.txt", b"hello")
+    assert (written.path, written.created, written.size, written.before) == ("a/b/c.txt", True, 5, None)
+    assert written.sha256 == hashlib.sha256(b"hello").hexdigest()
+    assert (workspace / "a/b/c.txt").read_bytes() == b"hello"
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE((workspace / "a/b/c.txt").stat().st_mode) == 0o644 & ~umask
+    assert os.listdir(workspace / "a/b") == ["c.txt"]
+
+
+async def test_a_file_never_read_is_not_written_over(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "f").write_text("theirs")
+    for door in (files.write("f", b"mine"), files.read_for_edit("f")):
+        with pytest.raises(ToolError, match="has not been read") as caught:
+            await door
+        assert caught.value.kind == "conflict"
+    assert (workspace / "f").read_text() == "theirs"
+
+
+async def test_what_was_read_may_be_written_over_and_again(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "f").write_text("one")
+    await files.read_lines("f", count=1)
+    assert (await files.write("f", b"two")).before == b"one"
+    assert await files.read_for_edit("f") == b"two"
+    assert (await files.write("f", b"three")).created is False
+    assert (workspace / "f").read_text() == "three"
+
+
+async def test_a_part_read_counts_as_the_whole_seen(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "f").write_bytes(b"x" * 300_000)
+    await files.read_bytes("f", start=5, max_bytes=10)
+    assert len(await files.read_for_edit("f")) == 300_000
+
+
+async def test_a_change_of_the_same_size_and_time_is_noticed(files: RootedFiles, workspace: Path) -> None:
+    target = workspace / "f"
+    target.write_text("aaaa")
+    before = target.stat()
+    await files.read_bytes("f")
+    target.write_text("bbbb")
+    os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert target.stat().st_mtime_ns == before.st_mtime_ns
+    for door in (files.write("f", b"mine"), files.read_for_edit("f"), files.write("f", b"mine", over=b"aaaa")):
+        with pytest.raises(ToolError, match="changed") as caught:
+            await door
+        assert caught.value.kind == "conflict"
+    assert target.read_text() == "bbbb"
+
+
+async def test_each_expectation_is_held_to(files: RootedFiles, workspace: Path) -> None:
+    (workspace / "f").write_text("here")
+    with pytest.raises(ToolError, match="exists already"):
+        await files.write("f", b"x", over="new")
+    with pytest.raises(ToolError, match="gone"):
+        await files.write("absent", b"x", over=b"was here")
+    await files.write("f", b"exact", over=b"here")
+    assert (workspace / "f").read_text() == "exact"
+    with pytest.raises(ToolError) as caught:
+        await files.write(".", b"x")
+    assert caught.value.kind == "invalid_input"
+
+
+async def test_what_one_session_read_another_has_not(workspace: Path, judge: Judge) -> None:
+    (workspace / "f").write_text("x")
+    first, second = (RootedFiles(Roots(workspace), SeenFiles(), judge) for _ in range(2))
+    await first.read_bytes("f")
+    await first.read_for_edit("f")
+    with pytest.raises(ToolError):
+        await second.read_for_edit("f")
+
+
+async def test_fifty_parallel_writes_land_once_and_fail_loudly_else(
+    files: RootedFiles, workspace: Path, judge: Judge
+) -> None:
+    (workspace / "f").write_text("start")
+    await files.read_bytes("f")
+    many = [RootedFiles(Roots(workspace), SeenFiles(), judge) for _ in range(50)]
+    results = await asyncio.gather(
+        *(one.write("f", f"writer {n}".encode(), over=b"start") for n, one in enumerate(many)), return_exceptions=True
+    )
+    landed = [n for n, result in enumerate(results) if not isinstance(result, BaseException)]
+    assert len(landed) == 1
+    assert all(isinstance(r, ToolError) and r.kind == "conflict" for n, r in enumerate(results) if n not in landed)
+    assert (workspace / "f").read_text() == f"writer {landed[0]}"
+    assert os.listdir(workspace) == ["f"]
+
+
+async def test_fifty_parallel_edits_that_repeat_on_conflict_all_land(workspace: Path, judge: Judge) -> None:
+    (workspace / "f").write_bytes(b"")
+
+    async def append(number: int) -> int:
+        files = RootedFiles(Roots(workspace), SeenFiles(), judge)
+        tries = 0
+        while True:
+            tries += 1
+            await files.read_bytes("f")
+            try:
+                old = await files.read_for_edit("f")
+                await files.write("f", old + b"%d\n" % number, over=old)
+            except ToolError as error:
+                assert error.kind == "conflict"
+            else:
+                return tries
+
+    await asyncio.gather(*(append(n) for n in range(50)))
+    assert sorted(map(int, (workspace / "f").read_text().split())) == list(range(50))
+
+
+async def test_somebody_elses_write_in_the_last_moment_is_kept(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other writer strikes between the last look and the exchange of names."""
+    target = workspace / "f"
+    target.write_text("old")
+    await files.read_bytes("f")
+    exchange = replace._rename  # pyright: ignore[reportPrivateUsage]
+    struck: list[bool] = []
+
+    def strike(parent: int, old: str, new: str, flags: int) -> bool:
+        if not struck:
+            struck.append(True)
+            (workspace / "other").write_text("somebody else's")
+            (workspace / "other").replace(target)
+        return exchange(parent, old, new, flags)
+
+    monkeypatch.setattr(replace, "_rename", strike)
+    with pytest.raises(ToolError) as caught:
+        await files.write("f", b"mine")
+    assert caught.value.kind == "conflict"
+    assert target.read_text() == "somebody else's"
+    assert os.listdir(workspace) == ["f"]
+
+
+async def test_a_file_system_without_exchange_still_replaces(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(parent: int, old: str, new: str, flags: int) -> bool:
+        return False
+
+    monkeypatch.setattr(replace, "_rename", unknown)
+    await files.write("f", b"one", over="new")
+    with pytest.raises(ToolError):
+        await files.write("f", b"two", over="new")
+    await files.write("f", b"two")
+    assert (workspace / "f").read_text() == "two"
+    assert os.listdir(workspace) == ["f"]
+
+
+async def test_the_mode_of_a_replaced_file_stays(files: RootedFiles, workspace: Path) -> None:
+    target = workspace / "run.sh"
+    target.write_text("#!/bin/sh\n")
+    target.chmod(0o751)
+    await files.read_bytes("run.sh")
+    await files.write("run.sh", b"#!/bin/sh\nexit\n")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o751
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+async def test_what_root_writes_in_a_users_workspace_is_the_users(files: RootedFiles, workspace: Path) -> None:
+    os.chown(workspace, 12345, 12345)
+    await files.write("d/new", b"x")
+    for path in (workspace / "d", workspace / "d" / "new"):
+        assert path.stat().st_uid == 12345
+
+
+async def test_a_crash_in_the_middle_leaves_the_old_content(workspace: Path) -> None:
+    (workspace / "f").write_text("old and whole")
+    script = textwrap.dedent(
+        """
+        import asyncio, os, signal, sys
+        from handrail.runtime.files import RootedFiles, SeenFiles
+        from handrail.runtime.roots import Roots
+
+        async def main():
+            files = RootedFiles(Roots(sys.argv[1]), SeenFiles(), lambda *_: None)
+            await files.read_bytes("f")
+            os.fsync = lambda descriptor: os.kill(os.getpid(), signal.SIGKILL)
+            await files.write("f", b"new " * 100_000)
+
+        asyncio.run(main())
+        """
+    )
+    done = subprocess.run([sys.executable, "-c", script, str(workspace)], check=False)
+    assert done.returncode == -9
+    assert (workspace / "f").read_text() == "old and whole"
+
+
+async def test_a_full_disk_changes_nothing(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (workspace / "f").write_text("old")
+    await files.read_bytes("f")
+
+    def full(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ToolError, match="No space left") as caught:
+        await files.write("f", b"new")
+    assert caught.value.kind == "limit"
+    assert (workspace / "f").read_text() == "old"
+    assert os.listdir(workspace) == ["f"]
+
+
+async def test_a_write_that_is_cancelled_has_ended_when_the_caller_is_told(
+    files: RootedFiles, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    inside, order = asyncio.Event(), list[str]()
+    real = os.fsync
+
+    def slow(descriptor: int) -> None:
+        loop.call_soon_threadsafe(inside.set)
+        real(descriptor)
+        order.append("synced")
+
+    monkeypatch.setattr(os, "fsync", slow)
+    writing = asyncio.create_task(files.write("f", b"new"))
+    await inside.wait()
+    writing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    order.append("told")
+    assert order[-1] == "told"
+    assert (workspace / "f").read_bytes() == b"new"
+
+
+async def test_files_above_the_limit_are_read_and_not_edited(files: RootedFiles, workspace: Path) -> None:
+    with (workspace / "big").open("wb") as out:
+        out.truncate(replace.MAX_EDIT_BYTES + 1)
+    assert (await files.read_bytes("big", max_bytes=4)).data == b"\0" * 4
+    for door in (files.read_for_edit("big"), files.write("big", b"x")):
+        with pytest.raises(ToolError) as caught:
+            await door
+        assert caught.value.kind == "limit"
+
+
+def test_a_session_forgets_the_files_longest_unused() -> None:
+    seen = SeenFiles(max_files=2)
+    for name in ("a", "b", "a", "c"):
+        seen.note(name, name * 2)
+    assert [seen.digest(name) for name in ("a", "b", "c")] == ["aa", None, "cc"]
+    seen.forget("a")
+    assert seen.digest("a") is None

@@ -1,0 +1,135 @@
+"""The shell door: texts and argvs in the sandbox, judged, and ended with their call."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Capability, CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.runtime.roots import Roots
+from handrail.runtime.shell import SandboxedShell
+from handrail.sandbox import tiers
+
+pytestmark = pytest.mark.proves("K-11")
+
+
+@pytest.fixture
+def sandbox() -> Sandbox:
+    chosen = tiers.choose()
+    if not chosen.tier.confines:
+        pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
+    return chosen
+
+
+class Asked:
+    """Remembers what was to be run, and refuses what a test says."""
+
+    def __init__(self, refusal: str | None = None) -> None:
+        self.refusal = refusal
+        self.asked: list[tuple[str, str | Sequence[str]]] = []
+
+    def __call__(self, capability: Capability, target: str | Sequence[str]) -> str | None:
+        self.asked.append((capability, target))
+        return self.refusal
+
+
+def shell_on(sandbox: Sandbox, workspace: Path, *programs: ShellRequires, may: Asked | None = None) -> SandboxedShell:
+    scratch = workspace.parent / "scratch"
+    scratch.mkdir(exist_ok=True)
+    folder = str(workspace)
+    capabilities = CapabilitySet((Layer("tool", (folder,), (folder,), (), programs),))
+    return SandboxedShell(sandbox, Profile(folder, str(scratch)), capabilities, Roots(workspace), may or Asked())
+
+
+ANY = ShellRequires(cmd="*")
+
+
+async def test_a_text_runs_in_bash_and_an_argv_without_a_shell(sandbox: Sandbox, workspace: Path) -> None:
+    may = Asked()
+    shell = shell_on(sandbox, workspace, ANY, may=may)
+    text = await shell.run("echo $((1 + 1)) >&2; exit 3")
+    assert (text.exit_code, text.output, text.signal) == (3, b"2\n", None)
+    direct = await shell.run(["echo", "$HOME;", "*"])
+    assert direct.output == b"$HOME; *\n"
+    assert may.asked == [("shell.run", "echo $((1 + 1)) >&2; exit 3"), ("shell.run", ("echo", "$HOME;", "*"))]
+
+
+async def test_stdin_is_handed_over_and_ends(sandbox: Sandbox, workspace: Path) -> None:
+    assert (await shell_on(sandbox, workspace, ANY).run("wc -c", stdin=b"12345")).output.strip() == b"5"
+    assert (await shell_on(sandbox, workspace, ANY).run("cat")).output == b""
+
+
+async def test_the_working_directory_is_the_workspace_or_beneath(sandbox: Sandbox, workspace: Path) -> None:
+    (workspace / "sub").mkdir()
+    (workspace / "out").symlink_to("..")
+    shell = shell_on(sandbox, workspace, ANY)
+    assert (await shell.run("pwd")).output.decode().strip() == str(workspace)
+    assert (await shell.run(["pwd"], cwd="sub")).output.decode().strip() == str(workspace / "sub")
+    for cwd, kind in (("..", "denied"), ("out", "denied"), ("/", "denied"), ("absent", "failed")):
+        with pytest.raises(ToolError) as caught:
+            await shell.run("pwd", cwd=cwd)
+        assert caught.value.kind == kind
+
+
+async def test_without_the_capability_nothing_runs(sandbox: Sandbox, workspace: Path) -> None:
+    for command in ("true", ["true"]):
+        with pytest.raises(ToolError, match="capability set") as caught:
+            await shell_on(sandbox, workspace).run(command)
+        assert caught.value.kind == "denied"
+    with pytest.raises(ToolError, match="capability set"):
+        await shell_on(sandbox, workspace, ShellRequires(cmd="git")).run(["rm", "-rf", "."])
+
+
+async def test_what_the_rules_refuse_is_not_run(sandbox: Sandbox, workspace: Path) -> None:
+    for command in ("touch made", ["touch", "made"]):
+        with pytest.raises(ToolError, match="no rule allows") as caught:
+            await shell_on(sandbox, workspace, ANY, may=Asked("no rule allows this")).run(command)
+        assert caught.value.kind == "denied"
+    assert not (workspace / "made").exists()
+
+
+@pytest.mark.parametrize("command", ["", "  \n", "a\0b", (), ("",), ("a", "\0")])
+async def test_a_command_that_names_no_program_is_invalid(
+    sandbox: Sandbox, workspace: Path, command: str | tuple[str, ...]
+) -> None:
+    with pytest.raises(ToolError) as caught:
+        await shell_on(sandbox, workspace, ANY).run(command)
+    assert caught.value.kind == "invalid_input"
+
+
+@pytest.mark.proves("S-05")
+async def test_a_cancelled_run_leaves_no_process_and_what_it_wrote(sandbox: Sandbox, workspace: Path) -> None:
+    marker = f"handrail-{secrets.token_hex(8)}"
+    heard = asyncio.Event()
+    pieces: list[bytes] = []
+
+    def hear(piece: bytes) -> None:
+        pieces.append(piece)
+        heard.set()
+
+    run = asyncio.create_task(
+        shell_on(sandbox, workspace, ANY).run(
+            f"trap '' TERM INT; echo begun; read {marker[:8]} < <(sleep 1000); : {marker}", on_output=hear
+        )
+    )
+    await heard.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert pieces == [b"begun\n"]
+    lines = [entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+    assert not any(marker.encode() in line.read_bytes() for line in lines if line.exists())
+
+
+async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:
+    refusing = tiers.Refusing(Tier("none", "bubblewrap is not installed", "install it"))
+    with pytest.raises(ToolError, match=r"bubblewrap is not installed\. install it") as caught:
+        await shell_on(refusing, workspace, ANY).run("touch made")
+    assert caught.value.kind == "unavailable"
+    assert not (workspace / "made").exists()

@@ -1,0 +1,86 @@
+"""A workspace, a scratch and a way to run programs in the real sandbox of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Process, Profile, Sandbox
+from handrail.sandbox import tiers
+
+
+@dataclass
+class Ground:
+    """Folders of one test, all beneath a temporary one."""
+
+    workspace: Path
+    scratch: Path
+    outside: Path
+    sandbox: Sandbox
+
+    @property
+    def capabilities(self) -> CapabilitySet:
+        return CapabilitySet((self.layer(str(self.workspace)),))
+
+    def layer(self, *folders: str, read: Sequence[str] = ()) -> Layer:
+        return Layer("test", (*folders, *read), folders, (), (ShellRequires.model_validate({"cmd": "*"}),))
+
+    def profile(self, **changes: object) -> Profile:
+        values: dict[str, object] = {"workspace": str(self.workspace), "scratch": str(self.scratch), **changes}
+        return Profile(**values)  # pyright: ignore[reportArgumentType]
+
+    async def start(self, *argv: str, **changes: object) -> Process:
+        return await self.sandbox.start(self.capabilities, self.profile(**changes), argv)
+
+    async def bash(self, script: str, *, stdin: bytes = b"", max_bytes: int = 1 << 20, **changes: object) -> Ran:
+        process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script, **changes)
+        try:
+            out, errors, dropped = await process.communicate(stdin, max_bytes)
+            return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+        finally:
+            await process.kill()
+
+
+@dataclass
+class Ran:
+    code: int
+    out: str
+    errors: str
+    dropped: int
+
+
+Run = Callable[..., Awaitable[Ran]]
+
+
+@pytest.fixture(scope="session")
+def sandbox() -> Sandbox:
+    chosen = tiers.choose()
+    if not chosen.tier.confines:
+        pytest.skip(f"this machine cannot confine programs: {chosen.tier.detail}; {chosen.tier.remedy}")
+    return chosen
+
+
+@pytest.fixture
+def ground(tmp_path: Path, sandbox: Sandbox) -> Ground:
+    place = tmp_path.resolve()
+    for name in ("ws", "scratch", "ws_other"):
+        (place / name).mkdir()
+    (place / "ws_other" / "key").write_text("TOP-SECRET")
+    return Ground(place / "ws", place / "scratch", place / "ws_other", sandbox)
+
+
+@pytest.fixture
+async def confined(ground: Ground) -> Ground:
+    """A ground on which attacks may be tried: the namespaces were seen to be the sandbox's own."""
+    kinds = ("user", "mnt", "pid", "net", "ipc", "uts")
+    ran = await ground.bash("readlink " + " ".join(f"/proc/self/ns/{kind}" for kind in kinds))
+    inside = ran.out.split()
+    outside = [os.readlink(f"/proc/self/ns/{kind}") for kind in kinds]
+    assert len(inside) == len(kinds)
+    assert not set(inside) & set(outside), "the sandbox shares a namespace with this machine; no attack is tried"
+    return ground

@@ -1,0 +1,207 @@
+"""What a sandboxed program cannot reach. Every attack runs in the sandbox, after its namespaces were checked."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
+
+pytestmark = pytest.mark.proves("S-01")
+
+
+async def test_there_is_no_network_but_its_own_loopback(confined: Ground) -> None:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        port = server.getsockname()[1]
+        ran = await confined.bash(
+            f"cut -d: -f1 /proc/net/dev | tail -n +3; exec 3<>/dev/tcp/127.0.0.1/{port} && echo REACHED"
+        )
+    assert ran.out.split() == ["lo"]
+    assert "REACHED" not in ran.out
+
+
+async def test_abstract_sockets_of_the_machine_are_not_there(confined: Ground) -> None:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(f"\0handrail-test-{os.getpid()}")
+        server.listen()
+        ran = await confined.bash("cat /proc/net/unix")
+    assert "handrail-test" not in ran.out
+
+
+async def test_nothing_is_written_outside_the_workspace_and_the_scratch(confined: Ground) -> None:
+    targets = ["/", "/etc", "/usr", "/usr/bin", "/root", "/home", "/dev", str(confined.outside), "/proc/sys/kernel"]
+    script = "; ".join(f"(: > {shlex.quote(t)}/handrail-probe) 2>/dev/null && echo WROTE {t}" for t in targets)
+    ran = await confined.bash(f"{script}; : > here && : > $HOME/there && : > /tmp/tmp && echo fine")
+    assert ran.out.strip() == "fine"
+    assert (confined.workspace / "here").exists()
+    assert (confined.scratch / "there").exists()
+    assert list(confined.outside.iterdir()) == [confined.outside / "key"]
+
+
+async def test_another_workspace_and_home_folders_are_absent(confined: Ground) -> None:
+    homes = [str(Path.home()), "/root", "/home"]
+    looks = "; ".join(f"ls -A {shlex.quote(home)} 2>/dev/null" for home in homes)
+    ran = await confined.bash(f"cat {shlex.quote(str(confined.outside / 'key'))}; {looks}")
+    assert "TOP-SECRET" not in ran.out
+    listed = set(ran.out.split())
+    # Of a home only the way to a toolchain in it may be there, as empty folders.
+    assert not listed & {".ssh", ".bashrc", ".bash_history", ".gitconfig", ".profile", ".netrc", ".aws"}
+
+
+async def test_links_out_of_the_workspace_lead_nowhere(confined: Ground) -> None:
+    (confined.workspace / "out").symlink_to(confined.outside / "key")
+    (confined.workspace / "up").symlink_to("../ws_other/key")
+    ran = await confined.bash("cat out up ../ws_other/key /proc/self/root/../ws_other/key /proc/1/root/etc/shadow")
+    assert "TOP-SECRET" not in ran.out
+    assert ran.code != 0
+
+
+async def test_kernel_settings_cannot_be_written_even_by_root(confined: Ground) -> None:
+    ran = await confined.bash(
+        "for f in /proc/sys/kernel/core_pattern /proc/sys/kernel/modprobe /proc/sys/vm/swappiness /proc/sysrq-trigger; do"
+        '  [ -e $f ] && (true >> "$f") 2>/dev/null && echo OPENED $f; done; grep " /proc/sys " /proc/mounts | cut -d" " -f4'
+    )
+    assert "OPENED" not in ran.out
+    assert ran.out.startswith("ro,")
+
+
+async def test_what_only_root_may_read_in_etc_is_masked(confined: Ground) -> None:
+    ran = await confined.bash("cat /etc/shadow /etc/gshadow /etc/shadow- /etc/ssh/ssh_host_*_key; ls /etc/ssl/private/")
+    assert ran.out == ""
+    assert "ermission denied" in ran.errors
+    assert (await confined.bash("head -c 4 /etc/passwd")).out == "root"
+
+
+async def test_no_capability_and_no_further_user_namespace(confined: Ground) -> None:
+    ran = await confined.bash(
+        "grep CapEff /proc/self/status; unshare -U true 2>/dev/null && echo NAMESPACE; mount -t tmpfs t /tmp"
+    )
+    assert ran.out.split() == ["CapEff:", "0000000000000000"]
+    assert ran.code != 0
+
+
+async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
+    ran = await confined.bash(f"ls -d /proc/[0-9]*; kill -0 {os.getpid()} && echo SEEN; kill -9 -1")
+    assert "SEEN" not in ran.out
+    assert len(ran.out.split()) <= 5
+
+
+@pytest.mark.proves("S-06")
+async def test_the_environment_is_a_list_and_home_is_the_scratch(
+    confined: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_TEST_TOKEN", "leak")
+    monkeypatch.setenv("LD_PRELOAD", "/nonexistent.so")
+    monkeypatch.setenv("BASH_ENV", "/nonexistent")
+    ran = await confined.bash("env -0 | cut -z -d= -f1 | tr '\\0' ' '; echo; echo $HOME", environment={"MORE": "1"})
+    names, home = ran.out.splitlines()
+    allowed = {"LANG", "LC_ALL", "LC_CTYPE", "TZ", "PATH", "HOME", "TMPDIR", "SHELL", "TERM", "MORE"}
+    allowed |= {f"GIT_{who}_{what}" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
+    allowed |= {"RUSTUP_HOME", "PYENV_ROOT", "PWD", "SHLVL", "_", "OLDPWD"}
+    assert set(names.split()) <= allowed
+    assert "MORE" in names.split()
+    assert home == str(confined.scratch)
+    whole = await confined.bash("cat /proc/1/environ /proc/self/environ | tr '\\0' '\\n'")
+    assert "leak" not in whole.out
+
+
+async def test_a_read_only_workspace_is_not_written(confined: Ground) -> None:
+    (confined.workspace / "f").write_text("as it was")
+    ran = await confined.bash("cat f; echo changed > f", workspace_writable=False)
+    assert ran.out == "as it was"
+    assert "Read-only" in ran.errors
+    assert (confined.workspace / "f").read_text() == "as it was"
+
+
+async def test_hidden_files_and_folders_are_unreadable(confined: Ground) -> None:
+    (confined.workspace / ".env").write_text("TOKEN=1")
+    (confined.workspace / "private").mkdir()
+    (confined.workspace / "private" / "note").write_text("TOKEN=2")
+    hidden = (str(confined.workspace / ".env"), str(confined.workspace / "private"), str(confined.workspace / "absent"))
+    script = "cat .env; cat private/note; mv private other; rm -f .env; cat other/note; ls private; echo over"
+    ran = await confined.bash(script, hidden=hidden)
+    assert ran.out.strip() == "over"
+    assert (confined.workspace / ".env").read_text() == "TOKEN=1"
+    assert (confined.workspace / "private" / "note").read_text() == "TOKEN=2"
+
+
+async def test_extra_folders_are_mounted_as_the_profile_says(ground: Ground) -> None:
+    ran = await ground.bash(
+        f"cat {ground.outside}/key && echo x > {ground.outside}/new", readable=(str(ground.outside),)
+    )
+    assert ran.out == "TOP-SECRET"
+    assert not (ground.outside / "new").exists()
+
+
+async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) -> None:
+    for name in ("src", "docs", "secret"):
+        (ground.workspace / name).mkdir()
+        (ground.workspace / name / "f").write_text(name)
+    root = str(ground.workspace)
+    requires = Requires.model_validate({"fs": {"read": ["{workspace}/docs"], "write": ["{workspace}/src/**"]}})
+    layer = expand(requires, Variables(workspace=(root,)), "tool")
+    agent = Layer("agent", (f"{root}/**",), (f"{root}/**",))
+    process = await ground.sandbox.start(
+        CapabilitySet((layer, agent)),
+        ground.profile(),
+        ["/bin/bash", "-c", f"cd {root}; ls; echo w > src/f; echo w > docs/f; cat secret/f; cat docs/f"],
+    )
+    out, _, _ = await process.communicate(b"", 1000)
+    assert out.split() == [b"docs", b"src", b"docs"]
+    assert (ground.workspace / "src" / "f").read_text() == "w\n"
+    assert (ground.workspace / "docs" / "f").read_text() == "docs"
+
+
+@pytest.mark.parametrize("pattern", ["{workspace}/**/*.md", "{workspace}/*"])
+async def test_a_set_that_names_some_files_of_a_folder_is_refused(ground: Ground, pattern: str) -> None:
+    requires = Requires.model_validate({"fs": {"write": [pattern]}})
+    layer = expand(requires, Variables(workspace=(str(ground.workspace),)), "tool")
+    with pytest.raises(ToolError, match="whole folders") as caught:
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
+    assert caught.value.kind == "unavailable"
+
+
+async def test_a_set_with_hosts_is_refused(ground: Ground) -> None:
+    layer = Layer("tool", hosts=("example.org",))
+    with pytest.raises(ToolError, match="network") as caught:
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
+    assert caught.value.kind == "unavailable"
+
+
+async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> None:
+    (ground.workspace / "out").symlink_to(ground.outside)
+    layer = Layer("tool", fs_read=(f"{ground.workspace}/out",))
+    with pytest.raises(ToolError, match="symbolic link") as caught:
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
+    assert caught.value.kind == "conflict"
+
+
+async def test_an_empty_set_sees_no_workspace(ground: Ground) -> None:
+    process = await ground.sandbox.start(
+        CapabilitySet(()), ground.profile(), ["/bin/bash", "-c", f"pwd; ls {ground.workspace}"]
+    )
+    out, _, _ = await process.communicate(b"", 1000)
+    assert out.decode().strip() == str(ground.scratch)
+
+
+async def test_a_working_directory_outside_the_set_is_refused(ground: Ground) -> None:
+    with pytest.raises(ToolError) as caught:
+        await ground.start("true", cwd=str(ground.outside))
+    assert caught.value.kind == "denied"
+
+
+async def test_temporary_storage_is_bounded_and_private(confined: Ground) -> None:
+    ran = await confined.bash(
+        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", tmp_bytes=1 << 20
+    )
+    assert int(ran.out) <= 1 << 20
+    assert "No space left" in ran.errors
+    assert not (Path("/tmp") / "mine").exists()

@@ -1,0 +1,249 @@
+"""How a confined process is fed, read and ended."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+
+
+def survivors(marker: str) -> list[str]:
+    """Processes of this machine whose command line holds ``marker``."""
+    found: list[str] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+            except OSError:
+                continue
+            if marker.encode() in line:
+                found.append(f"{entry.name}: {line!r}")
+    return found
+
+
+DAEMONS = """
+import os, signal, sys, time
+for way in range(3):
+    if os.fork() == 0:
+        os.setsid()
+        if os.fork() == 0:
+            for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+                signal.signal(number, signal.SIG_IGN)
+            if way:
+                os.dup2(os.open("/dev/null", os.O_RDWR), 1)
+            os.execv("/bin/bash", ["bash", "-c", "trap '' TERM HUP; while :; do sleep 1000; done", sys.argv[1]])
+        os._exit(0)
+print("started", flush=True)
+"""
+
+
+@pytest.mark.proves("S-05")
+async def test_daemons_do_not_outlive_the_program_that_made_them(ground: Ground) -> None:
+    marker = f"handrail-{secrets.token_hex(8)}"
+    (ground.workspace / "daemons.py").write_text(DAEMONS)
+    ran = await ground.bash(
+        f"/usr/bin/env python3 daemons.py {marker}; while [ $(pgrep -fc {marker}) -lt 3 ]; do :; done"
+    )
+    assert (ran.out, ran.code) == ("started\n", 0)
+    assert survivors(marker) == []
+
+
+@pytest.mark.proves("S-05")
+async def test_killing_ends_daemons_too(ground: Ground) -> None:
+    marker = f"handrail-{secrets.token_hex(8)}"
+    (ground.workspace / "daemons.py").write_text(DAEMONS)
+    process = await ground.start("/bin/bash", "-c", f"python3 daemons.py {marker}; trap '' TERM; read forever", marker)
+    assert await process.read_line(100) == b"started\n"
+    assert survivors(marker)
+    await process.kill()
+    assert survivors(marker) == []
+    assert await process.wait() == -9
+
+
+@pytest.mark.proves("S-05")
+async def test_a_kill_directly_after_the_start_leaves_nothing(ground: Ground) -> None:
+    marker = f"handrail-{secrets.token_hex(8)}"
+    for _ in range(20):
+        process = await ground.start("/bin/bash", "-c", "read forever", marker)
+        await process.kill()
+    assert survivors(marker) == []
+
+
+@pytest.mark.proves("S-05")
+async def test_a_background_child_that_holds_the_pipe_does_not_hold_the_call(ground: Ground) -> None:
+    marker = f"handrail-{secrets.token_hex(8)}"
+    ran = await ground.bash(f"bash -c 'sleep 99; : {marker}' & echo begun")
+    assert (ran.out, ran.code) == ("begun\n", 0)
+    assert survivors(marker) == []
+
+
+async def test_endless_output_is_capped_and_counted(ground: Ground) -> None:
+    ran = await ground.bash("yes | head -c 20000000; yes error | head -c 3000000 >&2; exit 4", max_bytes=1000)
+    assert (len(ran.out), len(ran.errors), ran.code) == (1000, 1000, 4)
+    assert ran.dropped == 23_000_000 - 2000
+
+
+async def test_much_goes_in_and_out_at_once(ground: Ground) -> None:
+    data = os.urandom(3_000_000).hex().encode()
+    process = await ground.start("/bin/cat")
+    out, errors, dropped = await process.communicate(data, 10_000_000)
+    assert (out == data, errors, dropped) == (True, b"", 0)
+    assert await process.wait() == 0
+
+
+async def test_a_program_that_reads_nothing_is_no_trouble(ground: Ground) -> None:
+    process = await ground.start("/bin/true")
+    out, _, _ = await process.communicate(b"x" * 1_000_000, 100)
+    assert out == b""
+    assert await process.wait() == 0
+
+
+async def test_pieces_are_told_as_they_come(ground: Ground) -> None:
+    heard = asyncio.Event()
+    pieces: list[bytes] = []
+
+    def hear(piece: bytes) -> None:
+        pieces.append(piece)
+        heard.set()
+
+    process = await ground.start("/bin/bash", "-c", "echo first; read forever < <(sleep 1000)")
+    talk = asyncio.create_task(process.communicate(b"", 100, hear))
+    await heard.wait()
+    assert pieces == [b"first\n"]
+    talk.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await talk
+    await process.kill()
+
+
+async def test_lines_go_back_and_forth(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", 'while read -r line; do echo "got $line"; done; echo -n end')
+    for word in (b"one", b"two"):
+        await process.write(word + b"\n")
+        assert await process.read_line(100) == b"got " + word + b"\n"
+    await process.close_stdin()
+    assert await process.read_line(100) == b"end"
+    assert await process.read_line(100) == b""
+    assert await process.wait() == 0
+    await process.write(b"to nobody")
+    await process.kill()
+
+
+async def test_an_overlong_line_is_a_limit(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", "yes | tr -d '\\n' | head -c 100000; read forever")
+    with pytest.raises(ToolError) as caught:
+        await process.read_line(5_000)
+    assert caught.value.kind == "limit"
+    await process.kill()
+
+
+async def test_a_long_write_waits_for_its_reader(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", "read go; wc -c")
+    writing = asyncio.create_task(process.write(b"\n" + b"x" * 1_000_000))
+    await writing
+    await process.close_stdin()
+    assert (await process.read_line(100)).strip() == b"1000000"
+    await process.kill()
+
+
+async def test_output_can_be_taken_in_pieces(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", "echo abc; echo warn >&2; exit 2")
+    got = b""
+    while piece := await process.read(2):
+        assert len(piece) <= 2
+        got += piece
+    assert got == b"abc\n"
+    assert await process.wait() == 2
+    await process.kill()
+
+
+async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
+    pipes = {3: os.pipe(), 7: os.pipe()}
+    leaked = os.open("/etc/hostname", os.O_RDONLY)
+    os.set_inheritable(leaked, True)
+    try:
+        for number, (_, writing) in pipes.items():
+            os.write(writing, f"from {number}\n".encode())
+        process = await ground.sandbox.start(
+            ground.capabilities,
+            ground.profile(),
+            ["/bin/bash", "-c", "head -1 <&3; head -1 <&7; ls -l /proc/self/fd; :"],
+            {3: pipes[3][0], 7: pipes[7][0]},
+        )
+        out, _, _ = await process.communicate(b"", 1000)
+    finally:
+        os.close(leaked)
+        for reading, writing in pipes.values():
+            os.close(reading)
+            os.close(writing)
+    lines = out.decode().split("\n")
+    assert lines[:2] == ["from 3", "from 7"]
+    opened = {line.split(" -> ")[0].split()[-1]: line.split(" -> ")[1] for line in lines if " -> " in line}
+    own = [number for number, target in opened.items() if target.endswith("/fd")]  # what ls itself opened to look
+    assert set(opened) - set(own) == {"0", "1", "2", "3", "7"}
+    assert len(own) == 1
+
+
+async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> None:
+    await ground.bash("true")
+    before = sorted(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        await ground.bash("echo x; echo y >&2")
+        process = await ground.start("/bin/cat")
+        await process.kill()
+    assert sorted(os.listdir("/proc/self/fd")) == before
+
+
+async def test_a_missing_program_is_said_as_a_shell_says_it(ground: Ground) -> None:
+    (ground.workspace / "plain").write_text("no program")
+    for program, code, text in (("no-such-program", 127, b"not found"), ("./plain", 126, b"denied")):
+        process = await ground.start(program, "argument")
+        out, errors, _ = await process.communicate(b"", 1000)
+        assert await process.wait() == code
+        assert (out, text in errors, b"bwrap" in errors) == (b"", True, False)
+
+
+async def test_a_sandbox_that_cannot_be_set_up_is_not_mistaken_for_the_program(ground: Ground) -> None:
+    process = await ground.start("true", cwd=str(ground.workspace / "absent"))
+    with pytest.raises(ToolError, match="could not be set up") as caught:
+        await process.communicate(b"", 1000)
+    assert caught.value.kind == "backend"
+    await process.kill()
+
+
+async def test_an_argv_no_program_can_be_given_is_refused(ground: Ground) -> None:
+    for argv, kind in (
+        ((), "invalid_input"),
+        (("echo", "a\0b"), "invalid_input"),
+        (("echo", "x" * 3_000_000), "limit"),
+    ):
+        with pytest.raises(ToolError) as caught:
+            await ground.sandbox.start(ground.capabilities, ground.profile(), argv)
+        assert caught.value.kind == kind
+
+
+async def test_merged_errors_stay_in_their_place(ground: Ground) -> None:
+    process = await ground.sandbox.start(
+        ground.capabilities, ground.profile(), ["/bin/bash", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True
+    )
+    assert await process.communicate(b"", 100) == (b"1\n2\n3\n", b"", 0)
+    await process.kill()
+
+
+async def test_sandboxes_beside_each_other_do_not_mix(ground: Ground) -> None:
+    runs = [ground.bash(f"echo {n}; exit {n}") for n in range(12)]
+    done = await asyncio.gather(*runs)
+    assert [(ran.out.strip(), ran.code) for ran in done] == [(str(n), n) for n in range(12)]
+
+
+async def test_a_program_started_by_nobody_allowed_is_still_confined(ground: Ground) -> None:
+    process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ["/usr/bin/id", "-u"])
+    out, _, _ = await process.communicate(b"", 100)
+    assert out.decode().strip() == str(os.getuid())

@@ -1,0 +1,82 @@
+"""Finding out what this machine can enforce, and saying what to do where it cannot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.sandbox import Sandbox
+from handrail.sandbox import bubblewrap, tiers
+
+
+@pytest.fixture(autouse=True)
+def chosen_anew() -> None:
+    tiers.choose.cache_clear()
+
+
+def program(place: Path, text: str) -> str:
+    path = place / "bwrap"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_this_machine_is_tried_and_not_guessed(sandbox: Sandbox) -> None:
+    tier = tiers.probe()
+    assert (tier.name, tier.confines) == ("bubblewrap", True)
+    assert tier == sandbox.tier
+
+
+def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that only runs its program, in the machine's own namespaces."""
+    fake = program(tmp_path, 'while [ "$1" != -- ]; do shift; done; shift; exec "$@"')
+    monkeypatch.setattr(tiers, "binaries", lambda: iter([fake]))
+    tier = tiers.probe()
+    assert tier.name == "none"
+    assert "own network namespace" in tier.detail
+
+
+def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sandbox: Sandbox
+) -> None:
+    real = list(bubblewrap.binaries())
+    fake = program(tmp_path, "echo bwrap: setting up uid map: Permission denied >&2; exit 1")
+    monkeypatch.setattr(tiers, "binaries", lambda: iter([fake, *real]))
+    assert tiers.probe().detail == sandbox.tier.detail
+    tiers.choose.cache_clear()
+    monkeypatch.setattr(tiers, "binaries", lambda: iter([fake]))
+    tier = tiers.probe()
+    assert (tier.name, "uid map" in tier.detail, bool(tier.remedy)) == ("none", True, True)
+
+
+def test_without_any_bubblewrap_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiers, "binaries", lambda: iter([]))
+    tier = tiers.probe()
+    assert (tier.name, tier.confines) == ("none", False)
+    assert "apt install bubblewrap" in tier.remedy
+
+
+def test_both_shipped_bubblewraps_confine(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    for binary in bubblewrap.binaries():
+        tiers.choose.cache_clear()
+        monkeypatch.setattr(tiers, "binaries", lambda binary=binary: iter([binary]))
+        assert tiers.probe().name == "bubblewrap", binary
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "wanted"),
+    [
+        ("user/max_user_namespaces", "0", "sysctl -w user.max_user_namespaces"),
+        ("kernel/unprivileged_userns_clone", "0", "sysctl -w kernel.unprivileged_userns_clone=1"),
+        ("kernel/apparmor_restrict_unprivileged_userns", "1", "AppArmor"),
+    ],
+)
+def test_the_remedy_names_the_setting(tmp_path: Path, setting: str, value: str, wanted: str) -> None:
+    (tmp_path / setting).parent.mkdir()
+    (tmp_path / setting).write_text(value + "\n")
+    assert wanted in tiers.remedy("Permission denied", tmp_path, system_bwrap=True)
+
+
+def test_too_old_a_bubblewrap_is_to_be_replaced(tmp_path: Path) -> None:
+    assert "0.8 or newer" in tiers.remedy("bwrap: Unknown option --disable-userns", tmp_path, system_bwrap=True)

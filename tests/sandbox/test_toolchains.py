@@ -1,0 +1,147 @@
+"""Interpreters that a project needs are there, read-only; home folders are not."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.sandbox import toolchains
+
+pytestmark = pytest.mark.proves("S-01")
+
+
+def install(place: Path, *programs: str) -> Path:
+    """A made-up installation: ``bin`` with programs, and a ``lib``."""
+    (place / "bin").mkdir(parents=True)
+    (place / "lib").mkdir()
+    for name in programs:
+        (place / "bin" / name).write_text(f"#!/bin/sh\necho {name} of {place.name}\n")
+        (place / "bin" / name).chmod(0o755)
+    return place
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path.resolve() / "home" / "ada"
+    folder.mkdir(parents=True)
+    (folder / "diary").write_text("TOP-SECRET")
+    monkeypatch.setattr(toolchains, "home_folders", lambda: frozenset({str(folder)}))
+    return folder
+
+
+async def test_the_python_on_path_runs(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", os.path.dirname(os.path.realpath(sys.executable)), prepend=os.pathsep)
+    ran = await ground.bash("python3 -c 'import json, sys; print(json.dumps(sys.version_info[:2]))'")
+    assert ran.out.strip() == f"[{sys.version_info[0]}, {sys.version_info[1]}]"
+
+
+async def test_the_workspaces_virtual_environment_runs(ground: Ground) -> None:
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(ground.workspace / ".venv")], check=True)
+    ran = await ground.bash(".venv/bin/python -c 'import sys; print(sys.prefix)'")
+    assert ran.out.strip() == str(ground.workspace / ".venv")
+
+
+async def test_a_toolchain_in_a_home_is_there_and_the_home_is_not(
+    ground: Ground, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = install(home / ".nvm" / "versions" / "node" / "v99", "node-of-test")
+    cargo = install(home / ".cargo", "cargo-of-test")
+    (cargo / "credentials.toml").write_text("TOP-SECRET")
+    local = install(home / ".local", "tool-of-test")
+    (local / "lib" / "keys").write_text("TOP-SECRET")
+    folders = [node / "bin", cargo / "bin", local / "bin", home, home.parent]
+    monkeypatch.setenv("PATH", ":".join(map(str, folders)), prepend=os.pathsep)
+    ran = await ground.bash("node-of-test; cargo-of-test; tool-of-test")
+    assert ran.out.splitlines() == ["node-of-test of v99", "cargo-of-test of .cargo", "tool-of-test of .local"]
+    ran = await ground.bash(
+        f"cat {home}/diary {cargo}/credentials.toml {local}/lib/keys; touch {node}/bin/new; ls -A {home}"
+    )
+    assert set(ran.out.split()) == {".nvm", ".cargo", ".local"}
+    assert not (node / "bin" / "new").exists()
+
+
+def test_an_installation_around_a_home_or_the_workspace_is_not_taken_whole(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    around = tmp_path.resolve() / "home"
+    (around / "bin").mkdir()
+    (around / "lib").mkdir()
+    work = install(tmp_path.resolve() / "work", "x")
+    (work / "ws").mkdir()
+    monkeypatch.setenv("PATH", f"{around}/bin:{work}/bin")
+    mounts = toolchains.find(str(work / "ws")).mounts
+    assert str(around) not in mounts
+    assert str(work) not in mounts
+    assert {f"{around}/bin", f"{work}/bin"} <= set(mounts)
+
+
+def test_programs_in_the_workspace_never_come_before_the_systems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path.resolve() / "ws"
+    venv = install(workspace / ".venv", "git")
+    monkeypatch.setenv("PATH", f"{venv}/bin:/usr/bin:.:relative:")
+    path = toolchains.find(str(workspace)).path
+    assert path[-1] == f"{venv}/bin"
+    assert path.index("/usr/bin") < len(path) - 1
+    assert all(folder.startswith("/") for folder in path)
+
+
+def test_a_workspace_cannot_have_a_folder_mounted_by_calling_it_an_interpreter(
+    tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace = tmp_path.resolve() / "ws"
+    (workspace / ".venv").mkdir(parents=True)
+    (home / "bin").mkdir()
+    (home / "bin" / "python3").write_text("")
+    (home / "lib" / "python3.11").mkdir(parents=True)
+    (home / "lib" / "python3.11" / "os.py").write_text("")
+    other = install(tmp_path.resolve() / "other", "python3")
+    monkeypatch.setenv("PATH", "/usr/bin")
+    before = toolchains.find(str(workspace)).mounts
+    for claimed in (home / "bin", other / "bin", Path("/"), home):
+        (workspace / ".venv" / "pyvenv.cfg").write_text(f"home = {claimed}\n")
+        os.utime(workspace / ".venv" / "pyvenv.cfg", ns=(0, hash(str(claimed)) % 10**15))
+        assert toolchains.find(str(workspace)).mounts == before
+    (workspace / ".venv" / "pyvenv.cfg").unlink()
+    os.mkfifo(workspace / ".venv" / "pyvenv.cfg")
+    assert toolchains.find(str(workspace)).mounts == before
+
+
+def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    workspace = tmp_path.resolve() / "ws"
+    workspace.mkdir()
+    pyenv = home / ".pyenv"
+    for name in ("3.99.1", "3.99.2"):
+        install(pyenv / "versions" / name, "python3")
+    (pyenv / "shims").mkdir()
+    (pyenv / "version").write_text("3.99.1\n")
+    monkeypatch.setenv("PATH", f"{pyenv}/shims:/usr/bin")
+    monkeypatch.delenv("PYENV_VERSION", raising=False)
+    found = toolchains.find(str(workspace))
+    assert found.path[:2] == (f"{pyenv}/versions/3.99.1/bin", f"{pyenv}/shims")
+    assert str(pyenv) in found.mounts
+    (workspace / ".python-version").write_text("../../../../etc\n3.99.2\n")
+    assert toolchains.find(str(workspace)).path[0] == f"{pyenv}/versions/3.99.2/bin"
+
+
+def test_the_identity_for_commits_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    toolchains.git_identity.cache_clear()
+    for who in ("AUTHOR", "COMMITTER"):
+        monkeypatch.setenv(f"GIT_{who}_NAME", "Ada")
+        monkeypatch.setenv(f"GIT_{who}_EMAIL", "ada@example.org")
+    try:
+        assert set(toolchains.git_identity().values()) == {"Ada", "ada@example.org"}
+    finally:
+        toolchains.git_identity.cache_clear()
+
+
+async def test_a_commit_can_be_made_in_the_sandbox(ground: Ground) -> None:
+    ran = await ground.bash("git init -q . && echo x > f && git add f && git commit -qm first && git log --format=%an")
+    assert (ran.code, ran.errors) == (0, "")
+    assert ran.out.strip()
