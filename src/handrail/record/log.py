@@ -3,7 +3,8 @@
 What the bodies hold is the arbiter's business, except for the names that reading relies on:
 
 - ``proposed``: ``tool`` (id), ``arguments``
-- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`
+- ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
+  with ``late`` only adds how work ended that its call was already answered for
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
 """
 

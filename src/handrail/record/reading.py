@@ -163,8 +163,11 @@ class LogReader:
             if wanted is not None:
                 wheres.append(f"{column} = ?")
                 values.append(wanted)
+        # Said in so many words, so that SQLite sees that its partial indexes apply.
         if call:
-            wheres.append("call <> ''")  # lets the partial index be used
+            wheres.append("call <> ''")
+        if kind == "proposed":
+            wheres.append("kind = 'proposed'")
         order = "DESC" if newest_first else "ASC"
         values.append(-1 if limit is None else limit)
         sql = f"SELECT {_COLUMNS} FROM record WHERE {' AND '.join(wheres)} ORDER BY sequence {order} LIMIT ?"  # noqa: S608
@@ -188,10 +191,14 @@ class LogReader:
         return rows
 
     def outcome_of(self, call_id: str) -> LoggedRecord | None:
-        """The record that ended a call (``committed``, ``refused`` or ``interrupted``), or None."""
-        return self._one(
-            "WHERE call = ? AND call <> '' AND kind IN (?, ?, ?) ORDER BY sequence DESC LIMIT 1", (call_id, *_ENDS)
-        )
+        """The record that ended a call's latest run (``committed``, ``refused`` or ``interrupted``), or None."""
+        found: LoggedRecord | None = None
+        for entry in self.records(call=call_id) if call_id else ():
+            if entry.kind == "intended":
+                found = None
+            elif found is None and entry.kind in _ENDS and not _is_late(entry):
+                found = entry
+        return found
 
     def proposal_of(self, call_id: str) -> LoggedRecord | None:
         """The first record of how a call was proposed, or None."""
@@ -253,7 +260,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
             error_kind = error_text = None
         elif entry.kind == "interrupted":
             state, ended, error_kind = "interrupted", entry.at_ns, "interrupted"
-        elif entry.kind in ("committed", "refused"):
+        elif entry.kind in ("committed", "refused") and ended is None and not _is_late(entry):
             ended = entry.at_ns
             result = _mapping((entry.body or {}).get("result"))
             error_kind = _text(_mapping(result.get("metadata")).get("error_kind"))
@@ -274,6 +281,10 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
         error_text,
         first.sequence,
     )
+
+
+def _is_late(entry: LoggedRecord) -> bool:
+    return entry.kind == "committed" and (entry.body or {}).get("late") is True
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

@@ -78,9 +78,7 @@ def _plain(value: object, depth: int) -> object:
     if isinstance(value, (list, tuple, Set)):
         return [_plain(inner, depth + 1) for inner in list(cast("list[object]", value))]
     if isinstance(value, orjson.Fragment):
-        contents: object = getattr(value, "contents", b"null")
-        text = contents.decode("utf-8", "replace") if isinstance(contents, bytes) else str(contents)
-        return {"$text": text}
+        return _plain(decode(orjson.dumps(value)), depth)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: _plain(getattr(value, field.name), depth + 1) for field in dataclasses.fields(value)}
     return _stand_in(value)
