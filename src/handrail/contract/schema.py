@@ -10,6 +10,7 @@ cannot (look-around, back references), so neither a schema nor an argument can m
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -26,6 +27,7 @@ _MAX_NODES = 2_000_000
 _MAX_NODES_LISTED = 10_000
 """Above this many values only the first problem is looked for: listing costs about 13 µs each."""
 
+_HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
 _DIALECTS: Mapping[str, Callable[..., rs.Validator]] = {
     "https://json-schema.org/draft/2020-12/schema": rs.Draft202012Validator,
@@ -130,7 +132,7 @@ def path_text(path: Path) -> str:
     for part in path:
         if isinstance(part, int):
             out += f"[{part}]"
-        elif part.isidentifier() or part.startswith("$"):
+        elif part.removeprefix("$").isidentifier():
             out += f".{part[:80]}" if out else part[:80]
         else:
             out += f"[{part[:80]!r}]"
@@ -167,6 +169,7 @@ def _faults_by_metaschema(parameters: dict[str, Any], dialect: str) -> dict[str,
 
 def _closed(parameters: Mapping[str, Any], dialect: str) -> dict[str, Any]:
     """The schema with unknown top-level arguments forbidden where it says nothing about them."""
+    parameters = {"properties": {}, **parameters}  # without it, unknown arguments are reported without their names
     if "additionalProperties" in parameters or "unevaluatedProperties" in parameters:
         return dict(parameters)
     if not _APPLICATORS.intersection(parameters):
@@ -204,7 +207,7 @@ def _texts(error: rs.ValidationError, schema: Mapping[str, Any]) -> Iterator[str
         case kinds.BacktrackLimitExceeded() | kinds.RegexEngineFailure():
             yield f"{place}: the {json_type(error.instance)} is too hard to match against its pattern; send a simpler one"
         case kinds.AnyOf(context=branches) | kinds.OneOfNotValid(context=branches):
-            yield f"{place}: got {_sized(error.instance)}; expected {_alternatives(branches, schema)}"
+            yield f"{place}: got {_sized(error.instance)}; expected {_alternatives(error, branches, schema)}"
         case _:
             yield f"{place}: got {_sized(error.instance)}; expected {_expectation(error)}"
 
@@ -251,18 +254,20 @@ def _expectation(error: rs.ValidationError) -> str:
         case kinds.PropertyNames(error=inner):
             return f"keys of another form: {_expectation(inner)}"
         case kinds.FalseSchema():
-            return "nothing here"
+            return "no keys" if error.schema_path[-1:] == ["additionalProperties"] else "nothing here"
         case _:
             return f"what its schema says under {error.kind.name!r}"
 
 
-def _alternatives(branches: Sequence[Sequence[rs.ValidationError]], schema: Mapping[str, Any]) -> str:
+def _alternatives(
+    whole: rs.ValidationError, branches: Sequence[Sequence[rs.ValidationError]], schema: Mapping[str, Any]
+) -> str:
     wanted: dict[str, None] = {}
     for branch in branches[:8]:
         if not branch:
             continue
         first = branch[0]
-        if isinstance(first.kind, rs.ValidationErrorKind.Type) and len(branch) == 1:
+        if isinstance(first.kind, rs.ValidationErrorKind.Type) and first.instance_path == whole.instance_path:
             wanted[_expectation(first)] = None
         else:
             wanted["(" + ", ".join(text for error in branch[:4] for text in _texts(error, schema)) + ")"] = None
@@ -312,15 +317,43 @@ def _sized(value: object) -> str:
 
 
 def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
-    """The native checker recurses: what a program hands in may not be deeper than what text may be."""
+    """Why ``arguments`` as a program hands them in could not have come from JSON text, or None.
+
+    The native checker looks only where its schema does, and recurses: so this comes first.
+    """
     for value in arguments.values():
-        if isinstance(value, (dict, list, tuple)):
+        kind = cast("object", type(value))
+        if kind is str:
+            if not value.isascii():
+                break
+        elif kind not in _HARMLESS:
             break
     else:
         return None
     if _deeper_than(arguments, MAX_ARGUMENT_DEPTH):
         return f"the arguments are nested deeper than {MAX_ARGUMENT_DEPTH} levels, or are too many; flatten them"
+    stack: list[Any] = [arguments]
+    while stack:
+        for value in _members(stack.pop()):
+            if isinstance(value, (dict, list, tuple)):
+                stack.append(value)
+            elif isinstance(value, str):
+                if not (value.isascii() or _is_text(value)):
+                    return "the arguments hold half of a surrogate pair, which is no character; send whole characters"
+            elif isinstance(value, float):
+                if not math.isfinite(value):
+                    return f"the arguments hold {value}, which is not JSON; use a number or null"
+            elif value is not None and not isinstance(value, int):
+                return f"the arguments hold a {type(value).__name__}, which is not JSON; send text, numbers, lists, objects"
     return None
+
+
+def _is_text(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _deeper_than(value: object, limit: int) -> bool:

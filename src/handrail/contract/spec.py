@@ -136,7 +136,12 @@ class ToolSpec:
         view["locks"] = None if self.locks is None else [str(lock) for lock in self.locks]
         view["locks_background"] = [str(lock) for lock in self.locks_background]
         view["config"] = {
-            key: {"description": c.description, "secret": c.secret, "required": c.required}
+            key: {
+                "description": c.description,
+                "secret": c.secret,
+                "required": c.required,
+                "default": None if c.secret else c.default,
+            }
             for key, c in self.config.items()
         }
         view["targets"] = dict(self.targets)

@@ -29,7 +29,7 @@ from handrail.contract.tool import Tool
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128
-MAX_STDERR_TAIL = 2_000
+MAX_TAIL = 2_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +73,15 @@ class ExecutableTool(Tool):
             },
         )
         process = await self.confinement.sandbox.start(runtime.capabilities, profile, (self.executable,))
+        kept = bytearray()
+
+        def keep(piece: bytes) -> None:
+            kept.extend(piece)
+            del kept[:-MAX_TAIL]
+            runtime.partial({"stdout_tail": kept.decode("utf-8", "replace")})
+
         try:
-            output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1)
+            output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1, keep)
             code = await process.wait()
         finally:
             await process.kill()
@@ -150,7 +157,7 @@ def ending(code: int) -> str:
 
 def tail(errors: bytes) -> str:
     """The end of what a program wrote to stderr."""
-    return errors[-MAX_STDERR_TAIL:].decode("utf-8", "replace").strip()
+    return errors[-MAX_TAIL:].decode("utf-8", "replace").strip()
 
 
 def _last_line(said: str) -> str:

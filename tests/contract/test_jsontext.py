@@ -1,0 +1,184 @@
+"""Arguments as text: strict JSON, within bounds, whatever a model or a shell sends."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.jsontext import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENT_DEPTH,
+    ArgumentText,
+    json_type,
+    parse_arguments,
+    parse_object,
+)
+
+
+def refused(text: str | bytes) -> str:
+    with pytest.raises(ArgumentText) as caught:
+        parse_arguments(text)
+    return str(caught.value)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize("text", ["", "  \n", b""])
+def test_empty_text_is_a_call_without_arguments(text: str | bytes) -> None:
+    assert parse_arguments(text) == {}
+
+
+@pytest.mark.parametrize("text", ["", " "])
+def test_empty_text_is_no_object_elsewhere(text: str) -> None:
+    with pytest.raises(ArgumentText):
+        parse_object(text)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize("text", ["{", "{'a': 1}", '{"a": 1,}', "nonsense", '{"a": tru}', '{"a": 1} {"b": 2}'])
+def test_what_is_not_json_is_refused_with_the_place(text: str) -> None:
+    assert "not JSON" in refused(text) and "line 1, column" in refused(text)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    ("text", "kind"), [("[1]", "array"), ('"x"', "string"), ("3", "integer"), ("1.5", "number"), ("null", "null")]
+)
+def test_anything_but_an_object_is_refused_by_its_type(text: str, kind: str) -> None:
+    assert f"a JSON {kind}" in refused(text)
+
+
+@pytest.mark.proves("K-05")
+def test_a_hundred_megabytes_are_refused_by_their_size() -> None:
+    text = b'{"a":"' + b"x" * 100_000_000 + b'"}'
+    assert "100,000,008 bytes" in refused(text)
+
+
+def test_text_just_within_the_bound_is_taken() -> None:
+    text = '{"a":"' + "[" * (MAX_ARGUMENT_BYTES - 8) + '"}'
+    assert len(parse_arguments(text)["a"]) == MAX_ARGUMENT_BYTES - 8
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 10_000 + "]" * 10_000,
+        "[" * 10_000,
+        '{"a":' * 10_000 + "1" + "}" * 10_000,
+        '{"a":[' * 5_000 + "]}" * 5_000,
+        '{"a":[[],' + "[" * 10_000 + "1" + "]" * 10_000 + "]}",
+        '{"a":"\\"",' + '"b":[' * 100 + "]" * 100 + "}",
+    ],
+)
+def test_ten_thousand_levels_are_refused(text: str) -> None:
+    assert f"deeper than {MAX_ARGUMENT_DEPTH} levels" in refused(text)
+
+
+def test_the_last_allowed_level_is_allowed_and_the_next_is_not() -> None:
+    for level in (MAX_ARGUMENT_DEPTH, MAX_ARGUMENT_DEPTH + 1):
+        text = '{"a":' + "[" * (level - 1) + "]" * (level - 1) + "}"
+        if level == MAX_ARGUMENT_DEPTH:
+            assert parse_arguments(text)
+        else:
+            assert "deeper" in refused(text)
+
+
+def test_brackets_inside_strings_are_no_levels() -> None:
+    text = json.dumps({"code": "[{" * 5_000 + '\\"' * 100 + "[[" * 100})
+    assert parse_arguments(text) == json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['"' + '\\"' * 500_000, '{"[' + '\\"[' * 300_000 + "\\", "[}" * 500_000, '"[' * 500_000, "]" * 65 + "[" * 65],
+)
+def test_malformed_text_is_refused_in_one_pass(text: str) -> None:
+    refused(text)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e999", "-1e999"])
+def test_numbers_that_json_does_not_have_are_refused(number: str) -> None:
+    assert number in refused(f'{{"a": [{number}]}}')
+
+
+def test_an_integer_of_too_many_digits_is_refused() -> None:
+    assert "cannot be read" in refused('{"a": ' + "9" * 5_000 + "}")
+
+
+@pytest.mark.proves("K-05")
+def test_duplicate_keys_are_refused_at_any_depth() -> None:
+    assert "name 'a' twice" in refused('{"a": 1, "a": 2}')
+    assert "name 'b' twice" in refused('{"a": [{"b": 1, "c": 1, "b": 1}]}')
+    assert "name 'a' twice" in refused('{"a": 1, "\\u0061": 2}')
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    "text", ['{"a": "\\ud800"}', '{"a": "\\uDC00 x"}', '{"\\ud800": 1}', '{"a": "\ud800"}', '{"a": ["\\udfff\\ud800"]}']
+)
+def test_half_a_character_is_refused(text: str) -> None:
+    assert "surrogate" in refused(text)
+
+
+def test_a_whole_pair_is_a_character() -> None:
+    assert parse_arguments('{"a": "\\ud83d\\ude00"}') == {"a": "\U0001f600"}
+
+
+@pytest.mark.proves("K-05")
+def test_bytes_that_are_not_utf8_are_refused_with_the_place() -> None:
+    assert "not UTF-8 (byte 6)" in refused(b'{"a":"\xff"}')
+
+
+def test_messages_name_their_subject() -> None:
+    with pytest.raises(ArgumentText, match=r"\Athe contents of x are nested deeper"):
+        parse_object("[" * 99, what="the contents of x")
+
+
+json_objects = st.dictionaries(
+    st.text(),
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+        max_leaves=20,
+    ),
+)
+
+
+@given(json_objects, st.booleans())
+def test_every_json_object_is_read_as_it_was_written(value: dict[str, Any], ascii_only: bool) -> None:
+    text = json.dumps(value, ensure_ascii=ascii_only)
+    assert parse_arguments(text) == value
+    assert parse_arguments(text.encode()) == value
+
+
+@given(st.text(alphabet='[]{}",:\\ a1\n') | st.text())
+def test_no_text_escapes_as_another_exception(text: str) -> None:
+    try:
+        value = parse_arguments(text)
+    except ArgumentText as error:
+        assert str(error).startswith("the arguments ")
+    else:
+        assert value == (json.loads(text) if text.strip() else {})
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (None, "null"),
+        (True, "boolean"),
+        (1, "integer"),
+        (1.5, "number"),
+        ("", "string"),
+        ([], "array"),
+        ((), "array"),
+        ({}, "object"),
+        (b"", "bytes"),
+    ],
+)
+def test_types_have_the_names_json_gives_them(value: object, name: str) -> None:
+    assert json_type(value) == name

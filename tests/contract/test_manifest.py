@@ -1,0 +1,318 @@
+"""The tool manifest: two views, every fault at once, each with its place."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.errors import LoadError
+from handrail.contract.manifest import MAX_MANIFEST_BYTES, RuntimeView, parse_manifest, read_manifest
+from handrail.contract.requires import Requires
+from handrail.contract.spec import LockSpec, ToolSpec
+
+COMMIT: dict[str, Any] = {
+    "llm": {
+        "name": "git_commit",
+        "description": "Record the staged changes with a message.",
+        "input_schema": {
+            "type": "object",
+            "properties": {"message": {"type": "string"}},
+            "required": ["message"],
+        },
+    },
+    "runtime": {
+        "exec_path": "/choir/tools/global/git_commit",
+        "timeout_ms": 15000,
+        "locks": [{"resource": "workspace", "mode": "X"}],
+        "network": False,
+        "secret_resources": ["git_identity"],
+        "side_effect": "write",
+        "idempotent": False,
+        "version": "1.0",
+    },
+}
+"""The manifest printed for the first of the systems that this one continues, its three gaps filled in."""
+
+WHOLE: dict[str, Any] = {
+    "llm": {
+        "name": "report.make",
+        "description": "Make a report.",
+        "parameters": {
+            "type": "object",
+            "properties": {"path": {"type": "string", "format": "path"}, "host": {"type": "string"}},
+        },
+    },
+    "runtime": {
+        "exec_path": "report/run",
+        "timeout_ms": 1000,
+        "locks": ["file:{path}:S", {"resource": "file:<path>", "mode": "X"}],
+        "locks_background": ["reports:X"],
+        "requires": {"fs": {"read": ["{workspace}"]}, "shell": [{"cmd": "git", "args": ["log", {"wildcard": True}]}]},
+        "targets": {"fs.read": "{path}"},
+        "secrets": ["token"],
+        "side_effect": "read",
+        "idempotent": True,
+        "version": "3",
+        "config": {"region": {"description": "Where", "secret": False, "required": False, "default": "eu"}},
+        "mode": "direct",
+        "concurrency_safe": False,
+        "promotable": True,
+        "cancellable": "process",
+        "persistent": True,
+        "exposure": "core",
+        "prompt_mask": True,
+        "category": "reports",
+        "tier": "extra",
+        "kind": "search",
+        "max_output": 5,
+        "max_entries": 6,
+        "guidance": "Use it last.",
+        "documentation": "Long.",
+    },
+}
+
+
+def faults(manifest: Any) -> dict[str, str]:
+    with pytest.raises(LoadError) as caught:
+        read_manifest(manifest, "tools/x.json")
+    assert all(fault.source == "tools/x.json" for fault in caught.value.faults)
+    assert len({fault.where for fault in caught.value.faults}) == len(caught.value.faults)
+    return {fault.where: fault.problem for fault in caught.value.faults}
+
+
+def changed(**runtime: Any) -> dict[str, Any]:
+    manifest = copy.deepcopy(WHOLE)
+    manifest["runtime"] |= runtime
+    return manifest
+
+
+@pytest.mark.proves("K-02", "K-03")
+def test_the_printed_manifest_loads_as_it_is() -> None:
+    spec = parse_manifest(json.dumps(COMMIT), "git_commit.json")
+    assert (spec.id, spec.side_effect, spec.timeout_ms, spec.version) == ("git_commit", "write", 15_000, "1.0")
+    assert spec.locks == (LockSpec("workspace", "X"),)
+    assert spec.secrets == ("git_identity",)
+    assert spec.exec_path == "git_commit"
+    assert spec.requires == Requires()
+    assert spec.parameters == COMMIT["llm"]["input_schema"]
+
+
+@pytest.mark.proves("K-02")
+def test_a_model_is_shown_three_things_of_a_manifest() -> None:
+    assert read_manifest(WHOLE, "x").llm_view() == {
+        "name": "report__make",
+        "description": "Make a report.",
+        "parameters": WHOLE["llm"]["parameters"],
+    }
+
+
+@pytest.mark.proves("K-03")
+def test_every_field_of_the_runtime_view_is_read() -> None:
+    assert set(WHOLE["runtime"]) | {"network"} == set(RuntimeView.model_fields)
+    spec = read_manifest(WHOLE, "x")
+    default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
+    assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
+    assert spec.locks == (LockSpec("file:{path}", "S"), LockSpec("file:<path>", "X"))
+    assert spec.locks is not None and spec.locks[1].filled({"path": "a"}) == "file:a"
+    assert spec.config["region"].default == "eu"
+
+
+@pytest.mark.proves("K-03")
+def test_without_a_runtime_view_the_strictest_is_assumed() -> None:
+    spec = read_manifest({"llm": COMMIT["llm"]}, "x")
+    assert (spec.side_effect, spec.mode, spec.timeout_ms, spec.max_output) == ("external", "direct", 60_000, 64 * 1024)
+    assert spec.effective_locks == (LockSpec("workspace", "X"),)
+    assert read_manifest({"llm": COMMIT["llm"], "runtime": {"locks": []}}, "x").effective_locks == ()
+
+
+@pytest.mark.proves("K-03")
+def test_network_reads_as_hosts() -> None:
+    def hosts(**runtime: Any) -> tuple[str, ...]:
+        return read_manifest({"llm": COMMIT["llm"], "runtime": runtime}, "x").requires.net.hosts
+
+    named = {"net": {"hosts": ["api.example.org"]}}
+    assert hosts() == hosts(network=False) == ()
+    assert hosts(network=True) == ("*",)
+    assert hosts(network=True, requires=named) == hosts(requires=named) == ("api.example.org",)
+    assert "runtime.network" in faults({"llm": COMMIT["llm"], "runtime": {"network": False, "requires": named}})
+
+
+@pytest.mark.proves("K-03")
+@pytest.mark.parametrize(
+    ("written", "meant"), [("/a/b/run", "run"), ("run", "run"), ("./run", "run"), ("bin/run.sh", "bin/run.sh")]
+)
+def test_of_an_absolute_exec_path_only_the_last_part_counts(written: str, meant: str) -> None:
+    assert read_manifest(changed(exec_path=written), "x").exec_path == meant
+
+
+@pytest.mark.proves("K-03")
+@pytest.mark.parametrize(
+    "written", ["", "/", "/a/", "..", "../x", "a/../../x", "a//b", "a/.", "/..", "a\x00b", "a\nb", 3]
+)
+def test_an_exec_path_stays_beneath_its_folder(written: object) -> None:
+    assert "runtime.exec_path" in faults(changed(exec_path=written))
+
+
+@pytest.mark.proves("K-03", "R-01")
+def test_all_faults_are_named_at_once_and_none_hides_another() -> None:
+    found = faults(
+        {
+            "llm": {
+                "name": "bad name",
+                "descripton": "x",
+                "parameters": {"type": "object", "properties": {"path": {"type": "strin"}}},
+                "input_schema": {},
+            },
+            "runtme": {},
+            "runtime": {
+                "timeout_ms": "5",
+                "lock": [],
+                "locks": ["workspace", "file:{path}:S", {"resource": "file:<gone>", "mode": "S"}, {"mode": "X"}],
+                "requires": {"fs": {"raed": [], "read": ["{home}/x"]}, "capabilities": ["fly"]},
+                "side_effect": "wrote",
+                "mode": "direkt",
+                "max_output": 0,
+                "targets": {"fs.raed": "{path}"},
+                "config": {"k": {"description": "x", "secrt": True}},
+                "secrets": [1],
+            },
+        }
+    )
+    assert set(found) == {
+        "llm.name",
+        "llm.description",
+        "llm.descripton",
+        "llm.input_schema",
+        "llm.parameters.properties.path.type",
+        "runtme",
+        "runtime.timeout_ms",
+        "runtime.lock",
+        "runtime.locks[0]",
+        "runtime.locks[2]",
+        "runtime.locks[3]",
+        "runtime.requires.fs.raed",
+        "runtime.requires.fs.read[0]",
+        "runtime.requires.capabilities[0]",
+        "runtime.side_effect",
+        "runtime.mode",
+        "runtime.max_output",
+        "runtime.targets.fs.raed",
+        "runtime.config.k.secrt",
+        "runtime.secrets[0]",
+    }
+
+
+@pytest.mark.proves("K-03")
+@pytest.mark.parametrize(
+    ("runtime", "place", "said"),
+    [
+        ({"sideeffect": "read"}, "runtime.sideeffect", "did you mean 'side_effect'?"),
+        ({"zzz": 1}, "runtime.zzz", "there are exec_path, "),
+        ({"timeout_ms": 1.5}, "runtime.timeout_ms", "is 1.5; expected a valid integer"),
+        ({"timeout_ms": 0}, "runtime.timeout_ms", "expected a positive number"),
+        ({"timeout_ms": True}, "runtime.timeout_ms", "is True"),
+        ({"idempotent": "no"}, "runtime.idempotent", "is 'no'"),
+        ({"side_effect": "Read"}, "runtime.side_effect", "is 'Read'; expected 'read', 'write' or 'external'"),
+        ({"exposure": "all"}, "runtime.exposure", "'edge', 'core', 'both' or 'none'"),
+        ({"kind": "run"}, "runtime.kind", "is 'run'"),
+        ({"version": 1}, "runtime.version", "is 1"),
+        ({"locks": "workspace:X"}, "runtime.locks", "expected a valid"),
+        ({"locks": ["x:Z"]}, "runtime.locks[0]", "'x:Z' is not a lock"),
+        ({"locks": [{"resource": "x", "mode": "S", "why": 1}]}, "runtime.locks[0]", '"mode": "S" or "X"'),
+        ({"locks": ["file:{gone}:X"]}, "runtime.locks[0]", "'gone', which the parameters do not have"),
+        ({"targets": {"fs.read": "{gone}"}}, "runtime.targets.fs.read", "'gone'"),
+        ({"config": {"k": {}}}, "runtime.config.k.description", "is missing"),
+        ({"requires": {"capabilities": ["ask"]}}, "runtime.locks", "declare locks: []"),
+        ({"secret_resources": []}, "runtime.secret_resources", "says the same as secrets"),
+    ],
+)
+def test_each_kind_of_fault_says_what_was_expected(runtime: dict[str, Any], place: str, said: str) -> None:
+    found = faults(changed(**runtime))
+    assert set(found) == {place}
+    assert said in found[place]
+
+
+@pytest.mark.parametrize(
+    ("manifest", "place"),
+    [
+        ({}, "llm"),
+        ({"llm": []}, "llm"),
+        ({"llm": COMMIT["llm"], "runtime": None}, "runtime"),
+        ({"llm": {"description": "x", "parameters": {"type": "object"}}}, "llm.name"),
+        ({"llm": {"name": "x", "description": "x"}}, "llm.parameters"),
+        ({"llm": {"name": "x", "description": "x", "parameters": "..."}}, "llm.parameters"),
+        ({"llm": {"name": "x", "description": " ", "parameters": {"type": "object"}}}, "llm.description"),
+        ({"llm": {"name": "x", "description": "x", "parameters": {}}}, "llm.parameters.type"),
+        ({"llm": {"name": "a..b", "description": "x", "parameters": {"type": "object"}}}, "llm.name"),
+        (COMMIT | {"comment": "x"}, "comment"),
+    ],
+)
+def test_what_is_missing_or_of_the_wrong_form_is_named(manifest: dict[str, Any], place: str) -> None:
+    assert set(faults(manifest)) == {place}
+
+
+@pytest.mark.parametrize("parameters", ["...", {"type": "object", "properties": {"a": {"$ref": "http://localhost/x"}}}])
+def test_a_schema_that_cannot_be_used_is_a_fault_of_the_manifest(parameters: Any) -> None:
+    manifest = copy.deepcopy(WHOLE)
+    manifest["llm"]["parameters"] = parameters
+    assert all(place.startswith("llm.parameters") or "'path'" in said for place, said in faults(manifest).items())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "// comment\n{}",
+        '{"llm": 1, "llm": 2}',
+        '{"a": NaN}',
+        b"\xff\xfe",
+        b'\xef\xbb\xbf{"llm": {}}',
+        "[" * 10_000,
+        b" " * (MAX_MANIFEST_BYTES + 1),
+    ],
+)
+def test_text_that_is_no_strict_json_object_is_one_fault(text: str | bytes) -> None:
+    with pytest.raises(LoadError) as caught:
+        parse_manifest(text, "tools/x.json")
+    [fault] = caught.value.faults
+    assert (fault.source, fault.where) == ("tools/x.json", "")
+
+
+def test_a_manifest_made_in_code_must_be_json_too() -> None:
+    assert "is not JSON" in faults({"llm": {"name": object()}})[""]
+    looped: dict[str, Any] = {}
+    looped["llm"] = looped
+    assert "is not JSON" in faults(looped)[""]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@pytest.mark.proves("R-01")
+@given(st.sampled_from([("llm", k) for k in WHOLE["llm"]] + [("runtime", k) for k in WHOLE["runtime"]]), json_values)
+def test_any_value_anywhere_is_a_spec_or_faults_and_never_an_exception(place: tuple[str, str], value: Any) -> None:
+    manifest = copy.deepcopy(WHOLE)
+    manifest[place[0]][place[1]] = value
+    try:
+        spec = read_manifest(manifest, "x")
+    except LoadError as error:
+        assert error.faults
+    else:
+        assert isinstance(spec, ToolSpec)
+
+
+@given(st.dictionaries(st.sampled_from(["llm", "runtime", "x"]), json_values))
+def test_any_json_is_a_spec_or_faults_and_never_an_exception(manifest: dict[str, Any]) -> None:
+    with pytest.raises(LoadError):
+        read_manifest(manifest, "x")

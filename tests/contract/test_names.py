@@ -1,0 +1,84 @@
+"""Ids and wire names: what a provider sees leads back to one tool and no other."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.names import (
+    LOCKED_IDS,
+    MAX_WIRE_NAME,
+    WireNames,
+    fault_in_id,
+    nearest,
+    wire_name,
+)
+
+part = st.text(alphabet="abcXYZ019_-", min_size=1, max_size=40)
+ids = st.lists(part, min_size=1, max_size=4).map(lambda parts: "a" + ".".join(parts)).filter(lambda i: len(i) <= 128)
+
+
+@pytest.mark.proves("K-04")
+@given(ids)
+def test_every_id_has_a_wire_name_that_every_provider_takes(tool_id: str) -> None:
+    assert fault_in_id(tool_id) is None
+    assert re.fullmatch(r"[A-Za-z0-9_-]{1,64}", wire_name(tool_id))
+    assert wire_name(tool_id) == wire_name(tool_id)
+
+
+@pytest.mark.proves("K-04")
+@given(st.lists(ids, unique=True, max_size=20))
+def test_wire_names_lead_back_or_the_clash_is_named(tool_ids: list[str]) -> None:
+    try:
+        names = WireNames(tool_ids)
+    except ValueError as error:
+        clashing = [i for i in tool_ids if repr(i) in str(error)]
+        assert len({wire_name(i) for i in clashing}) < len(clashing) or len(clashing) >= 2
+    else:
+        assert {names.to_id[names.to_wire[i]] for i in tool_ids} == set(tool_ids)
+        assert [names.to_id[names.to_wire[i]] for i in tool_ids] == tool_ids
+
+
+@pytest.mark.proves("K-04")
+def test_two_ids_of_one_wire_name_are_an_error_that_names_both() -> None:
+    with pytest.raises(ValueError, match=r"'a\.b' and 'a__b' would both be 'a__b'"):
+        WireNames(["a.b", "a__b"])
+
+
+@pytest.mark.proves("K-04")
+def test_long_ids_that_begin_alike_stay_apart() -> None:
+    ids = [f"{'x' * 100}.{n}" for n in range(50)]
+    names = WireNames(ids)
+    assert len(set(names.to_wire.values())) == 50
+    assert all(len(name) == MAX_WIRE_NAME for name in names.to_wire.values())
+
+
+@pytest.mark.proves("K-04")
+@pytest.mark.parametrize("tool_id", ["read", "email.send", "choir.fs.read", "github_create_issue", "a-b.c-d", "A.1"])
+def test_ids_may_be_namespaced(tool_id: str) -> None:
+    assert fault_in_id(tool_id) is None
+
+
+@pytest.mark.parametrize(
+    "tool_id",
+    ["", ".a", "a.", "a..b", "1a", "_a", "a b", "a/b", "a:b", "é", "a\n", "a\x00", "rеad", "a" * 129, "*", "a.*"],
+)
+def test_what_is_no_id_is_refused(tool_id: str) -> None:
+    assert fault_in_id(tool_id)
+
+
+def test_the_nearest_names_come_first_and_are_few() -> None:
+    known = ["read", "write", "edit", "web_search", "web_fetch", "tool_search"]
+    assert nearest("raed", known)[0] == "read"
+    assert nearest("web_serch", known)[0] == "web_search"
+    assert len(nearest("e", known)) <= 3
+    assert nearest("zzzzzzzz", known) == []
+    assert nearest("x" * 10_000_000, known) == []
+
+
+def test_thirteen_ids_are_locked_and_need_no_translation() -> None:
+    assert len(set(LOCKED_IDS)) == 13
+    assert all(wire_name(tool_id) == tool_id and fault_in_id(tool_id) is None for tool_id in LOCKED_IDS)

@@ -1,0 +1,354 @@
+"""Arguments are checked whole, strictly, and within bounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.schema import MAX_PROBLEMS, InvalidSchema, compile_schema, path_text
+
+TRANSFER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "source": {"type": "string", "minLength": 2},
+        "amount": {"type": "number", "exclusiveMinimum": 0},
+        "mode": {"enum": ["now", "later"]},
+        "lines": {
+            "type": "array",
+            "items": {"type": "object", "properties": {"name": {"type": "string"}}, "additionalProperties": False},
+        },
+    },
+    "required": ["source", "amount"],
+}
+
+
+def problems(schema: dict[str, Any], arguments: dict[str, Any]) -> list[str]:
+    return compile_schema(schema).problems(arguments)
+
+
+@pytest.mark.proves("K-05")
+def test_arguments_that_fit_have_no_problems() -> None:
+    assert problems(TRANSFER, {"source": "ab", "amount": 1.5, "mode": "now", "lines": [{"name": "x"}]}) == []
+
+
+@pytest.mark.proves("K-05")
+def test_all_errors_are_named_at_once_with_path_type_and_what_was_expected() -> None:
+    found = problems(
+        TRANSFER, {"source": 7, "mode": "soon", "lines": [{"name": 1}, {"nam": "x"}], "amuont": 3, "weird key": 1}
+    )
+    assert set(found) == {
+        "amount: is missing; expected number",
+        "source: got integer; expected string",
+        "mode: got string of 4 characters; expected one of 'now', 'later'",
+        "lines[0].name: got integer; expected string",
+        "lines[1].nam: unknown argument; did you mean 'name'?",
+        "amuont: unknown argument; did you mean 'amount'?",
+        "['weird key']: unknown argument; there are source, amount, mode, lines",
+    }
+
+
+@pytest.mark.proves("K-05")
+@given(st.text(min_size=12).filter(str.isprintable))
+def test_a_value_is_never_echoed(secret: str) -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "a": {"type": "integer"},
+            "b": {"enum": ["x"]},
+            "c": {"pattern": "^\\d{99}$"},
+            "d": {"anyOf": [{"type": "null"}, {"const": "q"}]},
+            "e": {"maxLength": 3},
+        },
+    }
+    found = problems(schema, dict.fromkeys("abcde", secret))
+    assert len(found) == 5
+    assert not any(secret in text for text in found)
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        ("integer", "5"),
+        ("integer", True),
+        ("integer", 5.5),
+        ("number", "5"),
+        ("string", 5),
+        ("boolean", 1),
+        ("boolean", "true"),
+        ("array", "a,b"),
+        ("object", "{}"),
+        ("null", ""),
+    ],
+)
+def test_nothing_is_coerced(kind: str, value: object) -> None:
+    assert problems({"type": "object", "properties": {"x": {"type": kind}}}, {"x": value}) != []
+
+
+@pytest.mark.proves("K-05")
+def test_an_unknown_argument_is_taken_only_where_the_schema_says_so() -> None:
+    closed: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+    assert problems(closed, {"b": 1}) == ["b: unknown argument; there are a"]
+    assert problems({"type": "object"}, {"b": 1}) == ["b: unknown argument; none are taken here"]
+    assert problems({**closed, "additionalProperties": True}, {"b": 1}) == []
+    assert problems({**closed, "additionalProperties": {"type": "string"}}, {"b": "x"}) == []
+    assert problems({**closed, "patternProperties": {"^x-": {}}}, {"x-b": 1}) == []
+
+
+@pytest.mark.proves("K-05")
+def test_arguments_declared_through_allof_and_refs_are_known() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"type": "string"}},
+        "allOf": [{"$ref": "#/$defs/paging"}],
+        "$defs": {"paging": {"properties": {"limit": {"type": "integer"}}}},
+    }
+    assert problems(schema, {"a": "x", "limit": 3}) == []
+    assert problems(schema, {"limt": 3}) == ["limt: unknown argument; there are a"]
+
+
+def test_the_schema_a_model_sees_stays_as_it_was_declared() -> None:
+    declared: dict[str, Any] = {"type": "object", "properties": {"a": {}}}
+    assert compile_schema(declared).parameters == {"type": "object", "properties": {"a": {}}}
+    assert "additionalProperties" not in declared
+
+
+def test_every_alternative_is_told() -> None:
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {
+            "a": {
+                "anyOf": [
+                    {"type": "string"},
+                    {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+                ]
+            }
+        },
+    }
+    assert problems(schema, {"a": {"x": "1"}}) == [
+        "a: got object; expected string or (a.x: got string of 1 characters; expected integer)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "value", "expected"),
+    [
+        ({"const": 3}, 4, "expected 3"),
+        ({"minimum": 3}, 2, "expected at least 3"),
+        ({"maximum": 3}, 4, "expected at most 3"),
+        ({"exclusiveMinimum": 3}, 3, "expected more than 3"),
+        ({"exclusiveMaximum": 3}, 3, "expected less than 3"),
+        ({"multipleOf": 3}, 4, "expected a multiple of 3"),
+        ({"minLength": 3}, "a", "expected at least 3 characters"),
+        ({"maxLength": 3}, "aaaa", "got string of 4 characters; expected at most 3 characters"),
+        ({"minItems": 2}, [1], "got array of 1 items; expected at least 2 items"),
+        ({"maxItems": 1}, [1, 2], "expected at most 1 items"),
+        ({"uniqueItems": True}, [1, 1], "items that are all different"),
+        ({"minProperties": 1}, {}, "expected at least 1 keys"),
+        ({"maxProperties": 0}, {"a": 1}, "expected at most 0 keys"),
+        ({"pattern": "^a+$"}, "b", "text that matches the pattern '^a+$'"),
+        ({"propertyNames": {"maxLength": 1}}, {"ab": 1}, "keys of another form"),
+        ({"oneOf": [{"type": "integer"}, {"minimum": 1}]}, 3, "exactly one of the alternatives"),
+        ({"not": {"type": "string"}}, "x", "under 'not'"),
+        (False, "x", "expected nothing here"),
+    ],
+)
+def test_each_keyword_says_what_it_wanted(schema: dict[str, Any] | bool, value: object, expected: str) -> None:
+    [found] = problems({"type": "object", "properties": {"x": schema}}, {"x": value})
+    assert found.startswith("x: got ") and expected in found
+
+
+@pytest.mark.proves("K-06")
+@pytest.mark.parametrize(
+    "reference", ["http://localhost:9/schema", "https://example.invalid/a.json", "file:///etc/hostname", "other.json"]
+)
+def test_a_reference_outside_the_schema_is_refused_at_load(reference: str) -> None:
+    with pytest.raises(InvalidSchema, match=r"(?s)schema stands alone"):
+        compile_schema({"type": "object", "properties": {"a": {"$ref": reference}}})
+
+
+@pytest.mark.proves("K-06")
+def test_a_reference_to_nothing_is_refused_at_load() -> None:
+    with pytest.raises(InvalidSchema, match="does not exist"):
+        compile_schema({"type": "object", "properties": {"a": {"$ref": "#/$defs/gone"}}})
+
+
+@pytest.mark.proves("K-06")
+def test_an_invalid_schema_is_refused_with_every_path_and_reason() -> None:
+    with pytest.raises(InvalidSchema) as caught:
+        compile_schema(
+            {
+                "type": "object",
+                "properties": {"a": {"minimum": "x"}, "b": 5, "c": {"pattern": "("}, "d": {"type": "strin"}},
+                "required": "a",
+            }
+        )
+    assert {place for place, _ in caught.value.problems} == {
+        "properties.a.minimum",
+        "properties.b",
+        "properties.c.pattern",
+        "properties.d.type",
+        "required",
+    }
+
+
+@pytest.mark.proves("K-06")
+@pytest.mark.parametrize("schema", [{}, {"type": "string"}, {"type": ["object", "null"]}, {"properties": {}}])
+def test_parameters_describe_one_object(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchema, match='"type": "object"'):
+        compile_schema(schema)
+
+
+@pytest.mark.proves("K-06")
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"a": {1, 2}}},
+        {"type": "object", "properties": {1: {}}},
+        {"type": "object", "$schema": "http://example.invalid/dialect"},
+        {"type": "object", "properties": {"a": {"pattern": "(((a{100}){100}){100}){100}"}}},
+    ],
+)
+def test_what_is_no_schema_at_all_is_refused(schema: dict[str, Any]) -> None:
+    with pytest.raises(InvalidSchema):
+        compile_schema(schema)
+
+
+@pytest.mark.proves("K-06")
+def test_a_schema_that_is_deep_or_holds_itself_is_refused() -> None:
+    deep: dict[str, Any] = {"type": "object"}
+    inner = deep
+    for _ in range(5000):
+        inner["properties"] = {"a": {}}
+        inner = inner["properties"]["a"]
+    with pytest.raises(InvalidSchema, match="deeper than 128"):
+        compile_schema(deep)
+    looped: dict[str, Any] = {"type": "object"}
+    looped["properties"] = {"a": looped}
+    with pytest.raises(InvalidSchema, match="holds itself"):
+        compile_schema(looped)
+
+
+@pytest.mark.proves("K-06")
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|aa)+$", "^(a|a)*$", "(x+x+)+y", "^(([a-z])+.)+[A-Z]([a-z])+$"])
+def test_a_pattern_that_explodes_elsewhere_is_linear_here(pattern: str) -> None:
+    schema = compile_schema({"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}})
+    assert len(schema.problems({"a": "a" * 200_000 + "!"})) == 1
+
+
+@pytest.mark.proves("K-06")
+def test_a_pattern_that_cannot_be_linear_stops_after_a_bound() -> None:
+    schema = compile_schema({"type": "object", "properties": {"a": {"pattern": "^(?=(a+)+\\1b)(a|aa)+$"}}})
+    [found] = schema.problems({"a": "a" * 5_000})
+    assert found.startswith("a: ")
+
+
+@pytest.mark.proves("K-05")
+def test_a_recursive_schema_checks_recursive_arguments() -> None:
+    schema = compile_schema(
+        {"type": "object", "properties": {"child": {"$ref": "#"}, "n": {"type": "integer"}}, "required": ["n"]}
+    )
+    assert schema.problems({"n": 1, "child": {"n": 2}}) == []
+    assert schema.problems({"n": 1, "child": {"n": "2"}}) == ["child.n: got string of 1 characters; expected integer"]
+
+
+@pytest.mark.proves("K-06")
+@pytest.mark.parametrize("levels", [100, 100_000])
+def test_objects_handed_in_by_a_program_may_not_be_deeper_than_text(levels: int) -> None:
+    deep: dict[str, Any] = {}
+    inner = deep
+    for _ in range(levels):
+        inner["a"] = {}
+        inner = inner["a"]
+    schema = compile_schema({"type": "object", "properties": {"a": {"$ref": "#"}}})
+    try:
+        [found] = schema.problems(deep)
+        assert "deeper than 64 levels" in found
+    finally:
+        while deep:  # one level at a time: the interpreter would recurse
+            deep = deep.pop("a", {})
+
+
+@pytest.mark.parametrize("value", [b"x", {1, 2}, object(), float("nan"), float("-inf"), [float("nan")], {"a": b""}])
+def test_values_that_are_not_json_are_a_problem_and_no_exception(value: object) -> None:
+    [found] = problems({"type": "object", "properties": {"a": {}}}, {"a": value})
+    assert "not JSON" in found
+
+
+@pytest.mark.parametrize("arguments", [{"\ud800": 1}, {"a": "x\udcff"}, {"a": ["\ud800"]}])
+def test_half_a_character_is_a_problem_and_no_exception(arguments: dict[str, Any]) -> None:
+    [found] = problems({"type": "object", "properties": {"a": {}}}, arguments)
+    assert "surrogate" in found
+
+
+def test_values_that_share_a_part_are_checked_like_any_other() -> None:
+    shared = ["x"]
+    assert problems({"type": "object", "properties": {"a": {}}}, {"a": [shared, shared], "b": 1})
+    assert problems({"type": "object", "properties": {"a": {}}}, {"a": [shared, shared]}) == []
+
+
+def test_the_list_of_problems_is_bounded_and_says_so() -> None:
+    schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
+    found = schema.problems({"a": list(range(500))})
+    assert len(found) == MAX_PROBLEMS + 1
+    assert found[-1] == f"and {500 - MAX_PROBLEMS} more problems"
+
+
+def test_of_very_many_values_only_the_first_problem_is_looked_for() -> None:
+    schema = compile_schema({"type": "object", "properties": {"a": {"items": {"type": "string"}}}})
+    assert schema.problems({"a": [1] * 300_000}) == ["a[0]: got integer; expected string"]
+
+
+@pytest.mark.parametrize(
+    "dialect",
+    [
+        "http://json-schema.org/draft-04/schema#",
+        "http://json-schema.org/draft-07/schema#",
+        "https://json-schema.org/draft/2019-09/schema",
+        "https://json-schema.org/draft/2020-12/schema",
+    ],
+)
+def test_the_dialect_a_schema_names_is_honoured(dialect: str) -> None:
+    schema = {"$schema": dialect, "type": "object", "properties": {"a": {"type": "string"}}}
+    assert set(problems(schema, {"a": 1, "b": 2})) == {
+        "b: unknown argument; there are a",
+        "a: got integer; expected string",
+    }
+    with pytest.raises(InvalidSchema):
+        compile_schema({**schema, "required": 3})
+
+
+@given(st.lists(st.one_of(st.integers(0, 9), st.text(max_size=100)), max_size=5))
+def test_a_path_is_always_one_printable_line(path: list[int | str]) -> None:
+    assert path_text(path).isprintable()
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@pytest.mark.proves("K-05")
+@given(st.dictionaries(st.sampled_from(["source", "amount", "mode", "lines", "other"]), json_values))
+def test_any_json_is_judged_without_an_exception(arguments: dict[str, Any]) -> None:
+    found = problems(TRANSFER, arguments)
+    fits = (
+        isinstance(arguments.get("source"), str)
+        and len(arguments["source"]) >= 2
+        and isinstance(arguments.get("amount"), (int, float))
+        and not isinstance(arguments["amount"], bool)
+        and arguments["amount"] > 0
+        and "other" not in arguments
+        and arguments.get("mode", "now") in ("now", "later")
+        and isinstance(arguments.get("lines", []), list)
+        and all(
+            isinstance(line, dict) and not set(line) - {"name"} and isinstance(line.get("name", ""), str)  # pyright: ignore[reportUnknownArgumentType, reportUnknownMemberType]
+            for line in arguments.get("lines", [])
+        )
+    )
+    assert (found == []) == fits

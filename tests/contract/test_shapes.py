@@ -1,0 +1,153 @@
+"""Results of other systems' shapes, both ways."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.result import Blob, Result
+from handrail.contract.shapes import from_parts, from_status, recognise, to_parts, to_status
+
+
+@pytest.mark.proves("K-08a")
+def test_a_status_becomes_an_output_whose_summary_survives_a_prompt_mask() -> None:
+    result = recognise({"status": "success", "summary": "3 files", "artifact_ref": "hash123"})
+    assert result is not None and result.ok
+    assert result.data == {"summary": "3 files", "artifact_ref": "hash123"}
+    assert result.metadata == {"summary": "3 files", "artifact_ref": "hash123"}
+
+
+@pytest.mark.proves("K-08a")
+def test_a_failed_status_becomes_an_error() -> None:
+    result = recognise({"status": "error", "summary": "no such branch", "artifact_ref": None})
+    assert result is not None
+    assert (result.type, result.error_kind, result.error_text, result.data) == (
+        "error",
+        "failed",
+        "no such branch",
+        None,
+    )
+
+
+@pytest.mark.proves("K-08a")
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"status": "success", "summary": "s", "artifact_ref": "r"},
+        {"status": "success", "summary": "", "artifact_ref": None},
+        {"status": "error", "summary": "e", "artifact_ref": "r"},
+        {"status": "error", "summary": "e", "artifact_ref": None},
+    ],
+)
+def test_a_status_survives_the_way_there_and_back(wire: dict[str, Any]) -> None:
+    assert to_status(from_status(wire)) == wire
+
+
+@pytest.mark.proves("K-08a")
+@pytest.mark.parametrize(
+    ("result", "wire"),
+    [
+        (Result.output("text"), ("success", "text", None)),
+        (Result.output({"a": 1}), ("success", '{"a": 1}', None)),
+        (Result.output({"artifact": "sha256:00"}), ("success", '{"artifact": "sha256:00"}', "sha256:00")),
+        (Result.error("timeout", "took too long"), ("error", "took too long", None)),
+    ],
+)
+def test_any_result_has_a_status_form(result: Result, wire: tuple[str, str, str | None]) -> None:
+    assert to_status(result) == dict(zip(("status", "summary", "artifact_ref"), wire, strict=True))
+
+
+@pytest.mark.proves("K-08a")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"status": "pending", "summary": "x"},
+        {"status": "success"},
+        {"status": "success", "summary": "x", "more": 1},
+        {"type": "invoice", "data": 1},
+        {"type": "output", "data": 1, "extra": 2},
+        {},
+        [],
+        "text",
+        None,
+    ],
+)
+def test_data_that_only_resembles_a_shape_stays_data(answer: object) -> None:
+    assert recognise(answer) is None
+
+
+@pytest.mark.proves("K-07")
+def test_an_envelope_from_outside_keeps_its_data_and_not_its_claims() -> None:
+    claims = {"duration_ms": 0, "truncated": True, "output_path": "/etc/passwd", "confined_by": "everything"}
+    result = recognise({"type": "output", "data": [1], "metadata": claims})
+    assert result == Result.output([1])
+    failed = recognise(
+        {"type": "error", "error_text": "no", "data": 2, "metadata": {**claims, "error_kind": "conflict"}}
+    )
+    assert failed == Result.error("conflict", "no", 2)
+
+
+@pytest.mark.proves("K-07")
+@pytest.mark.parametrize("kind", ["denied", "cancelled", "interrupted", "timeout", "unknown_tool", "nonsense", 3, None])
+def test_a_tool_cannot_speak_for_the_kernel(kind: object) -> None:
+    result = recognise({"type": "error", "error_text": "x", "metadata": {"error_kind": kind}})
+    assert result is not None and result.error_kind == "failed"
+
+
+@pytest.mark.parametrize("text", [None, "", "  ", 7, ["x"]])
+def test_an_error_without_words_gets_some(text: object) -> None:
+    result = recognise({"type": "error", "error_text": text})
+    assert result is not None and result.error_text == "it failed and did not say why"
+
+
+def test_an_endless_error_text_is_cut() -> None:
+    result = recognise({"type": "error", "error_text": "x" * 10_000_000})
+    assert result is not None and len(result.error_text or "") < 5_000
+
+
+@pytest.mark.proves("K-08b")
+@pytest.mark.parametrize(
+    ("exit_code", "error", "ok"),
+    [(None, None, True), (0, None, True), (1, None, False), (0, "broke", False), (None, "broke", False)],
+)
+def test_parts_succeed_without_an_error_and_with_exit_code_none_or_zero(
+    exit_code: int | None, error: str | None, ok: bool
+) -> None:
+    result = from_parts("out", exit_code, error)
+    assert result.ok is ok
+    assert result.data == "out"
+    wire = to_parts(result)
+    assert (wire["output"], wire["exit_code"], wire["error"] is None) == ("out", exit_code, ok)
+
+
+@pytest.mark.proves("K-08b")
+def test_content_parts_with_an_image_go_both_ways() -> None:
+    parts = [
+        {"type": "text", "text": "a cat"},
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+    ]
+    result = from_parts(parts)
+    assert result.data == ["a cat", Blob(b"hi", "image/png")]
+    assert to_parts(result)["output"] == parts
+
+
+def test_parts_that_hold_no_image_stay_what_they_are() -> None:
+    link = {"type": "image_url", "image_url": {"url": "https://example.invalid/x.png"}}
+    broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,***"}}
+    assert from_parts([link, broken]).data == [link, {"type": "image_url", "problem": "its data: URL is not base64"}]
+
+
+@pytest.mark.proves("K-08b")
+def test_a_commands_exit_code_stands_beside_its_output() -> None:
+    wire = to_parts(Result.output({"output": "no match\n", "exit_code": 1}))
+    assert (wire["output"], wire["exit_code"], wire["error"]) == ("no match\n", 1, None)
+
+
+@given(st.binary(), st.sampled_from(["image/png", "audio/wav", "application/x-y"]))
+def test_bytes_survive_the_way_there_and_back(data: bytes, media_type: str) -> None:
+    blob = Blob(data, media_type)
+    parts = to_parts(Result.output(["x", blob]))["output"]
+    assert from_parts(parts).data == ["x", blob]

@@ -1,0 +1,118 @@
+"""A declared tool: defaults, templates, views, hash."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.requires import Requires
+from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec, faults_in, inferred_targets
+
+READ = ToolSpec(
+    id="notes.read",
+    description="Read a note.",
+    parameters={"type": "object", "properties": {"path": {"type": "string", "format": "path"}}},
+    side_effect="read",
+    guidance="Read before you write.",
+)
+
+
+@pytest.mark.proves("K-02")
+def test_a_model_is_shown_what_is_listed_and_nothing_else() -> None:
+    view = READ.llm_view()
+    assert list(view) == ["name", "description", "parameters"]
+    assert "Read before" not in str(view)
+    assert set(READ.runtime_view()) == {f.name for f in fields(ToolSpec)} - {"id", "description", "parameters"}
+
+
+@pytest.mark.proves("K-03")
+def test_locks_that_are_not_declared_are_strict() -> None:
+    assert READ.effective_locks == (LockSpec("workspace", "S"),)
+    assert replace(READ, side_effect="write").effective_locks == (LockSpec("workspace", "X"),)
+    assert replace(READ, locks=()).effective_locks == ()
+    assert replace(READ, locks=(), concurrency_safe=False).effective_locks == (LockSpec("serial", "X"),)
+
+
+@pytest.mark.proves("K-03")
+def test_targets_are_inferred_from_formats_unless_declared() -> None:
+    assert READ.effective_targets == {"fs.read": "{path}"}
+    assert replace(READ, side_effect="write").effective_targets == {"fs.write": "{path}"}
+    assert replace(READ, targets={"fs.read": "x"}).effective_targets == {"fs.read": "x"}
+    parameters = {"properties": {"u": {"format": "uri"}, "c": {"format": "command"}, "h": {"format": "host"}}}
+    assert inferred_targets(parameters, "read") == {"net.fetch": "{u}", "shell.run": "{c}"}
+
+
+@pytest.mark.parametrize(
+    ("text", "lock"),
+    [("workspace:X", ("workspace", "X")), ("file:{path}:S", ("file:{path}", "S")), ("a:b:S", ("a:b", "S"))],
+)
+def test_lock_texts_are_read(text: str, lock: tuple[str, str]) -> None:
+    parsed = LockSpec.parse(text)
+    assert (parsed.resource, parsed.mode) == lock
+    assert str(parsed) == text
+
+
+@pytest.mark.parametrize("text", ["", "X", ":X", "workspace", "workspace:x", "workspace:SX", "workspace:"])
+def test_what_is_no_lock_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="file:"):
+        LockSpec.parse(text)
+
+
+@given(st.text(alphabet="a{}<>/.:"), st.text(max_size=5))
+def test_templates_take_any_argument_text_as_it_is(template: str, value: str) -> None:
+    lock = LockSpec(f"file:{{path}}/<path>/{template}", "S")
+    assert lock.filled({"path": value}).startswith(f"file:{value}/{value}/")
+    assert lock.arguments[:2] == ("path", "path")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"description": "x"},
+        {"parameters": {"type": "object"}},
+        {"side_effect": "external"},
+        {"locks": ()},
+        {"requires": Requires.model_validate({"fs": {"read": ["a"]}})},
+        {"timeout_ms": 1},
+        {"secrets": ("k",)},
+        {"config": {"k": ConfigKey("x")}},
+        {"targets": {"fs.read": "{path}"}},
+        {"exposure": "none"},
+        {"id": "notes.red"},
+    ],
+)
+def test_a_changed_definition_has_another_hash(change: dict[str, Any]) -> None:
+    assert replace(READ, **change).definition_hash != READ.definition_hash
+    assert replace(READ).definition_hash == READ.definition_hash
+
+
+@pytest.mark.proves("R-01")
+def test_faults_of_a_spec_are_found_all_together() -> None:
+    spec = replace(
+        READ,
+        id="no id",
+        description=" ",
+        locks=(LockSpec("file:{gone}", "X"),),
+        targets={"fs.fly": "{path}", "fs.read": "{lost}"},
+        timeout_ms=0,
+        max_output=-1,
+        requires=Requires.model_validate({"fs": {"read": ["{home}"]}, "capabilities": ["ask", "fly"]}),
+    )
+    places = {place for place, _ in faults_in(spec)}
+    assert places == {
+        "llm.name",
+        "llm.description",
+        "runtime.locks[0]",
+        "runtime.locks",
+        "runtime.targets.fs.fly",
+        "runtime.targets.fs.read",
+        "runtime.timeout_ms",
+        "runtime.max_output",
+        "runtime.requires.fs.read[0]",
+        "runtime.requires.capabilities[1]",
+    }
+    assert faults_in(READ) == []
