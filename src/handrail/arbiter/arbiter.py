@@ -33,6 +33,7 @@ from handrail.policy.rules import parse_rule
 from handrail.policy.verdict import Verdict
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
+from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
 
@@ -329,16 +330,7 @@ class Arbiter:
         entry, verdict, arguments = call.entry, call.verdict, call.arguments
         assert entry is not None and verdict is not None and arguments is not None
         spec, execution = entry.spec, call.execution
-        runtime = CallRuntime(
-            spec,
-            call.id,
-            call.lane.around,
-            verdict.capabilities,
-            self.authority.may(verdict, spec, rules=call.lane.rules, roots=call.lane.around.roots),
-            execution,
-            lambda message, fraction: call.emit("progress", {"message": message, "fraction": fraction}),
-            lambda tool_id, inner: self._nested(call, tool_id, inner),
-        )
+        runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
         call.started_ns = time.monotonic_ns()
         work = entry.tool.execute(arguments, runtime)
         try:
@@ -388,7 +380,7 @@ class Arbiter:
 
         still.task.add_done_callback(over)
 
-    async def _nested(self, parent: Call, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+    async def nested(self, parent: Call, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         parent.children += 1
         child = self.call(
             f"{parent.id}.{parent.children}",
@@ -526,6 +518,36 @@ class Arbiter:
             f"{call.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run",
             stopped_by=reason,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """The arbiter as the runtime of one call sees it."""
+
+    arbiter: Arbiter
+    of: Call
+
+    @property
+    def cancellation(self) -> Execution:
+        return self.of.execution
+
+    def may(self) -> May:
+        call = self.of
+        assert call.verdict is not None and call.entry is not None
+        around = call.lane.around
+        return self.arbiter.authority.may(call.verdict, call.entry.spec, rules=call.lane.rules, roots=around.roots)
+
+    def tell(self, message: str, fraction: float | None) -> None:
+        emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # a tool's thread: whoever watches lives on the event loop
+            self.of.execution.loop.call_soon_threadsafe(emit)
+        else:
+            emit()
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        return await self.arbiter.nested(self.of, tool_id, arguments)
 
 
 def _arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, str]:

@@ -8,7 +8,7 @@ can be left behind after a grace period while the caller is answered; its locks 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Generator
 from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
@@ -58,7 +58,7 @@ class Execution:
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
-        self._loop = loop
+        self.loop = loop
         self._task: asyncio.Task[Any] | None = None
         self._child: asyncio.Task[Any] | None = None
         self._cancellable = True
@@ -86,27 +86,31 @@ class Execution:
         if self._child is not None:
             if self._cancellable:
                 self._child.cancel()
-            self._loop.call_later(self.grace_s, self._give_up)
+            self.loop.call_later(self.grace_s, self._give_up)
         elif self._task is not None:
             self._requests += 1
             self._task.cancel()
             # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
-            self._loop.call_later(self.grace_s, self._insist, self._task)
+            self.loop.call_later(self.grace_s, self._insist, self._task)
 
     async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
 
         :raises Stopped: when it ended because it was told to
         """
-        task = asyncio.current_task()
-        assert task is not None
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
-        self._task = task
-        timer = None if timeout_s is None else self._loop.call_later(timeout_s, self.stop, "timeout")
         try:
-            return await work
+            first = work.send(None)
+        except StopIteration as ended:  # it never had to wait: no timer, nothing to stop
+            return ended.value
+        task = asyncio.current_task()
+        assert task is not None
+        self._task = task
+        timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.stop, "timeout")
+        try:
+            return await _Begun(work, first)
         except asyncio.CancelledError:
             if self.reason is None:
                 self.reason = "user"
@@ -131,14 +135,14 @@ class Execution:
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
-        child = self._loop.create_task(work)
+        child = self.loop.create_task(work)
         child.add_done_callback(self._wake)
         self._child = child
         self._cancellable = cancellable
-        timer = self._loop.call_later(timeout_s, self.stop, "timeout")
+        timer = self.loop.call_later(timeout_s, self.stop, "timeout")
         try:
             while not (child.done() or self._overdue):
-                self._waiter = self._loop.create_future()
+                self._waiter = self.loop.create_future()
                 try:
                     await self._waiter
                 except asyncio.CancelledError:
@@ -166,7 +170,33 @@ class Execution:
         if self._task is task and self.reason is not None:
             self._requests += 1
             task.cancel()
-            self._loop.call_later(self.grace_s, self._insist, task)
+            self.loop.call_later(self.grace_s, self._insist, task)
+
+
+class _Begun:
+    """Awaits a coroutine whose first step was already taken, in the same task."""
+
+    __slots__ = ("_first", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any], first: Any) -> None:
+        self._work = work
+        self._first = first
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        waited_for = self._first
+        try:
+            while True:
+                try:
+                    sent = yield waited_for
+                except GeneratorExit:
+                    self._work.close()
+                    raise
+                except BaseException as error:
+                    waited_for = self._work.throw(error)
+                else:
+                    waited_for = self._work.send(sent)
+        except StopIteration as ended:
+            return ended.value
 
 
 async def uninterrupted(work: Coroutine[Any, Any, None], execution: Execution) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -66,16 +66,28 @@ class Surroundings:
         )
 
 
+class Doors(Protocol):
+    """What a call's runtime needs of whoever carries the call out."""
+
+    @property
+    def cancellation(self) -> Cancellation: ...
+
+    def may(self) -> May:
+        """The judge of everything this call actually touches."""
+        ...
+
+    def tell(self, message: str, fraction: float | None) -> None: ...
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
+
+
 class CallRuntime:
     """Implements :class:`~handrail.contract.runtime.Runtime` for one call."""
 
     __slots__ = (
         "_around",
-        "_call_tool",
-        "_cancellation",
+        "_doors",
         "_files",
-        "_may",
-        "_progress",
         "_search",
         "_shell",
         "_spec",
@@ -90,17 +102,11 @@ class CallRuntime:
         call_id: str,
         around: Surroundings,
         capabilities: CapabilitySet,
-        may: May,
-        cancellation: Cancellation,
-        progress: Callable[[str, float | None], None],
-        call_tool: Callable[[str, Mapping[str, Any]], Awaitable[Result]],
+        doors: Doors,
     ) -> None:
         self._spec = spec
         self._around = around
-        self._may = may
-        self._cancellation = cancellation
-        self._progress = progress
-        self._call_tool = call_tool
+        self._doors = doors
         self._files: RootedFiles | None = None
         self._search: RipgrepSearch | None = None
         self._shell: SandboxedShell | None = None
@@ -141,7 +147,7 @@ class CallRuntime:
         if self._files is None:
             fs = self._spec.requires.fs
             self._require(bool(fs.read or fs.write), "fs", '{"fs": {"read": ["{workspace}"]}}')
-            self._files = RootedFiles(self._around.roots, self._around.seen, self._may)
+            self._files = RootedFiles(self._around.roots, self._around.seen, self._doors.may())
         return self._files
 
     @property
@@ -149,7 +155,9 @@ class CallRuntime:
         if self._search is None:
             self._require(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
             around = self._around
-            self._search = RipgrepSearch(around.roots, around.sandbox, around.profile(), self.capabilities, self._may)
+            self._search = RipgrepSearch(
+                around.roots, around.sandbox, around.profile(), self.capabilities, self._doors.may()
+            )
         return self._search
 
     @property
@@ -159,7 +167,11 @@ class CallRuntime:
             around = self._around
             writable = self._spec.side_effect != "read"
             self._shell = SandboxedShell(
-                around.sandbox, around.profile(workspace_writable=writable), self.capabilities, around.roots, self._may
+                around.sandbox,
+                around.profile(workspace_writable=writable),
+                self.capabilities,
+                around.roots,
+                self._doors.may(),
             )
         return self._shell
 
@@ -186,17 +198,17 @@ class CallRuntime:
 
     @property
     def cancellation(self) -> Cancellation:
-        return self._cancellation
+        return self._doors.cancellation
 
     def progress(self, message: str, *, fraction: float | None = None) -> None:
-        self._progress(message, fraction)
+        self._doors.tell(message, fraction)
 
     def partial(self, data: Any) -> None:
         self.kept = data
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         self._require("call" in self._spec.requires.capabilities, "call", '{"capabilities": ["call"]}')
-        return await self._call_tool(tool_id, arguments)
+        return await self._doors.call_tool(tool_id, arguments)
 
     def _require(self, declared: bool, door: str, example: str) -> None:
         if not declared:
