@@ -54,6 +54,7 @@ class Execution:
         "_waiter",
         "caller_cancelled",
         "grace_s",
+        "loop",
         "reason",
     )
 
