@@ -1,16 +1,26 @@
-"""Path and host patterns: one small grammar, translated to linear-time regular expressions.
+"""Path, host and text patterns: one small grammar, translated to regular expressions that cannot blow up.
 
 Paths are POSIX, compared whole. ``*`` and ``?`` stay within one part, ``**`` spans parts, ``[ab]`` and
 ``[!ab]`` are one character of a set. A pattern that names a folder covers what is in it.
+In a text (a shell word, an argument's value) ``*`` spans anything.
 Hosts match exactly or at a label boundary (``*.example.org`` covers ``a.example.org`` and not ``example.org``).
+
+How a blow-up is kept out: whatever stands between two wildcards is taken where it is first found and never
+given back (atomic groups). For globs that loses no match: an earlier place leaves at least as much to the rest.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 WILDCARDS = frozenset("*?[")
+
+_STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
+_SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
+_ESCAPED = re.compile(r"\[([*?[])\]")
+_HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 
 
 def escape(literal: str) -> str:
@@ -19,8 +29,8 @@ def escape(literal: str) -> str:
 
 
 def has_wildcard(pattern: str) -> bool:
-    """Whether ``pattern`` can match more than one text."""
-    return len(literal_prefix(pattern)) < len(re.sub(r"\[([*?[])\]", r"\1", pattern))
+    """Whether ``pattern`` can match more than one text (a folder's contents aside)."""
+    return len(literal_prefix(pattern)) < pattern_length(pattern)
 
 
 def literal_prefix(pattern: str) -> str:
@@ -40,12 +50,108 @@ def literal_prefix(pattern: str) -> str:
     return "".join(out)
 
 
+def pattern_length(pattern: str) -> int:
+    """Characters of ``pattern``, an escaped one counted as the one it stands for."""
+    return len(_ESCAPED.sub("x", pattern))
+
+
+def fault_in_pattern(pattern: str) -> str | None:
+    """Why ``pattern`` can match nothing sensible, or None."""
+    try:
+        path_regex(pattern)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 @lru_cache(maxsize=4096)
 def path_regex(pattern: str, *, subtree: bool = True) -> re.Pattern[str]:
     """Compile a path glob.
 
     :param subtree: whether a pattern also covers everything beneath what it matches
+    :raises ValueError: for a set of characters that cannot be (``[z-a]``)
     """
+    return re.compile(path_source(pattern, subtree=subtree) + r"\Z", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def text_regex(pattern: str) -> re.Pattern[str]:
+    """Compile a glob over free text: ``*`` and ``?`` match any character, ``/`` and line ends too.
+
+    :raises ValueError: for a set of characters that cannot be (``[z-a]``)
+    """
+    return re.compile(_joined(_pieces(pattern, paths=False)) + r"\Z", re.DOTALL)
+
+
+@lru_cache(maxsize=4096)
+def path_source(pattern: str, *, subtree: bool = True) -> str:
+    """The regular expression of a path glob without its end anchor, to be part of a greater one.
+
+    It has no capturing groups, and must be followed by something that only the end of the path can match.
+    """
+    whole = _joined(_pieces(pattern, paths=True))
+    if subtree and not pattern.endswith("*"):
+        return f"{whole}(?:/.*)?" if not pattern.endswith("/") else f"{whole.removesuffix('/')}(?:/.*)?"
+    return whole
+
+
+def any_path_source(patterns: Iterable[str]) -> str:
+    """One expression for "any of these path globs", quick where many begin alike (``**/*.pem``, ``**/.env``).
+
+    As :func:`path_source`, it has no groups and needs an end that only the path's end can match.
+    """
+    deep_stars: list[str] = []
+    deep: list[str] = []
+    rest: list[str] = []
+    for pattern in patterns:
+        tail = pattern.removeprefix("**/")
+        if tail == pattern or tail in ("", "*") or tail.startswith("**"):
+            rest.append(path_source(pattern))
+        elif tail.startswith("*"):
+            deep_stars.append(path_source(tail[1:]))
+        else:
+            deep.append(path_source(tail))
+    if deep_stars:
+        deep.append(f"{_STAR}(?:{'|'.join(deep_stars)})")
+    if deep:
+        rest.append(f"{_FOLDERS}(?:{'|'.join(deep)})")
+    return f"(?:{'|'.join(rest)})" if rest else "(?!)"
+
+
+def path_matches(pattern: str, path: str) -> bool:
+    return path_regex(pattern).match(path) is not None
+
+
+def host_matches(pattern: str, host: str) -> bool:
+    """Whether ``host[:port]`` is covered by ``pattern`` (``*``, ``*.label``, or exact, with an optional port).
+
+    A host that is not plain ASCII letters, digits, dots and hyphens (or a bracketed address) is covered by nothing:
+    resolvers fold ``①`` and cut at NUL.
+    """
+    want, _, want_port = _split_port(pattern.lower() if pattern.isascii() else pattern)
+    have, _, have_port = _split_port(host.lower() if host.isascii() else host)
+    have = have.removesuffix(".")
+    if not _HOST.fullmatch(have):
+        return False
+    if want_port and want_port != have_port:
+        return False
+    if want == "*":
+        return True
+    if want.startswith("*."):
+        return have.endswith(want[1:]) and len(have) > len(want) - 1
+    return have == want
+
+
+def fault_in_host(pattern: str) -> str | None:
+    """Why ``pattern`` can cover no host, or None."""
+    host, _, _ = _split_port(pattern.lower())
+    if host == "*" or _HOST.fullmatch(host.removeprefix("*.")):
+        return None
+    return f"{pattern!r} is no host pattern; write 'api.example.org', '*.example.org', 'host:8443', or '*' for every public host"
+
+
+def _pieces(pattern: str, *, paths: bool) -> list[str]:
+    """``pattern`` as regular expressions of one character each, with :data:`_SPANS` between them."""
     out: list[str] = []
     i, n = 0, len(pattern)
     while i < n:
@@ -54,53 +160,71 @@ def path_regex(pattern: str, *, subtree: bool = True) -> re.Pattern[str]:
             j = i
             while j < n and pattern[j] == "*":
                 j += 1
-            if j - i >= 2:
-                if j < n and pattern[j] == "/" and (i == 0 or pattern[i - 1] == "/"):
-                    out.append("(?:[^/]+/)*")
-                    j += 1
-                else:
-                    out.append(".*")
-            else:
-                out.append("[^/]*")
+            kind = _ACROSS
+            if paths and j - i == 1:
+                kind = _STAR
+            elif paths and j < n and pattern[j] == "/" and (i == 0 or pattern[i - 1] == "/"):
+                kind = _FOLDERS
+                j += 1
+            if not out or out[-1] != kind:  # the same span twice is the span once
+                out.append(kind)
             i = j
             continue
         if c == "?":
-            out.append("[^/]")
-        elif c == "[":
-            end = pattern.find("]", i + 2)
-            if end == -1:
-                out.append(re.escape(c))
-            else:
-                body = pattern[i + 1 : end]
-                negated = body[:1] in ("!", "^")
-                members = re.sub(r"([\\\]\[^&~|])", r"\\\1", body[1:] if negated else body)
-                out.append(f"(?!/)[{'^' if negated else ''}{members}]")
-                i = end
+            out.append("[^/]" if paths else ".")
+        elif c == "[" and (end := pattern.find("]", i + 2)) != -1:
+            out.append(("(?!/)" if paths else "") + _set(pattern[i + 1 : end], pattern))
+            i = end
         else:
             out.append(re.escape(c))
         i += 1
-    whole = "".join(out)
-    if subtree and not pattern.endswith("*"):
-        whole = f"{whole.removesuffix('/')}(?:/.*)?"
-    return re.compile(whole + r"\Z", re.DOTALL)
+    return out
 
 
-def path_matches(pattern: str, path: str) -> bool:
-    return path_regex(pattern).match(path) is not None
+def _joined(pieces: list[str]) -> str:
+    """One expression; what stands between two spans is taken once and kept, only the very last is free to move."""
+    groups: list[list[str]] = [[""]]  # each: what spans parts, then what follows it, star by star
+    heads = [""]
+    for piece in pieces:
+        if piece == _STAR:
+            groups[-1].append("")
+        elif piece in _SPANS:
+            heads.append(piece)
+            groups.append([""])
+        else:
+            groups[-1][-1] += piece
+    out: list[str] = []
+    for index, (head, stretches) in enumerate(zip(heads, groups, strict=True)):
+        last_group = index == len(groups) - 1
+        body = stretches[0]
+        for k, stretch in enumerate(stretches[1:], 1):
+            free = last_group and k == len(stretches) - 1
+            body += f"{_STAR}{stretch}" if free else f"(?>{_STAR}{stretch})"
+        if head == _ACROSS and last_group and not body:
+            out.append(".*")
+        else:
+            out.append(f"{head}{body}" if last_group or not head else f"(?>{head}{body})")
+    return "".join(out)
 
 
-def host_matches(pattern: str, host: str) -> bool:
-    """Whether ``host[:port]`` is covered by ``pattern`` (``*``, ``*.label``, or exact, with an optional port)."""
-    want, _, want_port = _split_port(pattern.lower())
-    have, _, have_port = _split_port(host.lower())
-    have = have.removesuffix(".")
-    if want_port and want_port != have_port:
-        return False
-    if want == "*":
-        return True
-    if want.startswith("*."):
-        return have.endswith(want[1:]) and len(have) > len(want) - 1
-    return have == want
+def _set(body: str, pattern: str) -> str:
+    """``[…]`` as a character class; only ``a-z`` has a meaning of its own in it."""
+    negated = len(body) > 1 and body[0] in "!^"
+    members = body[1:] if negated else body
+    out: list[str] = []
+    i = 0
+    while i < len(members):
+        first = members[i]
+        if members[i + 1 : i + 2] == "-" and i + 2 < len(members):
+            last = members[i + 2]
+            if last < first:
+                raise ValueError(f"{pattern!r} is no pattern: {first}-{last} runs backwards; write a literal [ as [[]")
+            out.append(f"{re.escape(first)}-{re.escape(last)}")
+            i += 3
+        else:
+            out.append(re.escape(first))
+            i += 1
+    return f"[{'^' if negated else ''}{''.join(out)}]"
 
 
 def _split_port(host: str) -> tuple[str, str, str]:

@@ -15,7 +15,15 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.patterns import escape, has_wildcard, host_matches, literal_prefix, path_matches
+from handrail.contract.patterns import (
+    escape,
+    fault_in_host,
+    fault_in_pattern,
+    has_wildcard,
+    host_matches,
+    literal_prefix,
+    path_matches,
+)
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
@@ -94,20 +102,14 @@ class Requires(_Model):
     capabilities: tuple[str, ...] = ()
 
     def faults(self) -> list[tuple[str, str]]:
-        """``(place, problem)`` for each unknown variable or capability, and each path that climbs out."""
+        """``(place, problem)`` for each unknown variable or capability, and each pattern that is none or climbs out."""
         found: list[tuple[str, str]] = []
-        for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write), ("net.hosts", self.net.hosts)):
+        for name, patterns in (("fs.read", self.fs.read), ("fs.write", self.fs.write)):
             for index, pattern in enumerate(patterns):
-                for variable in _VARIABLE.findall(pattern):
-                    if variable not in VARIABLES:
-                        found.append(
-                            (
-                                f"requires.{name}[{index}]",
-                                f"unknown variable {{{variable}}}; there are {{{'}, {'.join(VARIABLES)}}}",
-                            )
-                        )
-                if ".." in pattern.split("/"):
-                    found.append((f"requires.{name}[{index}]", f"{pattern!r} climbs with '..'; name the folder itself"))
+                found += [(f"requires.{name}[{index}]", problem) for problem in _faults_in_path(pattern)]
+        for index, host in enumerate(self.net.hosts):
+            if problem := fault_in_host(host):
+                found.append((f"requires.net.hosts[{index}]", problem))
         for index, name in enumerate(self.capabilities):
             if name not in NAMED_CAPABILITIES:
                 found.append(
@@ -223,16 +225,34 @@ def union(owner: str, layers: Iterable[Layer]) -> Layer:
     return whole
 
 
+def _faults_in_path(pattern: str) -> list[str]:
+    found: list[str] = []
+    for match in _VARIABLE.finditer(pattern):
+        if match.group(1) not in VARIABLES:
+            found.append(f"unknown variable {match.group()}; there are {{{'}, {'.join(VARIABLES)}}}")
+        elif match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
+            found.append(f"in {pattern!r} a variable is only part of a name; it stands first, alone or before a '/'")
+    if not pattern:
+        found.append("the pattern is empty; write '.' for the whole workspace")
+    if ".." in pattern.split("/"):
+        found.append(f"{pattern!r} climbs with '..'; name the folder itself")
+    if "\0" in pattern:
+        found.append(f"{pattern!r} has a NUL character in it")
+    if problem := fault_in_pattern(pattern):
+        found.append(problem)
+    return found
+
+
 def _expanded(patterns: Iterable[str], variables: Variables) -> tuple[str, ...]:
+    """Absolute patterns. One with a fault is dropped, so what it was about stays closed."""
     found: list[str] = []
     for pattern in patterns:
+        if _faults_in_path(pattern):
+            continue
         match = _VARIABLE.match(pattern)
-        if match:
-            found += [escape(root.rstrip("/")) + pattern[match.end() :] for root in variables.of(match.group(1))]
-        elif pattern.startswith("/"):
-            found.append(pattern)
-        else:
-            found += [f"{escape(root.rstrip('/'))}/{pattern.removeprefix('./')}" for root in variables.workspace]
+        roots = variables.of(match.group(1)) if match else ("/",) if pattern.startswith("/") else variables.workspace
+        tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
+        found += ["/".join((escape(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))
 
 

@@ -1,0 +1,208 @@
+"""May this call run? Capability check, then rules, then watchdogs; each can only narrow what the one before left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
+from handrail.contract.spec import ToolSpec
+from handrail.policy.capabilities import call_set, refusal
+from handrail.policy.matching import PathSubject, Ranked
+from handrail.policy.questions import Prepared
+from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
+from handrail.policy.shell import Command, parse
+from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, shown_command
+from handrail.policy.verdict import Finding, Verdict, reason_of
+from handrail.policy.words import literal_words
+from handrail.runtime.roots import May, visible
+
+if TYPE_CHECKING:
+    from handrail.policy.watchdog import Watchdog
+
+_MOST_PREPARED = 4096
+
+
+class Authority:
+    """Decides calls for one agent. Holds no state of a session: the book and the roots come with each call.
+
+    :param variables: what ``{workspace}`` and the like stand for
+    :param agent_layer: see :func:`handrail.policy.capabilities.agent_layer`
+    :param watchdogs: asked in this order, each only to narrow
+    :param ceiling: the host's bound, where its operator set one
+    :param agent: the agent as watchdogs see it (its manifest as data)
+    """
+
+    def __init__(
+        self,
+        variables: Variables,
+        agent_layer: Layer,
+        watchdogs: Iterable[Watchdog] = (),
+        *,
+        ceiling: Layer | None = None,
+        agent: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.variables = variables
+        self.agent_layer = agent_layer
+        self.watchdogs = tuple(watchdogs)
+        self.ceiling = ceiling
+        self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
+        # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
+        self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
+
+    def judge(
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        *,
+        rules: RuleBook,
+        roots: PathRoots,
+        parent: CapabilitySet | None = None,
+        origin: str | None = None,
+    ) -> Verdict:
+        """Decide one call by capabilities and rules; :meth:`watch` follows. Never raises for what a model sent.
+
+        :param arguments: already validated
+        :param parent: the capability set of the call that makes this one
+        :param origin: ``mcp:server:tool`` for a tool that comes from an MCP server
+        """
+        return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
+
+    async def watch(
+        self, verdict: Verdict, spec: ToolSpec, arguments: Mapping[str, Any], session_id: str, *, call_id: str = ""
+    ) -> Verdict:
+        """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny."""
+        if verdict.action == "deny" or not self.watchdogs:
+            return verdict
+        from handrail.policy.watchdog import WatchdogCall, watched
+
+        call = WatchdogCall(
+            tool_id=spec.id,
+            arguments=arguments,
+            agent=self.agent,
+            tool=spec.runtime_view(),
+            session_id=session_id,
+            call_id=call_id,
+            decision=verdict.action,
+        )
+        return await watched(verdict, self.watchdogs, call)
+
+    def may(self, verdict: Verdict, spec: ToolSpec, *, rules: RuleBook, roots: PathRoots) -> May:
+        """The runtime's check of everything a call actually touches, where ask counts as deny.
+
+        Made for a call that is about to run, so a verdict that asks has been answered with yes: that answer covers
+        the call's own targets and, where no rule speaks, what lies in them; it never outweighs a deny.
+
+        :param rules: the book of now, which may hold more than the verdict's
+        """
+        if verdict.action == "deny":
+            reason = verdict.reason
+            return lambda capability, target: reason
+        prepared = verdict.prepared
+        if prepared.rules is not rules:
+            prepared = Prepared(spec, rules, verdict.capabilities, prepared.origin)
+        return _Touches(prepared, verdict, roots)
+
+    def _prepare(self, spec: ToolSpec, rules: RuleBook, parent: CapabilitySet | None, origin: str | None) -> Prepared:
+        key = (id(spec), id(rules), id(parent), origin)
+        found = self._prepared.get(key)
+        if found is not None:
+            return found[0]
+        capabilities = call_set(spec, self.variables, self.agent_layer, self.ceiling, parent)
+        prepared = Prepared(spec, rules, capabilities, origin)
+        if len(self._prepared) >= _MOST_PREPARED:
+            self._prepared.clear()
+        self._prepared[key] = (prepared, parent)
+        return prepared
+
+
+class _Touches:
+    """One running call's :data:`~handrail.runtime.roots.May`."""
+
+    __slots__ = ("_answered", "_exact", "_prepared", "_roots", "_tool", "_verdict")
+
+    def __init__(self, prepared: Prepared, verdict: Verdict, roots: PathRoots) -> None:
+        self._prepared = prepared
+        self._verdict = verdict
+        self._roots = roots
+        self._answered = verdict.action == "ask"
+        self._exact = {(target.capability, target.value) for target in verdict.targets}
+        self._tool = _tool_rule(verdict)
+
+    def __call__(self, capability: Capability, target: str | Sequence[str]) -> str | None:
+        if capability == "shell.run":
+            return self._run(target)
+        value = target if isinstance(target, str) else "".join(target)
+        if (refused := self._beyond(capability, value, value)) is not None:
+            return refused
+        prepared = self._prepared
+        subject: PathSubject | str = value if capability == "net.fetch" else path_subject(value, self._roots)
+        same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
+        tool = prepared.tool.winner(subject) if same_kind else self._tool
+        action, rule = prepared.decide(tool, capability, subject)
+        if action == "allow" or (action == "ask" and self._is_covered(capability, value, rule)):
+            return None
+        shown = subject if isinstance(subject, str) else subject.relative or subject.absolute
+        return self._refusal(action, rule, Target(capability, value, visible(shown), subject))
+
+    def _is_covered(self, capability: Capability, value: str, rule: Rule | None) -> bool:
+        """Whether the call's own decision, or a person's answer to it, speaks for this touch that is not allowed by itself."""
+        if (capability, value) in self._exact:
+            return True
+        if rule is not None:
+            return False
+        if capability == "fs.read" and ("fs.write", value) in self._exact:
+            return True  # what may be replaced may be looked at first
+        if not self._answered:
+            return False
+        if not self._verdict.targets:
+            return True
+        return any(
+            used == capability and capability != "net.fetch" and value.startswith(folder.rstrip("/") + "/")
+            for used, folder in self._exact
+        )
+
+    def _run(self, target: str | Sequence[str]) -> str | None:
+        value = target if isinstance(target, str) else literal_words(target)
+        same_book = self._prepared is self._verdict.prepared
+        if same_book and isinstance(target, str) and ("shell.run", value) in self._exact:
+            return None  # judged before the call, command by command
+        script = parse(target) if isinstance(target, str) else argv_script(tuple(target))
+        whole = Target("shell.run", value, shown_command(value), script)
+        for command in script.commands if script.unclear is None else [Command(("\0",))]:
+            if (refused := self._beyond("shell.run", command.argv, whole.shown)) is not None:
+                return refused
+        findings = self._prepared.script(whole, script, self._tool)
+        worst = max(findings, key=lambda finding: STRICTNESS[finding.action])
+        if worst.action == "allow":
+            return None
+        if worst.action == "ask" and (("shell.run", value) in self._exact or self._speaks_for(worst)):
+            return None
+        return self._text(worst)
+
+    def _speaks_for(self, finding: Finding) -> bool:
+        return self._answered and not self._verdict.targets and finding.cause == "no rule"
+
+    def _beyond(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
+        capabilities = self._verdict.capabilities
+        layer = capabilities.refusing_layer(capability, touch)
+        return None if layer is None else refusal(capabilities, layer, capability, visible(shown))
+
+    def _refusal(self, action: Action, rule: Rule | None, target: Target) -> str:
+        return self._text(Finding(action, "no rule" if rule is None else "rule", rule, target=target))
+
+    def _text(self, finding: Finding) -> str:
+        text = reason_of(finding, self._prepared.spec.id)
+        return text if finding.action == "deny" else f"{text} A running call cannot ask, so it is denied."
+
+
+def _tool_rule(verdict: Verdict) -> Ranked | None:
+    """What the rules said of the tool in this call: the strictest where they spoke of every target, else nothing."""
+    found = [finding.tool for finding in verdict.findings]
+    spoken = [ranked for ranked in found if ranked is not None]
+    if not spoken or len(spoken) < len(found):
+        return None
+    return max(spoken, key=lambda ranked: STRICTNESS[ranked.rule.action])
+
+
+__all__ = ["Authority", "Verdict"]

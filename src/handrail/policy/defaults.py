@@ -1,0 +1,47 @@
+"""The shipped rules, visible like any other: they answer only where no other rule matches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from handrail.contract.patterns import escape
+from handrail.policy.rules import Rule, RuleBook
+
+SOURCE = "shipped with Handrail"
+
+SESSION_INTERNAL = (
+    *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
+    *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
+)
+"""Tools that touch nothing but the session itself."""
+
+SECRET_LIKE = (
+    *(".env*", "*.pem", "id_*", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.asc", "*.gpg"),
+    *(".netrc", "_netrc", ".npmrc", ".pypirc", ".pgpass", ".my.cnf", ".htpasswd", ".git-credentials", ".vault-token"),
+    *("credentials.json", "service-account*.json", "secrets.y*ml", "secrets.json", "*.tfstate*"),
+    *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker/config.json", ".config/gcloud", ".config/gh"),
+)
+"""Files that tend to hold secrets; asked about, at any depth, unless a rule speaks of them."""
+
+
+def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
+    """The shipped rules.
+
+    :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
+    """
+    texts = [f"allow {permission}" for permission in SESSION_INTERNAL]
+    for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
+        texts.append(f"allow fs.read {root}**")
+        texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
+    # Written as rules rather than read from text: a folder's name may hold what a text cannot.
+    return tuple(_rule(text) for text in texts)
+
+
+def default_book(readable: Iterable[str] = ()) -> RuleBook:
+    """A book that holds the shipped rules only."""
+    return RuleBook(default_rules(readable))
+
+
+def _rule(text: str) -> Rule:
+    action, permission, pattern = (*text.split(" ", 2), "")[:3]
+    return Rule("allow" if action == "allow" else "ask", permission, pattern, "default", SOURCE)

@@ -1,0 +1,175 @@
+"""``handrail explain``: how a call would be decided, by what, and the exact change that would decide it otherwise."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.spec import ToolSpec
+from handrail.policy.authority import Authority
+from handrail.policy.rules import Action, Rule, RuleBook
+from handrail.policy.suggestions import SOURCE, target_pattern
+from handrail.policy.targets import PathRoots
+from handrail.policy.verdict import Step, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Everything about one decision, JSON-able by :meth:`to_dict`.
+
+    :param decided_by: the rule's text, the capability layer, the watchdog, or what else it was
+    :param changes: what would change the answer, each a sentence; a rule is written as it is to be passed
+    """
+
+    tool_id: str
+    action: Action
+    effective: Action
+    """With nobody to ask, ``ask`` is ``deny``."""
+    reason: str
+    decided_by: str
+    rule: Rule | None
+    steps: tuple[Step, ...]
+    changes: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        rule = self.rule
+        return {
+            "tool": self.tool_id,
+            "action": self.action,
+            "effective": self.effective,
+            "reason": self.reason,
+            "decided_by": self.decided_by,
+            "rule": None
+            if rule is None
+            else {"text": rule.text, "scope": rule.scope, "source": rule.source, "final": rule.final},
+            "steps": [{"stage": step.stage, "outcome": step.outcome, "text": step.text} for step in self.steps],
+            "changes": list(self.changes),
+        }
+
+    def __str__(self) -> str:
+        """The plain text of the command."""
+        head = self.action if self.effective == self.action else f"{self.action} (headless: {self.effective})"
+        lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}", "", "steps:"]
+        widest = max((len(step.stage) for step in self.steps), default=0)
+        lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in self.steps]
+        if self.changes:
+            lines += ["", "what would change it:", *(f"  - {change}" for change in self.changes)]
+        return "\n".join(lines)
+
+
+async def explain(
+    authority: Authority,
+    spec: ToolSpec,
+    arguments: Mapping[str, Any],
+    *,
+    rules: RuleBook,
+    roots: PathRoots,
+    parent: CapabilitySet | None = None,
+    origin: str | None = None,
+    session_id: str = "",
+    headless: bool = False,
+) -> Explanation:
+    """Decide the call as it would be decided, watchdogs included, without running or recording anything."""
+    verdict = authority.judge(spec, arguments, rules=rules, roots=roots, parent=parent, origin=origin)
+    verdict = await authority.watch(verdict, spec, arguments, session_id)
+    effective: Action = "deny" if headless and verdict.action == "ask" else verdict.action
+    return Explanation(
+        spec.id,
+        verdict.action,
+        effective,
+        verdict.detail,
+        _decided_by(verdict),
+        None if verdict.narrowed_by_watchdog else verdict.deciding.rule,
+        verdict.trace,
+        tuple(dict.fromkeys(_changes(verdict, spec))),
+    )
+
+
+def _decided_by(verdict: Verdict) -> str:
+    if verdict.narrowed_by_watchdog:
+        return f"watchdog {verdict.notes[-1].text}"
+    deciding = verdict.deciding
+    match deciding.cause:
+        case "rule":
+            return f"rule {deciding.rule}"
+        case "no rule":
+            return "no rule matches, and no rule means ask"
+        case "capability":
+            return "the capability check"
+        case "unclear":
+            return "the shell reader: what it does not understand is asked about"
+        case "program":
+            return f"the policy for this program (the rule alone would allow it: {deciding.rule})"
+        case "wait":
+            return "the policy on commands that only wait"
+        case "fault":
+            return "its target"
+
+
+def _changes(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
+    deciding = verdict.deciding
+    if verdict.narrowed_by_watchdog:
+        yield "only the watchdog's own answer; no rule outweighs it"
+        return
+    if deciding.cause in ("capability", "fault", "wait"):
+        yield deciding.note
+        return
+    if verdict.action == "allow":
+        yield from _denials(verdict, spec)
+        return
+    if verdict.action == "ask" and verdict.always is not None:
+        yield f"--rule {shlex.quote(verdict.always)}"
+        return
+    if deciding.cause == "unclear":
+        yield "write it as simple commands joined by &&, ||, | or ;, with every special character quoted"
+        return
+    rule = deciding.rule
+    if verdict.action == "deny" and rule is not None:
+        if rule.final:
+            yield f"only taking {rule.text!r} out of {rule.source or f'the {rule.scope} scope'}: a deny of this scope is final"
+            return
+        yield f"taking {rule.text!r} out of {rule.source or f'the {rule.scope} scope'}"
+        for text in _narrowest(verdict, spec):
+            if _answers_with(verdict, text, "allow"):
+                yield f"a more specific rule: --rule {shlex.quote(text)}"
+                return
+        return
+    yield "approving it once; several parts of it are asked about, so no single rule answers it"
+
+
+def _denials(verdict: Verdict, spec: ToolSpec) -> Iterator[str]:
+    for text in _narrowest(verdict, spec, "deny"):
+        if _answers_with(verdict, text, "deny"):
+            yield f"to deny it: --rule {shlex.quote(text)}"
+            return
+
+
+def _narrowest(verdict: Verdict, spec: ToolSpec, action: Action = "allow") -> Iterator[str]:
+    """Rules about exactly what decided, tool first."""
+    from handrail.policy.words import literal_words
+
+    finding = verdict.deciding
+    pattern = literal_words(finding.argv) if finding.argv is not None else None
+    if pattern is None and finding.target is not None:
+        pattern = target_pattern(finding.target)
+    if pattern is not None and verdict.prepared.kind != "arguments":
+        yield f"{action} {spec.id} {pattern}"
+    if pattern is not None and finding.target is not None:
+        yield f"{action} {finding.target.capability} {pattern}"
+    yield f"{action} {spec.id}"
+
+
+def _answers_with(verdict: Verdict, text: str, action: Action) -> bool:
+    """Whether the call would be decided so with this rule added to the session."""
+    from handrail.policy.rules import parse_rule
+
+    if not text.isprintable():
+        return False
+    try:
+        rule = parse_rule(text, scope="session", source=SOURCE)
+    except ValueError:
+        return False
+    return verdict.prepared.with_rule(rule).judge_targets(verdict.arguments, verdict.targets).action == action

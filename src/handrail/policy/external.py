@@ -1,0 +1,152 @@
+"""Watchdogs that are commands: the call as JSON on stdin, the answer as JSON on stdout."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import signal
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from handrail.policy.opinions import DEFAULT_TIMEOUT_MS, Opinion, WatchdogCall, call_as_json
+from handrail.policy.rules import ACTIONS
+
+MAX_ANSWER_BYTES = 64 * 1024
+_DRAIN_S = 0.2
+_FORM = '{"decision": "allow" | "deny" | "ask", "reason": "…"}'
+_MARK = "HANDRAIL_WATCHDOG"
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "HOME")
+
+
+class ExternalWatchdog:
+    """Runs ``argv`` for each call. It is the operator's own program: not sandboxed, in a process group of its own,
+    with a small environment, and ended with all it started when its time is up.
+
+    It reads one JSON object ``{tool_id, arguments, agent, tool, session_id, call_id, decision}`` and writes
+    ``{"decision": "allow" | "deny" | "ask", "reason": "…"}``. Anything else, and any exit code but 0, is a deny.
+
+    :param environment: variables to add
+    """
+
+    def __init__(
+        self,
+        argv: Sequence[str],
+        *,
+        timeout_ms: int = DEFAULT_TIMEOUT_MS,
+        environment: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
+        """:raises ValueError: for an empty argv"""
+        if not argv or not argv[0]:
+            raise ValueError("an external watchdog needs a command; write it as a list, as in ['/usr/local/bin/check']")
+        self.argv = tuple(argv)
+        self.timeout_ms = timeout_ms
+        self.name = Path(argv[0]).name
+        self._environment = dict(environment or {})
+        self._cwd = cwd
+
+    async def __call__(self, call: WatchdogCall) -> Opinion:
+        question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
+        mark = secrets.token_hex(16)
+        environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        process = await asyncio.create_subprocess_exec(
+            *self.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            env={**environment, **self._environment, _MARK: mark},
+            cwd=self._cwd,
+            start_new_session=True,
+        )
+        try:
+            answer, _ = await asyncio.gather(_read(process), _feed(process, question))
+            code = await process.wait()
+        finally:
+            await _end(process, mark)
+        return _parsed(answer, code)
+
+
+async def _feed(process: asyncio.subprocess.Process, question: bytes) -> None:
+    assert process.stdin is not None
+    # A watchdog may answer without reading everything, and closes its end when it does.
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.write(question)
+        await process.stdin.drain()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        process.stdin.close()
+        await process.stdin.wait_closed()
+
+
+async def _read(process: asyncio.subprocess.Process) -> bytes:
+    """Its output until it *exits*; a child that keeps the pipe open does not delay the answer."""
+    assert process.stdout is not None
+    taken = bytearray()
+    gone = asyncio.ensure_future(process.wait())
+    reading: asyncio.Future[bytes] | None = None
+    try:
+        while len(taken) <= MAX_ANSWER_BYTES:
+            reading = asyncio.ensure_future(process.stdout.read(MAX_ANSWER_BYTES))
+            await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                # It has exited: what it wrote is in the pipe, and a member of its group that holds it open goes too.
+                _kill_group(process.pid)
+                await asyncio.wait({reading}, timeout=_DRAIN_S)
+            if not reading.done() or not (data := reading.result()):
+                break
+            taken += data
+    finally:
+        gone.cancel()
+        if reading is not None:
+            reading.cancel()
+    return bytes(taken)
+
+
+async def _end(process: asyncio.subprocess.Process, mark: str) -> None:
+    """Nothing of its group goes on. One that had to be stopped is searched for what left its group, too."""
+    _kill_group(process.pid)
+    if process.returncode is not None:
+        return
+    for pid in _marked(mark):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+    await asyncio.shield(process.wait())
+
+
+def _kill_group(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _marked(mark: str) -> list[int]:
+    """Processes started with this mark in their environment; the only trace a daemon that left its group still has."""
+    wanted = f"{_MARK}={mark}".encode()
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for entry in os.scandir("/proc"):
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                with contextlib.suppress(OSError):
+                    if wanted in Path(entry.path, "environ").read_bytes().split(b"\0"):
+                        found.append(int(entry.name))
+    return found
+
+
+def _parsed(answer: bytes, code: int) -> Opinion:
+    if code != 0:
+        return Opinion("deny", f"it ended with exit code {code}")
+    if len(answer) > MAX_ANSWER_BYTES:
+        return Opinion("deny", f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
+    try:
+        # As pairs, since of two keys of one name the later would win unseen.
+        said: object = json.loads(answer, object_pairs_hook=tuple)
+        pairs = dict(cast("tuple[tuple[str, object], ...]", said)) if isinstance(said, tuple) else {}
+        whole = isinstance(said, tuple) and len(pairs) == len(cast("tuple[object, ...]", said))
+    except (ValueError, TypeError, RecursionError):
+        return Opinion("deny", f"its answer is not JSON; expected {_FORM}")
+    decision, reason = pairs.get("decision"), pairs.get("reason", "")
+    if whole and set(pairs) <= {"decision", "reason"} and decision in ACTIONS and isinstance(reason, str):
+        return Opinion(decision, reason)
+    return Opinion("deny", f"its answer is not of the form {_FORM}")

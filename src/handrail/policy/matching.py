@@ -1,0 +1,265 @@
+"""What a rule's pattern is compared with: an argv, a path, a host, or the arguments by name.
+
+:class:`Ranked` holds the rules that can matter to one question, most specific first, and finds the first that
+matches a subject. Paths are tried all at once, as one regular expression; the rest one after the other.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from handrail.contract.patterns import (
+    any_path_source,
+    has_wildcard,
+    host_matches,
+    literal_prefix,
+    path_source,
+    pattern_length,
+    text_regex,
+)
+from handrail.policy.rules import STRICTNESS, Rule, is_glob
+from handrail.policy.words import ArgvPattern, WordFault, pattern_words
+
+Kind = Literal["command", "path", "host", "arguments"]
+
+_WHOLLY_LITERAL = 1_000_000
+"""A command or value pattern without wildcards names one thing: its end counts as literal, and it outranks globs."""
+_ARGV_CACHE = 256
+
+
+@dataclass(frozen=True, slots=True)
+class PathSubject:
+    """A canonical path: ``relative`` to the workspace, None outside it."""
+
+    absolute: str
+    relative: str | None
+
+
+Subject = Sequence[str] | PathSubject | str | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """One rule with its place in the order of precedence (decisions: class of permission, literal characters before
+    the first wildcard, length, strictness; a final deny before all)."""
+
+    rule: Rule
+    rank: tuple[int, int, int, int, int]
+    matches: Callable[[Any], bool]
+    argv: ArgvPattern | None = None
+
+
+class Ranking:
+    """The rules of one question about one kind of subject, most specific first."""
+
+    __slots__ = ("_by_program", "_inside", "_outside", "kind", "ranked")
+
+    def __init__(self, rules: Iterable[Rule], kind: Kind) -> None:
+        self.kind: Kind = kind
+        self.ranked = sorted((ranked(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
+        self._by_program: dict[str, list[Ranked]] = {}
+        self._inside: _PathTable | None = None
+        self._outside: _PathTable | None = None
+
+    @property
+    def constant(self) -> bool:
+        """Whether every subject gets the same answer."""
+        return not self.ranked or self.ranked[0].rule.unconditional
+
+    def winner(self, subject: Subject) -> Ranked | None:
+        """The most specific rule that matches."""
+        if not self.ranked:
+            return None
+        if self.kind == "path":
+            return self._winner_of_path(cast("PathSubject", subject))
+        candidates = self._for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
+        for candidate in candidates:
+            if candidate.matches(subject):
+                return candidate
+        return None
+
+    def _winner_of_path(self, path: PathSubject) -> Ranked | None:
+        if path.relative is None:
+            if self._outside is None:
+                self._outside = _PathTable(self.ranked, _outside_source)
+            return self._outside.winner(path.absolute)
+        if self._inside is None:
+            self._inside = _PathTable(self.ranked, _inside_source)
+        return self._inside.winner(f"{path.relative}\0{path.absolute}")
+
+    def _for_program(self, argv: Sequence[str]) -> list[Ranked]:
+        program = argv[0] if argv else ""
+        found = self._by_program.get(program)
+        if found is None:
+            found = [r for r in self.ranked if r.argv is None or r.argv.program in (None, program)]
+            if len(self._by_program) >= _ARGV_CACHE:
+                self._by_program.clear()
+            self._by_program[program] = found
+        return found
+
+
+def ranked(rule: Rule, kind: Kind) -> Ranked:
+    """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
+    except in a deny: that matches everything, since what it was meant to stop is unknown."""
+    permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) else 2
+    allowing = rule.action == "allow"
+    literal, length = len(literal_prefix(rule.pattern)), pattern_length(rule.pattern)
+    argv: ArgvPattern | None = None
+    matches: Callable[[Any], bool]
+    if rule.unconditional:
+        matches = _always
+    elif kind == "path":
+        matches = _path_test(rule)
+    elif kind == "host":
+        matches = _host_test(rule.pattern)
+    else:
+        try:
+            words = pattern_words(rule.pattern)
+            whole = " ".join(words)
+            literal = len(literal_prefix(whole)) if has_wildcard(whole) else _WHOLLY_LITERAL
+            length = pattern_length(whole)
+            if kind == "command":
+                argv = ArgvPattern(words, allowing=allowing)
+                matches = argv.matches
+            else:
+                matches = _arguments_test(words, allowing=allowing)
+        except (WordFault, ValueError):
+            matches = _always if rule.action == "deny" else _never
+    rank = (int(rule.final), permission, literal, length, STRICTNESS[rule.action])
+    return Ranked(rule, rank, matches, argv)
+
+
+def _always(_subject: object) -> bool:
+    return True
+
+
+def _never(_subject: object) -> bool:
+    return False
+
+
+# ── paths ────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _PathTable:
+    """Path rules down to the first that matches every path, which answers for what the others leave.
+
+    Most paths match none of the others; one expression that shares the beginnings of their patterns says so.
+    """
+
+    __slots__ = ("_any", "_rest", "_tests")
+
+    def __init__(self, ranked: Sequence[Ranked], source_of: Callable[[Rule], tuple[str, str | None]]) -> None:
+        self._rest: Ranked | None = None
+        self._tests: list[tuple[re.Pattern[str], Ranked]] = []
+        shared: list[str] = []
+        single: list[str] = []
+        for candidate in ranked:
+            source, pattern = source_of(candidate.rule)
+            if source in _EVERY_PATH:
+                self._rest = candidate
+                break
+            self._tests.append((re.compile(source, re.DOTALL), candidate))
+            if pattern is not None:
+                shared.append(pattern)
+            else:
+                single.append(source)
+        self._any = re.compile("|".join([f"{any_path_source(shared)}\0", *single]), re.DOTALL)
+
+    def winner(self, subject: str) -> Ranked | None:
+        if self._any.match(subject) is not None:
+            for test, candidate in self._tests:
+                if test.match(subject) is not None:
+                    return candidate
+        return self._rest
+
+
+_EVERY_PATH = frozenset({"", r".*\0"})
+
+
+def _source(pattern: str) -> str | None:
+    try:
+        return path_source(pattern)
+    except ValueError:
+        return None
+
+
+def _inside_source(rule: Rule) -> tuple[str, str | None]:
+    """The expression for ``relative NUL absolute``, and the relative glob it stands for, if it is just that."""
+    if not rule.pattern or rule.pattern == "*":
+        return "", None
+    pattern = _normal(rule.pattern)
+    source = _source(pattern)
+    if source is None:
+        return "" if rule.action == "deny" else "(?!)", None
+    if rule.pattern.startswith("/"):
+        return rf"[^\0]*\0{source}\Z", None
+    return rf"{source}\0", pattern
+
+
+def _outside_source(rule: Rule) -> tuple[str, str | None]:
+    """The expression for the absolute path. A relative pattern is about the workspace only, except that a deny or ask
+    beginning with ``**`` is about every folder there is."""
+    if not rule.pattern or rule.pattern == "*":
+        return "", None
+    source = _source(_normal(rule.pattern))
+    if source is None:
+        return "" if rule.action == "deny" else "(?!)", None
+    if rule.pattern.startswith("/") or (rule.pattern.startswith("**") and rule.action != "allow"):
+        return rf"{source}\Z", None
+    return "(?!)", None
+
+
+def _normal(pattern: str) -> str:
+    """``./src/`` and ``src`` are one pattern; ``.`` is the workspace and all in it."""
+    absolute = "/" if pattern.startswith("/") else ""
+    parts = [part for part in pattern.split("/") if part not in ("", ".")]
+    return absolute + "/".join(parts) if parts else absolute or "**"
+
+
+def _path_test(rule: Rule) -> Callable[[Any], bool]:
+    inside = re.compile(_inside_source(rule)[0], re.DOTALL)
+    outside = re.compile(_outside_source(rule)[0], re.DOTALL)
+
+    def test(path: PathSubject) -> bool:
+        if path.relative is None:
+            return outside.match(path.absolute) is not None
+        return inside.match(f"{path.relative}\0{path.absolute}") is not None
+
+    return test
+
+
+# ── hosts and arguments ──────────────────────────────────────────────────────────────────────────
+
+
+def _host_test(pattern: str) -> Callable[[Any], bool]:
+    def test(host: str) -> bool:
+        return host_matches(pattern, host)
+
+    return test
+
+
+def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], bool]:
+    """``key=value …``: each named argument is there and its value matches. In an allow rule the named arguments are
+    all that there may be, unless the last word is ``*``; in the others further arguments never matter."""
+    if any("=" not in word and word != "*" for word in words):
+        raise ValueError("a word is not of the form key=value")
+    open_ended = not allowing or "*" in words
+    wanted = {key: text_regex(glob) for key, _, glob in (word.partition("=") for word in words if word != "*")}
+
+    def test(arguments: Mapping[str, Any]) -> bool:
+        if not open_ended and any(key not in wanted for key in arguments):
+            return False
+        return all(key in arguments and regex.match(value_text(arguments[key])) for key, regex in wanted.items())
+
+    return test
+
+
+def value_text(value: object) -> str:
+    """How an argument's value is written in a rule: text as it is, everything else as compact JSON."""
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False, sort_keys=True, separators=(",", ":"), default=str)

@@ -1,0 +1,221 @@
+"""What a parser alone cannot see: programs that run other programs, write, or run code they are given.
+
+A plain ``find . -exec …`` or ``env X=1 …`` *parses* as one harmless command. :func:`concern` says which words
+of an argv make it more than that. Such a command is asked about even under an allow rule, unless the rule names
+those very words literally: ``allow bash python *`` does not cover ``python -c …``, ``allow bash python -c 'print(1)'``
+covers exactly that. The tables are a first form: they make known ways visible, the sandbox confines the unknown.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from handrail.policy import program_forms
+from handrail.policy.program_forms import Concern, all_words, options
+from handrail.policy.shell import Command, parse
+
+LONGEST_WAIT_S = 10
+_MAX_DEPTH = 3
+_MAX_SUFFIXES = 64
+_SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
+
+RUNNERS = frozenset(
+    {
+        "env",
+        "sudo",
+        "doas",
+        "su",
+        "runuser",
+        "pkexec",
+        "nice",
+        "ionice",
+        "chrt",
+        "taskset",
+        "setsid",
+        "setarch",
+        "stdbuf",
+    }
+    | {
+        "unbuffer",
+        "timeout",
+        "xargs",
+        "parallel",
+        "nohup",
+        "time",
+        "coproc",
+        "command",
+        "builtin",
+        "exec",
+        "eval",
+        "watch",
+    }
+    | {"strace", "ltrace", "gdb", "lldb", "perf", "valgrind", "script", "expect", "flock", "entr", "chroot", "unshare"}
+    | {"nsenter", "firejail", "bwrap", "proot", "fakeroot", "systemd-run", "at", "batch", "busybox", "toybox", "tmux"}
+    | {
+        "screen",
+        "socat",
+        "nc",
+        "ncat",
+        "netcat",
+        "npx",
+        "bunx",
+        "uvx",
+        "pipx",
+        "linux32",
+        "linux64",
+        "dbus-run-session",
+    }
+    | {"ssh-agent", "xvfb-run", "faketime", "numactl", "prlimit", "start-stop-daemon", "run-parts", "ld.so", "rlwrap"}
+)
+"""Run the command that their own words hold. Read through when something forbidden is looked for."""
+
+_CHANGE_THE_SHELL = frozenset(
+    {"source", ".", "trap", "alias", "unalias", "hash", "enable", "shopt", "bind", "complete", "compgen", "compopt"}
+    | {"declare", "typeset", "local", "export", "readonly", "unset", "let", "read", "mapfile", "readarray", "getopts"}
+    | {"fc", "history", "jobs", "suspend", "logout", "[", "[["}
+)
+_OPEN_A_SHELL_INSIDE = frozenset(
+    {"vi", "vim", "nvim", "view", "vimdiff", "ex", "ed", "emacs", "nano", "pico", "more", "sqlite3", "psql", "mysql"}
+    | {"ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
+)
+
+_Form = Callable[[Sequence[str]], Concern | None]
+
+_FORMS: Mapping[str, _Form] = {
+    "git": program_forms.git,
+    "sed": program_forms.sed,
+    "gsed": program_forms.sed,
+    "find": program_forms.find,
+    "tar": program_forms.tar,
+    "gtar": program_forms.tar,
+    "bsdtar": program_forms.tar,
+    "make": program_forms.make,
+    "gmake": program_forms.make,
+    "uniq": program_forms.second_operand_is_output,
+    "xxd": program_forms.second_operand_is_output,
+    "less": program_forms.less,
+    "rg": options("runs a program on each file", "z", "--pre", "--pre-glob", "--hostname-bin", "--search-zip"),
+    "sort": options("writes a file or runs a program", "oT", "--output", "--compress-program", "--temporary-directory"),
+    "man": options("runs a pager or browser", "PHCM", "--pager", "--html", "--config-file", "--manpath"),
+    "ssh": options("can run programs on this machine", "oFISEW"),
+    "scp": options("can run programs on this machine", "oFSD"),
+    "sftp": options("can run programs on this machine", "oFSDb"),
+    "rsync": options("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
+    "curl": options("writes or sends files", "oOKTDFdJc", "--output", "--remote-name", "--config", "--upload-file", "--dump-header",
+                    "--cookie-jar", "--trace", "--stderr", "--libcurl", "--data", "--form", "--output-dir", "--etag-save", "--hsts"),
+    "wget": options("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
+                    "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
+    "split": options("runs a program", "", "--filter"),
+    "tree": options("writes a file", "oR", "--output"),
+    "shuf": options("writes a file", "o", "--output"),
+    "yq": options("writes the file it reads", "is", "--inplace", "--in-place", "--split-exp"),
+    "install": options("runs a program", "", "--strip-program"),
+    "zip": options("runs a program", "T", "--unzip-command", "--test"),
+    "date": options("sets the clock", "s", "--set"),
+    "fd": options("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "fdfind": options("runs a program on each file", "xX", "--exec", "--exec-batch"),
+    "ack": options("runs a pager", "", "--pager"),
+    "ag": options("runs a pager", "", "--pager"),
+    "bat": options("runs a pager", "", "--pager"),
+    "batcat": options("runs a pager", "", "--pager"),
+    "cargo": options("runs what a setting names", "", "--config"),
+    "npm": program_forms.package_runner,
+    "pnpm": program_forms.package_runner,
+    "yarn": program_forms.package_runner,
+    "bun": program_forms.package_runner,
+    "deno": program_forms.package_runner,
+    "uv": program_forms.package_runner,
+    "go": program_forms.single_dash("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
+    "gcc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
+    "cc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
+    "clang": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
+    "printf": program_forms.first_words("sets a variable of the shell", "-v"),
+    "wait": program_forms.first_words("sets a variable of the shell", "-p"),
+    "test": program_forms.single_dash("looks into the shell's variables, which can run code", "-v", "-R"),
+}  # fmt: skip
+
+
+def concern(argv: Sequence[str]) -> Concern | None:
+    """What makes this argv more than its first words show, or None."""
+    program = program_name(argv)
+    form = _FORMS.get(program)
+    if form is not None:
+        return form(argv)
+    if program in RUNNERS or program.startswith("ld-linux"):
+        return all_words(argv, f"{program} runs the command in its own words")
+    if program in _CHANGE_THE_SHELL:
+        return all_words(argv, f"{program} changes or runs something in the shell itself")
+    if program in _OPEN_A_SHELL_INSIDE:
+        return all_words(argv, f"{program} takes commands of its own, a shell among them")
+    return program_forms.interpreter(program, argv)
+
+
+def program_name(argv: Sequence[str]) -> str:
+    """The program's bare name, whatever folder it is called from."""
+    return posixpath.basename(argv[0]).lower() if argv else ""
+
+
+def reachable(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Iterator[tuple[str, ...]]:
+    """Other ways to read ``argv`` that a prohibition must hold for: by bare name, and what a runner would run.
+
+    Every rest of a runner's words is taken as a command it might run; a text for a shell is read as a script. This
+    finds too much rather than too little and serves denying only.
+    """
+    program = program_name(argv)
+    if argv and argv[0] != program:
+        yield (program, *argv[1:])
+    if depth == 0:
+        return
+    if program in RUNNERS or program == "find":
+        for start in range(1, min(len(argv), _MAX_SUFFIXES)):
+            inner = tuple(argv[start:])
+            yield inner
+            if inner[0] != program:
+                yield from reachable(inner, depth - 1)
+    texts: tuple[str, ...] = ()
+    if program in program_forms.SHELLS:
+        texts = tuple(argv[1:])
+    elif program in ("eval", "trap"):
+        texts = (" ".join(argv[1:]), *argv[1:2])
+    for text in texts:
+        if " " in text or text in argv[2:]:
+            for command in parse(text).commands:
+                yield command.argv
+                yield from reachable(command.argv, depth - 1)
+
+
+def pure_wait_s(commands: Sequence[Command]) -> float | None:
+    """How many seconds a script sleeps that does nothing else; None if it does something, or sleeps briefly."""
+    total = 0.0
+    for command in commands:
+        program = program_name(command.argv)
+        if program == "sleep":
+            for word in command.argv[1:]:
+                match = _DURATION.fullmatch(word)
+                if match is None:
+                    return None
+                total += (
+                    float(match.group(1)) * _SECONDS[match.group(2).lower() or "s"] if match.group(1) else float("inf")
+                )
+        elif program not in ("true", ":", "echo", "date", "wait"):
+            return None
+    return total if total > LONGEST_WAIT_S else None
+
+
+@dataclass(frozen=True, slots=True)
+class PureWait:
+    """The answer to a command that only waits."""
+
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
+        return (
+            f"this command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command whose "
+            f"end you want, which answers when it has ended; wait on a job by its own tool; a sleep of up to {LONGEST_WAIT_S} s is fine."
+        )

@@ -1,0 +1,247 @@
+"""The two questions put to the rules about a call: may this *tool* do it, and may this *capability* be used on it?
+
+Each is answered by the most specific rule that matches, and the stricter answer holds. A :class:`Prepared` is the
+part that depends only on the tool and the book, made once and used for every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+from handrail.contract.errors import ToolError
+from handrail.contract.patterns import text_regex
+from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
+from handrail.contract.spec import ToolSpec
+from handrail.policy import programs
+from handrail.policy.capabilities import refusal
+from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject
+from handrail.policy.rules import STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
+from handrail.policy.shell import Command, Script
+from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
+from handrail.policy.verdict import Finding, Verdict
+
+_UNNAMEABLE = ("\0",)
+"""An argv that no literal word matches: what is true of it is true of every command."""
+_KINDS: Mapping[Capability, Kind] = {
+    "fs.read": "path",
+    "fs.write": "path",
+    "net.fetch": "host",
+    "shell.run": "command",
+}
+
+
+class Prepared:
+    """One tool under one book of rules and one capability set."""
+
+    __slots__ = (
+        "_caps",
+        "_constant",
+        "_reader",
+        "capabilities",
+        "kind",
+        "origin",
+        "rules",
+        "spec",
+        "tool",
+        "tool_default",
+    )
+
+    def __init__(self, spec: ToolSpec, rules: RuleBook, capabilities: CapabilitySet, origin: str | None = None) -> None:
+        self.spec = spec
+        self.rules = rules
+        self.capabilities = capabilities
+        self.origin = origin
+        self.kind: Kind = kind_of(spec)
+        about = [rule for rule in rules if _is_about_tool(rule, spec.id, origin)]
+        self.tool = Ranking((r for r in about if r.scope != "default"), self.kind)
+        self.tool_default = Ranking((r for r in about if r.scope == "default"), self.kind)
+        self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
+        self._reader = TargetReader(spec)
+        self._constant: Verdict | None = None
+        if not self._reader and self.tool.constant and self.tool_default.constant:
+            verdict = self._judge({}, ())
+            if verdict.action != "ask":  # what is asked about is shown with its arguments
+                self._constant = verdict
+
+    def with_rule(self, rule: Rule) -> Prepared:
+        """The same under one more rule."""
+        return Prepared(self.spec, self.rules.with_rules(rule), self.capabilities, self.origin)
+
+    def judge(self, arguments: Mapping[str, Any], roots: PathRoots) -> Verdict:
+        if self._constant is not None:
+            return self._constant
+        try:
+            targets = self._reader.read(arguments, roots)
+        except ToolError as error:
+            finding = Finding("deny", "fault", note=error.text)
+            return Verdict(self, arguments, (), (finding,), finding)
+        return self._judge(arguments, targets)
+
+    def judge_targets(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
+        """As :meth:`judge`, for targets that have been read already."""
+        return self._judge(arguments, targets)
+
+    def _judge(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
+        findings: list[Finding] = []
+        for target in targets:
+            if (refused := self._beyond(target)) is not None:
+                return Verdict(self, arguments, targets, (refused,), refused)
+        by_arguments = self.tool.winner(arguments) if self.kind == "arguments" else None
+        for target in targets:
+            if isinstance(target.subject, Script):
+                findings += self.script(target, target.subject, by_arguments)
+            else:
+                findings.append(self._one(target, target.subject, by_arguments))
+        if not findings:
+            findings.append(self._without_targets(arguments))
+        deciding = findings[0]
+        for finding in findings:
+            if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
+                deciding = finding
+        return Verdict(self, arguments, targets, findings, deciding)
+
+    # ── capabilities ─────────────────────────────────────────────────────────────────────────────
+
+    def _beyond(self, target: Target) -> Finding | None:
+        """The refusal of the first layer that does not cover ``target``."""
+        subject = target.subject
+        touches: Iterable[str | Sequence[str]] = (target.value,)
+        if isinstance(subject, Script):
+            # What cannot be read may be any program, so only a layer that has every program covers it.
+            touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE]
+        for touch in touches:
+            layer = self.capabilities.refusing_layer(target.capability, touch)
+            if layer is not None:
+                shown = target.shown if isinstance(touch, str) or touch == _UNNAMEABLE else shown_argv(touch)
+                note = refusal(self.capabilities, layer, target.capability, shown)
+                return Finding("deny", "capability", note=note, target=target)
+        return None
+
+    # ── rules ────────────────────────────────────────────────────────────────────────────────────
+
+    def capability_rules(self, capability: Capability) -> tuple[Ranking, Ranking]:
+        """The rules about a capability, and the shipped ones; made when first needed."""
+        found = self._caps.get(capability)
+        if found is None:
+            about = [rule for rule in self.rules if _is_about_capability(rule, capability)]
+            shipped = [rule for rule in about if rule.scope == "default"]
+            if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
+                shipped = [rule for rule in shipped if rule.action != "allow"]
+            kind = _KINDS[capability]
+            found = (Ranking([rule for rule in about if rule.scope != "default"], kind), Ranking(shipped, kind))
+            self._caps[capability] = found
+        return found
+
+    def decide(
+        self, tool: Ranked | None, capability: Capability, subject: Subject
+    ) -> tuple[Literal["allow", "ask", "deny"], Rule | None]:
+        """Both questions' stricter answer, and the rule that gave it; None where no rule speaks.
+
+        :param tool: the rule about the tool that matched, shipped ones left out
+        """
+        own, shipped = self.capability_rules(capability)
+        used = own.winner(subject)
+        if used is None:
+            if tool is not None:
+                return tool.rule.action, tool.rule
+            used = shipped.winner(subject)
+            if used is None:
+                used = self.tool_default.winner(subject) if self.kind == _KINDS[capability] else None
+            return ("ask", None) if used is None else (used.rule.action, used.rule)
+        if tool is not None and STRICTNESS[tool.rule.action] > STRICTNESS[used.rule.action]:
+            return tool.rule.action, tool.rule
+        return used.rule.action, used.rule
+
+    def _one(self, target: Target, subject: PathSubject | str, by_arguments: Ranked | None) -> Finding:
+        tool = self.tool.winner(subject) if self.kind != "arguments" else by_arguments
+        action, rule = self.decide(tool, target.capability, subject)
+        return Finding(action, "no rule" if rule is None else "rule", rule, target=target, tool=tool)
+
+    def _without_targets(self, arguments: Mapping[str, Any]) -> Finding:
+        if self.kind == "arguments":
+            used = self.tool.winner(arguments) or self.tool_default.winner(arguments)
+        else:  # it names nothing that a pattern could be compared with
+            used = next((r for r in (*self.tool.ranked, *self.tool_default.ranked) if r.rule.unconditional), None)
+        if used is None:
+            return Finding("ask", "no rule")
+        return Finding(used.rule.action, "rule", used.rule, tool=used if used.rule.scope != "default" else None)
+
+    # ── scripts ──────────────────────────────────────────────────────────────────────────────────
+
+    def script(self, target: Target, script: Script, by_arguments: Ranked | None) -> list[Finding]:
+        found = [self.command(command, target, by_arguments) for command in script.commands]
+        if script.unclear is not None:
+            denied = [finding for finding in found if finding.action == "deny"]
+            if not denied and (finding := self._denied(_UNNAMEABLE, target, by_arguments)) is not None:
+                denied = [finding]
+            unclear = Finding("ask", "unclear", note=script.unclear, target=target)
+            return denied or [unclear]
+        if not any(finding.action == "deny" for finding in found):
+            seconds = programs.pure_wait_s(script.commands)
+            if seconds is not None and not all(_names_all(finding) for finding in found):
+                note = programs.PureWait(seconds).text
+                return [Finding("deny", "wait", note=note, target=target)]
+        return found
+
+    def command(self, command: Command, target: Target | None, by_arguments: Ranked | None) -> Finding:
+        """The answer for one simple command."""
+        argv = command.argv
+        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
+        action, rule = self.decide(tool, "shell.run", argv)
+        if action != "deny":
+            for reading in programs.reachable(argv):
+                if (denied := self._denied(reading, target, by_arguments)) is not None:
+                    return denied._replace(argv=argv)
+        if action == "allow" and (concern := programs.concern(argv)) is not None:
+            used = self.capability_rules("shell.run")[0].winner(argv)
+            if not any(_names(ranked, concern.words) for ranked in (tool, used)):
+                return Finding("ask", "program", rule, concern.reason, argv, target, tool, concern)
+        return Finding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
+
+    def _denied(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
+        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
+        action, rule = self.decide(tool, "shell.run", argv)
+        if action != "deny":
+            return None
+        return Finding("deny", "rule", rule, target=target, tool=tool)
+
+
+def _names(ranked: Ranked | None, words: frozenset[int]) -> bool:
+    """Whether an allow rule names these words of the argv literally."""
+    return (
+        ranked is not None
+        and ranked.rule.action == "allow"
+        and ranked.argv is not None
+        and words <= ranked.argv.literal_words
+    )
+
+
+def _names_all(finding: Finding) -> bool:
+    argv, rule = finding.argv or (), finding.rule
+    if finding.action != "allow" or rule is None or finding.tool is None or finding.tool.argv is None:
+        return False
+    return frozenset(range(len(argv))) <= finding.tool.argv.literal_words
+
+
+def _is_about_tool(rule: Rule, tool_id: str, origin: str | None) -> bool:
+    permission = rule.permission
+    if permission.startswith("mcp:"):
+        return origin is not None and _matches_origin(permission, origin)
+    if permission in CAPABILITIES:
+        return False
+    if is_glob(permission):
+        return permission == "*" or text_regex(permission).match(tool_id) is not None
+    return permission == tool_id
+
+
+def _matches_origin(permission: str, origin: str) -> bool:
+    wanted, have = permission.split(":"), origin.split(":", 2)
+    return len(wanted) == len(have) and all(text_regex(w).match(h) for w, h in zip(wanted, have, strict=True))
+
+
+def _is_about_capability(rule: Rule, capability: Capability) -> bool:
+    permission = rule.permission
+    if is_capability_glob(permission):
+        return text_regex(permission).match(capability) is not None
+    return cast("str", capability) == permission

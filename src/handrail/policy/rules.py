@@ -1,0 +1,161 @@
+"""A rule, the text it is written as, and the book of all rules that hold for a session.
+
+``ACTION PERMISSION [PATTERN]``, as in ``allow bash git status`` or ``deny fs.write secrets/**``. The permission is
+a tool's id, a glob over ids, ``mcp:server:tool``, a capability, or ``*``. What a pattern is compared with depends
+on what the call is about (see :mod:`handrail.policy.matching`); without a pattern a rule is about every call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from handrail.contract.names import ID_PATTERN, nearest
+from handrail.contract.patterns import WILDCARDS, fault_in_host, fault_in_pattern
+from handrail.contract.requires import CAPABILITIES
+from handrail.policy.words import WordFault, pattern_words
+
+Action = Literal["allow", "ask", "deny"]
+Scope = Literal["default", "manifest", "mode", "project", "session"]
+
+ACTIONS: tuple[Action, ...] = get_args(Action)
+SCOPES: tuple[Scope, ...] = get_args(Scope)
+STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
+FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
+"""A deny of these is never outweighed by a more specific rule."""
+
+_FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
+_PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One line of policy.
+
+    :param pattern: ``""`` when the rule is about every call of its permission
+    :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
+    """
+
+    action: Action
+    permission: str
+    pattern: str = ""
+    scope: Scope = "session"
+    source: str = ""
+
+    @property
+    def text(self) -> str:
+        """What :func:`parse_rule` reads back as the same rule."""
+        bare = f"{self.action} {self.permission}"
+        return f"{bare} {self.pattern}" if self.pattern else bare
+
+    @property
+    def final(self) -> bool:
+        return self.action == "deny" and self.scope in FINAL_SCOPES
+
+    @property
+    def unconditional(self) -> bool:
+        """Whether it is about every call of its permission, whatever the arguments."""
+        return not self.pattern
+
+    def __str__(self) -> str:
+        where = f"{self.scope} scope, {self.source}" if self.source else f"{self.scope} scope"
+        return f"{self.text!r} ({where})"
+
+
+def parse_rule(text: str, *, scope: Scope, source: str = "", known: Iterable[str] | None = None) -> Rule:
+    """Read ``ACTION PERMISSION [PATTERN]``.
+
+    :param known: every tool id and alias there is; where given, a permission that names none of them is a fault
+    :raises ValueError: naming the faulty word, what was expected, and the nearest word that would do
+    """
+    parts = text.strip(" \t").split(None, 2)
+    if len(parts) < 2:
+        raise ValueError(f"{text!r} is no rule; write ACTION PERMISSION [PATTERN], as in 'allow bash git status'")
+    action, permission = parts[0], parts[1]
+    pattern = parts[2] if len(parts) == 3 else ""
+    if action not in ACTIONS:
+        near = nearest(action.lower(), ACTIONS, 1)
+        raise ValueError(
+            f"{text!r} begins with {action!r}; a rule begins with allow, ask or deny"
+            + (f"; did you mean {near[0]!r}?" if near else "")
+        )
+    if problem := _fault_in_permission(permission, known):
+        raise ValueError(f"in the rule {text!r}, {problem}")
+    if problem := _fault_in_pattern(permission, pattern):
+        raise ValueError(f"in the rule {text!r}, {problem}")
+    return Rule(action, permission, pattern, scope, source)
+
+
+def is_glob(permission: str) -> bool:
+    return not WILDCARDS.isdisjoint(permission)
+
+
+def is_capability_glob(permission: str) -> bool:
+    """Whether a glob is about capabilities too: it must name their family in full (``fs.*``, never ``f*``)."""
+    head, dot, rest = permission.partition(".")
+    return bool(dot) and head in _FAMILIES and is_glob(rest)
+
+
+def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | None:
+    if not _PERMISSION_CHARACTERS.fullmatch(permission):
+        return (
+            f"{permission!r} is no permission; it is a tool's id, a glob over ids, mcp:SERVER:TOOL, a capability or '*'"
+        )
+    if problem := fault_in_pattern(permission):
+        return problem
+    if permission.startswith("mcp:"):
+        parts = permission.split(":")
+        return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL"
+    if permission in CAPABILITIES or is_glob(permission):
+        return None
+    if not ID_PATTERN.match(permission):
+        return f"{permission!r} is no tool's id: letters, digits, '_', '-', in parts joined by '.'"
+    names = list(known) if known is not None else []
+    if permission in names:
+        return None
+    if known is None and permission.partition(".")[0] not in _FAMILIES:
+        return None
+    near = nearest(permission, (*CAPABILITIES, *names), 1)
+    what = "a capability" if known is None else "a tool or a capability"
+    return f"{permission!r} is not {what}" + (
+        f"; did you mean {near[0]!r}?" if near else f"; capabilities are {', '.join(CAPABILITIES)}"
+    )
+
+
+def _fault_in_pattern(permission: str, pattern: str) -> str | None:
+    if "\0" in pattern:
+        return "the pattern has a NUL character in it"
+    if permission == "net.fetch" and pattern:
+        return fault_in_host(pattern)
+    if permission in ("bash", "shell.run"):
+        try:
+            words = pattern_words(pattern)
+        except WordFault as fault:
+            return str(fault)
+        return next((problem for word in words if (problem := fault_in_pattern(word))), None)
+    if permission in ("fs.read", "fs.write"):
+        if ".." in pattern.split("/"):
+            return f"the path pattern {pattern!r} climbs with '..'; paths are compared after resolving, so it never matches"
+        return fault_in_pattern(pattern)
+    return None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RuleBook:
+    """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does."""
+
+    rules: tuple[Rule, ...] = ()
+
+    def with_rules(self, *rules: Rule) -> RuleBook:
+        return RuleBook((*self.rules, *(rule for rule in rules if rule not in self.rules)))
+
+    def of_scope(self, scope: Scope) -> tuple[Rule, ...]:
+        return tuple(rule for rule in self.rules if rule.scope == scope)
+
+    def __iter__(self) -> Iterator[Rule]:
+        return iter(self.rules)
+
+    def __len__(self) -> int:
+        return len(self.rules)

@@ -1,0 +1,85 @@
+"""The narrowest rule that would answer a call with yes, tried out before it is suggested."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from handrail.contract.patterns import escape
+from handrail.contract.spec import properties_of
+from handrail.policy.matching import PathSubject, value_text
+from handrail.policy.rules import parse_rule
+from handrail.policy.shell import Script
+from handrail.policy.targets import Target
+from handrail.policy.verdict import Finding, Verdict
+from handrail.policy.words import literal_words
+
+SOURCE = "answered for this session"
+_MAX_CHARACTERS = 2_000
+
+
+def always(verdict: Verdict) -> str | None:
+    """The text of a rule that allows exactly this call, or None where no single rule would."""
+    for text in _candidates(verdict):
+        if len(text) > _MAX_CHARACTERS or not text.isprintable():
+            continue
+        try:
+            rule = parse_rule(text, scope="session", source=SOURCE)
+        except ValueError:
+            continue
+        if rule.text == text and _suffices(verdict, text):
+            return text
+    return None
+
+
+def _suffices(verdict: Verdict, text: str) -> bool:
+    rule = parse_rule(text, scope="session", source=SOURCE)
+    prepared = verdict.prepared.with_rule(rule)
+    return prepared.judge_targets(verdict.arguments, verdict.targets).action == "allow"
+
+
+def _candidates(verdict: Verdict) -> Iterator[str]:
+    spec = verdict.prepared.spec
+    asked = [finding for finding in verdict.findings if finding.action == "ask"]
+    if any(finding.cause == "unclear" for finding in asked):
+        return
+    if verdict.prepared.kind == "arguments":
+        words = _argument_words(verdict.arguments)
+        if words or not properties_of(spec.parameters):
+            yield f"allow {spec.id} {words}".rstrip(" ")
+        if not verdict.targets:
+            return
+    subjects = {_subject_text(finding) for finding in asked}
+    if len(subjects) != 1:
+        return
+    pattern = subjects.pop()
+    if pattern is None:
+        return
+    if verdict.prepared.kind != "arguments":
+        yield f"allow {spec.id} {pattern}"
+    capabilities = {finding.target.capability for finding in asked if finding.target is not None}
+    if len(capabilities) == 1:
+        yield f"allow {capabilities.pop()} {pattern}"
+
+
+def _subject_text(finding: Finding) -> str | None:
+    if finding.argv is not None:
+        return literal_words(finding.argv)
+    return None if finding.target is None else target_pattern(finding.target)
+
+
+def target_pattern(target: Target) -> str | None:
+    """A pattern that matches exactly this path or host; None for a script, or where a folder's contents would follow."""
+    subject = target.subject
+    if isinstance(subject, Script):
+        return None
+    if isinstance(subject, PathSubject):
+        return escape(subject.absolute if subject.relative is None else subject.relative)
+    return subject
+
+
+def _argument_words(arguments: Mapping[str, Any]) -> str:
+    if any("=" in key or json.dumps(key) != f'"{key}"' for key in arguments):
+        return ""
+    return literal_words(f"{key}={value_text(value)}" for key, value in arguments.items())

@@ -1,0 +1,177 @@
+"""What one call is about, in the form that rules are judged on: canonical paths, hosts, scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+from urllib.parse import urlsplit
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Capability
+from handrail.contract.spec import ToolSpec, fill, placeholders, properties_of
+from handrail.policy.matching import Kind, PathSubject
+from handrail.policy.shell import Command, Script, parse
+from handrail.policy.words import literal_words
+
+_PORTS = {"http": 80, "https": 443}
+
+
+class LocatedPath(Protocol):
+    @property
+    def absolute(self) -> str: ...
+    @property
+    def shown(self) -> str: ...
+
+
+class PathRoots(Protocol):
+    """What policy needs of the session's roots."""
+
+    workspace: str
+    """Absolute, canonical."""
+
+    def locate(self, path: str, /) -> LocatedPath:
+        """:raises ToolError: for a text that can name no file"""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One thing a call would touch.
+
+    :param value: canonical: an absolute path, ``host[:port]``, or the command as given
+    :param shown: how a message names it
+    :param subject: what rule patterns are compared with
+    """
+
+    capability: Capability
+    value: str
+    shown: str
+    subject: PathSubject | Script | str
+
+
+def kind_of(spec: ToolSpec) -> Kind:
+    """What the rules about this tool are compared with: one kind of target decides, a mixture leaves the arguments."""
+    families = {capability.partition(".")[0] for capability in spec.effective_targets}
+    if families == {"shell"}:
+        return "command"
+    if families == {"fs"}:
+        return "path"
+    return "host" if families == {"net"} else "arguments"
+
+
+def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
+    workspace = roots.workspace
+    if absolute == workspace:
+        return PathSubject(absolute, ".")
+    prefix = workspace if workspace[-1:] == "/" else workspace + "/"
+    return PathSubject(absolute, absolute[len(prefix) :] if absolute.startswith(prefix) else None)
+
+
+class TargetReader:
+    """Reads one tool's targets out of a call's arguments."""
+
+    __slots__ = ("_getters",)
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self._getters = tuple(
+            (cast("Capability", capability), _getter(template, spec))
+            for capability, template in spec.effective_targets.items()
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self._getters)
+
+    def read(self, arguments: Mapping[str, Any], roots: PathRoots) -> list[Target]:
+        """:raises ToolError: ``invalid_input`` for a path or host that cannot be"""
+        found: list[Target] = []
+        located: dict[str, LocatedPath] = {}
+        for capability, getter in self._getters:
+            value = getter(arguments)
+            if capability == "shell.run":
+                found.append(_command(value))
+                continue
+            if capability == "net.fetch":
+                hosts = [host_of(text) for text in _texts(value, None)]
+                found += [Target("net.fetch", host, host, host) for host in hosts]
+                continue
+            for text in _texts(value, "."):
+                where = located.get(text)
+                if where is None:
+                    where = located[text] = roots.locate(text)
+                subject = path_subject(where.absolute, roots)
+                found.append(Target(cast("Capability", capability), where.absolute, where.shown, subject))
+        return found
+
+
+def _getter(template: str, spec: ToolSpec) -> Callable[[Mapping[str, Any]], object]:
+    names = placeholders(template)
+    if len(names) == 1 and template[1:-1] == names[0]:
+        name = names[0]
+        default: object = properties_of(spec.parameters).get(name, {}).get("default")
+        return lambda arguments: arguments.get(name, default)
+    return lambda arguments: fill(template, arguments)
+
+
+def _texts(value: object, missing: str | None) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    if value is None:
+        return [] if missing is None else [missing]
+    if isinstance(value, (list, tuple)):
+        return [str(item) for item in cast("list[object]", value)]
+    return [str(value)]
+
+
+def _command(value: object) -> Target:
+    if isinstance(value, (list, tuple)):
+        argv = tuple(str(word) for word in cast("list[object]", value))
+        return Target("shell.run", literal_words(argv), shown_argv(argv), argv_script(argv))
+    text = "" if value is None else str(value)
+    return Target("shell.run", text, shown_command(text), parse(text))
+
+
+def argv_script(argv: tuple[str, ...]) -> Script:
+    """An argv that is run without a shell, as the one command it is."""
+    return Script((Command(argv, (), argv),)) if argv and argv[0] else Script((), "it names no program")
+
+
+def shown_command(text: str) -> str:
+    """``text`` for a message: one line, printable, not endless; approvals show the arguments themselves, whole."""
+    if len(text) <= 400 and text.isprintable():
+        return f"`{text}`"
+    flat = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text[:400])
+    return f"`{flat}`" if len(text) <= 400 else f"`{flat}…`"
+
+
+def shown_argv(argv: Sequence[str]) -> str:
+    """An argv for a message, quoted so that it is clear where a word ends."""
+    return shown_command(literal_words(argv))
+
+
+def host_of(text: str) -> str:
+    """``host:port`` of a URL, or the host itself if no URL is given.
+
+    :raises ToolError: for anything that two readers might take for different hosts
+    """
+    if not text or not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
+        raise ToolError(
+            f"{text[:200]!r} is no plain host or URL; write ASCII without blanks or backslashes", kind="invalid_input"
+        )
+    if "//" not in text:
+        if not _plain_host(text):
+            raise ToolError(f"{text[:200]!r} is no host; write 'api.example.org' or a whole URL", kind="invalid_input")
+        return text.lower()
+    try:
+        parts = urlsplit(text)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host, port, parts = None, None, None
+    if parts is None or not host or parts.scheme not in _PORTS or "@" in parts.netloc or not _plain_host(host):
+        raise ToolError(f"{text[:200]!r} is no http or https URL without a user name in it", kind="invalid_input")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{shown}:{port if port is not None else _PORTS[parts.scheme]}"
+
+
+def _plain_host(host: str) -> bool:
+    return bool(host) and all(c.isalnum() or c in ".-_:[]" for c in host)
