@@ -349,3 +349,19 @@ def test_a_missing_sdk_names_the_extra(kind: Kind, monkeypatch: pytest.MonkeyPat
 def test_a_script_takes_no_base_url() -> None:
     with pytest.raises(UsageError, match="asks no server"):
         open_model("script:x.toml", base_url="http://127.0.0.1:1")
+
+
+@pytest.mark.parametrize("finish", ["length", "content_filter"])
+async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_call(finish: str) -> None:
+    async with bench("openai", Reply(Call("echo"), Call("mail__send", "{}"), finish=finish), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+
+
+@each_provider
+async def test_a_stream_that_brings_nothing_counts_as_a_busy_provider(kind: Kind) -> None:
+    async with bench(kind, Reply(ended=False), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert len(b.naps) == 1

@@ -19,41 +19,14 @@ from handrail.agent.stream import Reply, WireIds, call_part, whole_characters
 from handrail.contract.call import Answer
 from handrail.contract.result import Result
 
-SHOWN_METADATA = (
-    "error_kind",
-    "truncated",
-    "output_path",
-    "bytes",
-    "total_bytes",
-    "entries",
-    "total_entries",
-    "next_offset",
-    "artifact",
-    "artifact_ref",
-    "summary",
-    "job_id",
-    "still_running",
-    "stopped_by",
-    "warnings",
-    "untrusted",
-    "source",
-    "escaped",
-    "flagged",
-    "masked",
-    "redacted",
-    "read_only",
-    "unconfined",
-    "workspace_locked",
-    "unrecorded",
-    "recorded",
-)
-"""What a model reads of a result's metadata, in this order. Times stay out: the same result is the same text."""
+NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by"})
+"""Metadata that tells the model nothing to act on: without times, the same result is the same text."""
 
 
 def shown(result: Result) -> str:
     """``result`` as its model reads it: compact JSON, ``{type, data | error_text, metadata}``, byte-stable."""
     wire = result.to_dict()
-    metadata = {key: result.metadata[key] for key in SHOWN_METADATA if key in result.metadata}
+    metadata = {key: value for key, value in sorted(result.metadata.items()) if key not in NOT_SHOWN}
     if metadata:
         wire["metadata"] = metadata
     else:
