@@ -16,7 +16,7 @@ from handrail.runtime.roots import Roots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.proves("K-11")
+pytestmark = pytest.mark.proves("K-11a")
 
 
 @pytest.fixture

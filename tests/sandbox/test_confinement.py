@@ -13,7 +13,7 @@ from tests.sandbox.conftest import Ground
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
 
-pytestmark = pytest.mark.proves("S-01")
+pytestmark = pytest.mark.proves("S-01a")
 
 
 async def test_there_is_no_network_but_its_own_loopback(confined: Ground) -> None:
@@ -94,7 +94,7 @@ async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
     assert len(ran.out.split()) <= 5
 
 
-@pytest.mark.proves("S-06")
+@pytest.mark.proves("S-06a")
 async def test_the_environment_is_a_list_and_home_is_the_scratch(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,7 +12,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.sandbox import toolchains
 
-pytestmark = pytest.mark.proves("S-01")
+pytestmark = pytest.mark.proves("S-01a")
 
 
 def install(place: Path, *programs: str) -> Path:

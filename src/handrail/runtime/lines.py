@@ -152,8 +152,9 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
             return Window(tuple(lines), first, number, index.known_total(read), tuple(cut))
         text = raw.decode("utf-8", "replace")
         shortened = not whole or len(text) > max_line
-        text = text[:max_line]
-        cost = _bytes(text) + 1
+        if shortened:
+            text = text[:max_line]
+        cost = 1 + (len(text) if text.isascii() else len(text.encode()))
         if used + cost > max_bytes:
             if lines:
                 return Window(tuple(lines), first, number, index.known_total(read), tuple(cut))
@@ -164,10 +165,6 @@ def window(read: Read, index: LineIndex, first: int, count: int | None, max_byte
         lines.append(text)
         used += cost
     return Window(tuple(lines), first, None, first + len(lines) - 1, tuple(cut))
-
-
-def _bytes(text: str) -> int:
-    return len(text) if text.isascii() else len(text.encode())
 
 
 def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[bytes, bool]]:
@@ -185,6 +182,10 @@ def _raw_lines(read: Read, start: int, size: int, keep: int) -> Iterator[tuple[b
         place = 0
         while True:
             end = chunk.find(b"\n", place)
+            if end >= 0 and not head and end - place <= keep:  # most lines, without a copy in between
+                yield chunk[place:end].removesuffix(b"\r"), True
+                place = end + 1
+                continue
             stop = end if end >= 0 else len(chunk)
             room = keep - len(head)
             if stop - place > room:

@@ -20,20 +20,7 @@ from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Profile
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
-_WRITABLE_PROC = (
-    "sys",
-    "sysrq-trigger",
-    "bus",
-    "irq",
-    "fs",
-    "acpi",
-    "scsi",
-    "driver",
-    "tty",
-    "asound",
-    "mtrr",
-    "pressure",
-)
+_WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound")
 """Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _SHM_BYTES = 64 * 1024 * 1024
@@ -146,10 +133,6 @@ def _kernel() -> tuple[str, ...]:
     for name in names:
         if Path("/proc", name).exists():
             options += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    if os.geteuid() == 0:
-        for entry in sorted(Path("/proc").iterdir()):
-            if not entry.name.isdigit() and entry.is_file() and not entry.stat().st_mode & 0o044:
-                options += ["--ro-bind", "/dev/null", str(entry)]
     return (*options, "--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm")  # noqa: S108
 
 
