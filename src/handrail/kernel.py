@@ -11,7 +11,7 @@ import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.arbiter.arbiter import Arbiter, Limits
@@ -21,7 +21,7 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
-from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.errors import Fault, LoadError, ToolError, UsageError
 from handrail.contract.names import wire_name
 from handrail.contract.people import Attendant
 from handrail.contract.requires import CapabilitySet, Requires, Variables
@@ -51,6 +51,10 @@ from handrail.sandbox import tiers
 from handrail.session.session import Session
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
+
+if TYPE_CHECKING:
+    from handrail.doctor import Check
+    from handrail.policy.explain import Explanation
 
 AGENT = "default"
 """The one agent there is without agent manifests."""
@@ -130,6 +134,46 @@ class Kernel:
     @property
     def authority(self) -> Authority:
         return self._arbiter.authority
+
+    @property
+    def state_folder(self) -> str:
+        """Where this workspace's log and database are."""
+        return str(self._store.folders.own)
+
+    async def explain(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+    ) -> Explanation:
+        """How a call would be decided in a new session, by what, and what would change it. Runs and records nothing.
+
+        :raises ToolError: ``unknown_tool``, ``unavailable`` or ``invalid_input``, as the call itself would be answered
+        """
+        from handrail.policy.explain import explain
+
+        entry = self.generation.resolve(tool)
+        if entry is None:
+            nearest = " or ".join(self.generation.nearest(tool))
+            raise ToolError(
+                f"there is no tool {tool[:80]!r}" + (f"; did you mean {nearest}?" if nearest else ""),
+                kind="unknown_tool",
+            )
+        if entry.withheld is not None:
+            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        if problems := entry.schema.problems(dict(arguments)):
+            raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+        return await explain(
+            self.authority,
+            entry.spec,
+            arguments,
+            rules=self._rules.with_rules(*_parsed([("session", "session", text) for text in rules], self.generation)),
+            roots=Roots(self.workdir),
+            headless=headless,
+        )
+
+    def doctor(self) -> list[Check]:
+        """What this machine and this kernel can do, what is withheld, and the remedies."""
+        from handrail import doctor
+
+        return [*doctor.of_machine(self.workdir), *doctor.of_kernel(self)]
 
     @property
     def rules(self) -> RuleBook:
@@ -262,8 +306,10 @@ def _profile_of(runtime: Runtime) -> Profile:
 
 def _rule_texts(settings: Configuration, rules: Iterable[str]) -> list[tuple[Scope, str, str]]:
     found: list[tuple[Scope, str, str]] = []
-    found += [("project", str(settings.file), text) for text in settings.settings.rules]
-    found += [("session", "given at the start", text) for text in rules]
+    for text in settings.settings.rules:
+        found.append(("project", str(settings.file), text))
+    for text in rules:
+        found.append(("session", "given at the start", text))
     return found
 
 

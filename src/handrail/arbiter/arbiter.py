@@ -107,6 +107,8 @@ class Arbiter:
         call.entry = entry
         if entry is None:
             self._propose(call, proposed.arguments)
+            if proposed.fault is not None:
+                raise Refusal("resolve", proposed.fault_kind, proposed.fault)
             nearest = generation.nearest(proposed.name)
             hint = f"did you mean {' or '.join(nearest)}?" if nearest else "no tool has a name like it."
             name = proposed.name[:80]
@@ -126,7 +128,8 @@ class Arbiter:
         self._propose(call, call.proposed.arguments if arguments is None else arguments)
         problems = [fault] if arguments is None else call.entry.schema.problems(arguments)
         if arguments is None or problems:
-            raise Refusal("validate", "invalid_input", f"{spec.id}: " + "; ".join(problems))
+            kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
+            raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems))
         call.arguments = arguments
         try:
             call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)
