@@ -17,6 +17,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.schema import compile_schema
 from handrail.contract.tool import Tool
+from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.tools import BUILTINS
 
@@ -30,6 +31,23 @@ class Running:
 
     def check(self) -> None:
         return
+
+
+@dataclass
+class Doors:
+    """What the arbiter gives a call's runtime, without an arbiter."""
+
+    judge: May
+    cancellation: Running = field(default_factory=Running)
+
+    def may(self) -> May:
+        return self.judge
+
+    def tell(self, message: str, fraction: float | None) -> None:
+        return
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
 
 
 class Memory:
@@ -83,19 +101,7 @@ class Desk:
                 return f"{capability} of {target} is not in the capability set"
             return None
 
-        async def no_calls(tool_id: str, arguments: Mapping[str, Any]) -> Result:
-            raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
-
-        return CallRuntime(
-            tool.spec,
-            f"call-{next(_numbers)}",
-            self.around,
-            capabilities,
-            may,
-            Running(),
-            lambda message, fraction: None,
-            no_calls,
-        )
+        return CallRuntime(tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may))
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
         """What the tool returns; its arguments have to fit its schema first."""

@@ -127,7 +127,8 @@ class Found:
     paths: tuple[str, ...] = ()
     more: bool = False
     skipped: int = 0
-    """Results left out because a rule denies the file."""
+    """Paths left out because a rule denies the file. Matches left out are not counted: how many there are for one
+    pattern and another would tell what is in the file."""
 
 
 class Search(Protocol):

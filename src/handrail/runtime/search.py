@@ -59,8 +59,6 @@ class RipgrepSearch:
         literal: bool = False,
         max_matches: int = 10_000,
     ) -> Found:
-        """As the Protocol says. ``skipped`` stays 0: a count of matches in a file that may not be read would,
-        asked often enough, tell what is in it."""
         place = self._place(path)
         wanted = PathFilter()
         if glob is not None:
