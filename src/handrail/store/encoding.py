@@ -1,8 +1,8 @@
 """Values as JSON bytes, without ever refusing one: what cannot be JSON is kept in a form that says so.
 
 The quick way is orjson. What that does not take (half surrogate pairs, integers beyond 64 bits, keys that are
-not text, cycles, depth) goes a slower way that the standard library's decoder reads back unchanged where
-JSON can express it at all:
+not text, cycles, depth) goes a slower way, whose texts begin with a blank: for them the standard library's decoder
+is used, which reads back unchanged what JSON can express at all. What it cannot:
 
 - NaN and infinities become ``null``: JSON has neither
 - bytes become ``{"$bytes": "<base64>"}``; sets and tuples become arrays
@@ -47,15 +47,12 @@ def decode(encoded: bytes) -> Any:
 
     :raises ValueError: when the bytes are not JSON
     """
-    try:
-        return orjson.loads(encoded)
-    except orjson.JSONDecodeError:
-        return json.loads(encoded)
+    return json.loads(encoded) if encoded[:1] == b" " else orjson.loads(encoded)
 
 
 def _slowly(value: object) -> bytes:
     try:
-        return json.dumps(_plain(value, 0), separators=(",", ":")).encode("ascii")
+        return b" " + json.dumps(_plain(value, 0), separators=(",", ":")).encode("ascii")
     except Exception as error:
         note = {"$object": type(value).__name__, "text": f"not encodable: {type(error).__name__}"}
         return json.dumps(note).encode("ascii")

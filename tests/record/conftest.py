@@ -1,0 +1,30 @@
+"""A log of its own for each test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.store.places import Place
+
+from handrail.record.log import CommitLog
+from handrail.store.opening import Store
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place.beneath(tmp_path)
+
+
+@pytest.fixture
+async def store(place: Place) -> AsyncIterator[Store]:
+    opened = place.open()
+    yield opened
+    await opened.aclose()
+
+
+@pytest.fixture
+def log(store: Store) -> CommitLog:
+    ticks = iter(range(1_000, 10_000_000))
+    return CommitLog(store.database, clock=lambda: next(ticks))

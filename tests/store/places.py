@@ -1,0 +1,60 @@
+"""A workspace and a state folder for a test, and processes that share them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.store.folders import Folders, locate
+from handrail.store.opening import Store
+
+
+@dataclass(frozen=True)
+class Place:
+    workspace: Path
+    state: Path
+
+    @staticmethod
+    def beneath(folder: Path) -> Place:
+        workspace = folder / "workspace"
+        workspace.mkdir(parents=True)
+        return Place(workspace, folder / "state")
+
+    @property
+    def folders(self) -> Folders:
+        return locate(self.workspace, self.state)
+
+    def open(self, face: str = "library", clock: Callable[[], int] | None = None) -> Store:
+        if clock is None:
+            return Store.open(self.workspace, self.state, face=face)
+        return Store.open(self.workspace, self.state, face=face, clock=clock)
+
+    @contextmanager
+    def process(self, text: str, *arguments: str) -> Generator[subprocess.Popen[str]]:
+        """Python text in a process of its own; its arguments are the workspace, the state, and ``arguments``.
+
+        It ends with the block.
+        """
+        started = subprocess.Popen(
+            [sys.executable, "-c", text, str(self.workspace), str(self.state), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        with started:
+            try:
+                yield started
+            finally:
+                started.kill()
+
+    def finished(self, text: str, *arguments: str) -> str:
+        """What such a process printed; it must end well."""
+        with self.process(text, *arguments) as process:
+            out, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            return out

@@ -1,0 +1,110 @@
+"""The database: versioned, refused when damaged, foreign or newer, readable beside its owner."""
+
+from __future__ import annotations
+
+import sqlite3
+import stat
+from pathlib import Path
+
+import pytest
+from tests.store.places import Place
+
+from handrail.contract.errors import StartError
+from handrail.store.database import open_reader
+from handrail.store.schema import VERSION
+from handrail.store.sessions import SessionRow
+
+
+async def made(place: Place) -> Path:
+    await place.open().aclose()
+    return place.folders.database
+
+
+@pytest.mark.proves("G-09a")
+async def test_a_new_database_has_the_newest_shape_and_is_private(place: Place) -> None:
+    path = await made(place)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    connection = sqlite3.connect(path)
+    assert connection.execute("PRAGMA user_version").fetchone() == (VERSION,)
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    connection.close()
+
+
+@pytest.mark.proves("G-09a")
+async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_needs(place: Place) -> None:
+    path = await made(place)
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version = {VERSION + 6}")
+    connection.execute("UPDATE meta SET value = '9.8.7' WHERE key = 'written_by'")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StartError, match=rf"schema {VERSION + 6}.*reads up to {VERSION}.*handrail 9\.8\.7 or later"):
+        place.open()
+    with pytest.raises(StartError, match=r"handrail 9\.8\.7"):
+        open_reader(path)
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
+async def test_a_damaged_database_is_named_with_the_remedy_and_left_alone(place: Place, content: bytes) -> None:
+    path = await made(place)
+    path.write_bytes(content)
+    for opening in (place.open, lambda: open_reader(path)):
+        with pytest.raises(StartError, match=rf"{path} is damaged: .*mv '{path}'"):
+            opening()
+    assert path.read_bytes() == content
+
+
+async def test_another_programs_database_is_refused_and_left_alone(place: Place) -> None:
+    path = await made(place)
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute("CREATE TABLE bookmarks (url)")
+    connection.commit()
+    connection.close()
+    before = path.read_bytes()
+    with pytest.raises(StartError, match="another program"):
+        place.open()
+    assert path.read_bytes() == before
+
+
+async def test_a_reader_sees_what_the_owner_has_written_and_cannot_write(place: Place) -> None:
+    store = place.open()
+    await store.sessions.open(SessionRow("ses_1", 5))
+    read = place.finished(
+        "import sys, sqlite3\n"
+        "from handrail.store.folders import locate\n"
+        "from handrail.store.database import open_reader\n"
+        "reader = open_reader(locate(sys.argv[1], sys.argv[2]).database)\n"
+        "print(reader.execute('SELECT id FROM session').fetchall())\n"
+        "try:\n    reader.execute('DELETE FROM session')\n"
+        "except sqlite3.OperationalError as error:\n    print('refused', error)\n"
+    )
+    assert "('ses_1',)" in read and "refused" in read
+    await store.aclose()
+
+
+async def test_reading_where_nothing_was_ever_run_says_so(place: Place) -> None:
+    with pytest.raises(StartError, match="there is no log yet"):
+        open_reader(place.folders.database)
+    assert not place.state.exists()
+
+
+async def test_reading_after_the_owner_has_gone_works(place: Place) -> None:
+    reader = open_reader(await made(place))
+    assert reader.execute("SELECT count(*) FROM record").fetchone() == (0,)
+    reader.close()
+
+
+def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) -> None:
+    said = place.finished(
+        "import sys, resource\n"
+        "from handrail.contract.errors import StartError\n"
+        "from handrail.store.opening import Store\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[3]), int(sys.argv[3])))\n"
+        "try:\n    Store.open(sys.argv[1], sys.argv[2])\n"
+        "except StartError as error:\n    print(error)\n",
+        "8192",
+    )
+    assert str(place.state) in said and "cannot be written" in said and "--state DIR" in said, said

@@ -1,0 +1,76 @@
+"""Any value becomes JSON bytes: faithfully where JSON can say it, and marked where it cannot."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.store.encoding import decode, encode
+
+JSON_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(st.characters()),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(st.characters()), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(JSON_VALUES)
+def test_whatever_json_can_say_comes_back_unchanged(value: Any) -> None:
+    assert decode(encode(value)) == value
+
+
+class Broken:
+    def __str__(self) -> str:
+        raise RuntimeError("no text of me")
+
+
+def nested(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+def cycle() -> dict[str, Any]:
+    value: dict[str, Any] = {}
+    value["self"] = value
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (b"\xff\x00", {"$bytes": "/wA="}),
+        (math.nan, None),
+        ([math.inf, "\ud800"], [None, "\ud800"]),
+        ({1: "a", "\udfff": 2}, {"1": "a", "\udfff": 2}),
+        ({"n": 10**30, "raw": orjson.Fragment(b'{"a":[1]}')}, {"n": 10**30, "raw": {"a": [1]}}),
+        ({"x"}, ["x"]),
+        (Broken(), {"$object": "Broken", "text": "<Broken: RuntimeError>"}),
+        ({"\ud800": Broken()}, {"\ud800": {"$object": "Broken", "text": "<Broken: RuntimeError>"}}),
+    ],
+)
+def test_what_json_cannot_say_is_kept_in_a_form_that_says_so(value: Any, expected: Any) -> None:
+    assert decode(encode(value)) == expected
+
+
+@pytest.mark.parametrize("value", [nested(100_000), cycle(), {"n": 10**50_000}])
+def test_depth_cycles_and_giant_numbers_never_stop_a_record(value: Any) -> None:
+    encoded = encode({"kept": 1, "hostile": value})
+    assert decode(encoded)["kept"] == 1
+    assert json.loads(encoded)["hostile"] is not None
+
+
+def test_what_is_longer_than_the_bound_keeps_its_length_and_beginning() -> None:
+    kept = decode(encode({"text": "ä" * 1000}, max_bytes=400))
+    assert kept["$oversized"] > 2000 and kept["head"].startswith('{"text":"ää')

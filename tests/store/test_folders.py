@@ -1,0 +1,162 @@
+"""Folders of state: private, apart from the workspace, and refused with the next step where they are not."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.store.places import Place
+
+from handrail.contract.errors import StartError, UsageError
+from handrail.store.folders import Folders, locate, prepare
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def prepared(place: Place) -> Folders:
+    return prepare(place.workspace, place.state)
+
+
+def test_every_folder_of_state_is_private_to_its_user(place: Place) -> None:
+    folders = prepared(place)
+    session = folders.output("ses_1"), folders.scratch("ses_1")
+    for folder in (folders.own, folders.artifacts, folders.own.parent, *session, *(s.parent for s in session)):
+        assert mode_of(folder) == 0o700, folder
+
+
+def test_two_spellings_of_a_workspace_share_their_state_and_two_workspaces_do_not(place: Place, tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(place.workspace)
+    other = tmp_path / "workspace2"
+    other.mkdir()
+    assert locate(link, place.state) == locate(place.workspace / ".." / "workspace", place.state)
+    assert locate(other, place.state).own != locate(place.workspace, place.state).own
+
+
+def test_what_sessions_write_lies_apart_from_the_database_and_from_each_other(place: Place) -> None:
+    folders = prepared(place)
+    spots = [folders.own, folders.output("a"), folders.output("b"), folders.scratch("a"), folders.scratch("b")]
+    for one in spots:
+        for other in spots:
+            assert one == other or not one.is_relative_to(other)
+
+
+@pytest.mark.parametrize("session_id", ["", "..", "a/b", "../../x", ".hidden", "a\0b", "a\n", "-rf", "x" * 65, "ü"])
+def test_a_session_id_that_is_no_plain_name_is_refused(place: Place, session_id: str) -> None:
+    folders = prepared(place)
+    for use in (folders.output, folders.scratch, folders.discard):
+        with pytest.raises(UsageError, match="session id"):
+            use(session_id)
+
+
+def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Place, tmp_path: Path) -> None:
+    inside = place.workspace / "deep" / "state"
+    way_around = tmp_path / "way-around"
+    way_around.symlink_to(place.workspace)
+    for state in (inside, place.workspace, way_around / "state"):
+        with pytest.raises(StartError, match=r"lies inside the workspace.*--state"):
+            prepare(place.workspace, state)
+    assert not inside.exists()
+
+
+def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
+    own = prepared(place).own
+    with pytest.raises(StartError, match="own state folder"):
+        prepare(own, place.state)
+
+
+def test_the_state_folder_comes_from_the_argument_then_the_environment_then_the_platform(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_STATE", str(tmp_path / "from-environment"))
+    assert locate(place.workspace, place.state).state == place.state.resolve()
+    assert locate(place.workspace).state == (tmp_path / "from-environment").resolve()
+    monkeypatch.delenv("HANDRAIL_STATE")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "xdg"))
+    assert locate(place.workspace).state.name == "handrail"
+
+
+def test_a_home_folder_or_the_whole_file_system_needs_the_flag(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "people" / "ada"
+    home.mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    state = tmp_path / "elsewhere"
+    for broad in (home, home.parent, Path("/")):
+        with pytest.raises(StartError, match="--allow-home"):
+            locate(broad, state)
+    assert locate(home, state, allow_home=True).workspace == home.resolve()
+    project = home / "project"
+    project.mkdir()
+    assert locate(project, state).workspace == project.resolve()
+
+
+def test_a_workspace_that_is_no_folder_is_refused(place: Place) -> None:
+    file = place.workspace / "file"
+    file.write_text("")
+    for wrong in (file, place.workspace / "absent", f"{place.workspace}/nul\0"):
+        with pytest.raises(StartError, match="--workspace DIR"):
+            locate(wrong, place.state)
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o705, 0o777])
+def test_a_folder_that_somebody_opened_to_others_is_refused(place: Place, mode: int) -> None:
+    own = prepared(place).own
+    own.chmod(mode)
+    with pytest.raises(StartError, match=r"open to other users.*chmod 700"):
+        prepared(place)
+
+
+def test_a_state_folder_that_others_may_write_is_refused(place: Place) -> None:
+    place.state.mkdir()
+    place.state.chmod(0o777)
+    with pytest.raises(StartError, match="others may write"):
+        prepared(place)
+
+
+def test_a_link_in_the_place_of_a_state_folder_is_refused(place: Place, tmp_path: Path) -> None:
+    target = tmp_path / "trap"
+    target.mkdir(mode=0o700)
+    place.state.mkdir(mode=0o700)
+    (place.state / "ws").symlink_to(target)
+    with pytest.raises(StartError, match="is not a folder"):
+        prepared(place)
+    assert not list(target.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_folder_of_another_user_is_refused(place: Place) -> None:
+    own = prepared(place).own
+    os.chown(own, 65534, 65534)
+    with pytest.raises(StartError, match="belongs to user 65534"):
+        prepared(place)
+
+
+def test_a_place_that_cannot_be_written_is_named_with_the_next_step(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "a-file"
+    file.write_text("")
+    for state in (file / "state", Path("/proc/handrail-state")):
+        with pytest.raises(StartError, match=r"cannot be written: .*runs no call.*--state DIR or HANDRAIL_STATE"):
+            prepare(place.workspace, state)
+
+
+def test_discarding_a_session_removes_its_files_and_follows_no_link(place: Place, tmp_path: Path) -> None:
+    folders = prepared(place)
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("kept")
+    scratch, output, neighbour = folders.scratch("ses_1"), folders.output("ses_1"), folders.scratch("ses_2")
+    (scratch / "link").symlink_to(precious)
+    (scratch / "read-only").mkdir()
+    (scratch / "read-only" / "file").write_text("")
+    (scratch / "read-only").chmod(0o500)
+    (output / "call.txt").write_text("")
+    folders.discard("ses_1")
+    folders.discard("ses_1")
+    assert not scratch.exists() and not output.exists() and neighbour.exists()
+    assert (precious / "file").read_text() == "kept"

@@ -1,0 +1,209 @@
+"""The writer: groups form by themselves, failures are told to those who wait, and nothing appended is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from handrail.contract.errors import LogUnavailable
+from handrail.store.writer import SinkUnavailable, Writer
+
+
+class Shelf:
+    """A sink in memory whose disk can be full, slow or given a poisoned item."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.full = False
+        self.reopened = 0
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+
+    @property
+    def items(self) -> list[str]:
+        return [item for batch in self.batches for item in batch]
+
+    def write(self, batch: Sequence[str]) -> None:
+        self.entered.set()
+        self.gate.wait()
+        if self.full:
+            raise SinkUnavailable("the disk is full")
+        if "poison" in batch:
+            raise ValueError("poisoned")
+        self.batches.append(list(batch))
+
+    def reopen(self) -> None:
+        self.reopened += 1
+        if self.full:
+            raise SinkUnavailable("the disk is still full")
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    return Shelf()
+
+
+@pytest.mark.proves("G-01")
+async def test_callers_who_come_during_a_sync_share_the_next_one(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.gate.clear()
+    first = asyncio.create_task(writer.commit("first"))
+    await asyncio.to_thread(shelf.entered.wait)
+    others = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(64)]
+    await asyncio.sleep(0)
+    shelf.gate.set()
+    await asyncio.gather(first, *others)
+    assert [len(batch) for batch in shelf.batches] == [1, 64]
+    assert (writer.transactions, writer.commits) == (2, 65)
+    writer.close()
+
+
+async def test_appended_items_come_before_a_later_commit_and_in_order(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    for number in range(100):
+        writer.append(f"n{number}")
+    await writer.commit("last")
+    assert shelf.items == [*(f"n{n}" for n in range(100)), "last"]
+    writer.close()
+
+
+async def test_appended_items_are_written_without_anybody_waiting(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    writer.append("alone")
+    await asyncio.to_thread(shelf.entered.wait, 30)
+    await writer.flush()
+    assert shelf.items == ["alone"] and writer.backlog == 0
+    writer.close()
+
+
+async def test_closing_writes_what_is_left_and_later_commits_are_told(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    writer.append("left")
+    await asyncio.to_thread(writer.close)
+    assert shelf.items == ["left"]
+    with pytest.raises(LogUnavailable, match="closed"):
+        await writer.commit("late")
+    writer.append("later")
+    assert writer.lost == 1
+
+
+@pytest.mark.proves("G-10")
+async def test_a_failing_sink_is_told_to_every_caller_until_it_works_again(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.full = True
+    outcomes = await asyncio.gather(*(writer.commit(f"n{n}") for n in range(5)), return_exceptions=True)
+    assert all(isinstance(outcome, LogUnavailable) for outcome in outcomes)
+    assert writer.refusal == "the disk is full" or writer.refusal == "the disk is still full"
+    with pytest.raises(LogUnavailable, match="still full"):
+        await writer.flush()
+    shelf.full = False
+    await writer.commit("after")
+    assert writer.refusal is None and shelf.items == ["after"]
+    writer.close()
+
+
+async def test_what_was_appended_survives_a_failure_in_order_and_what_was_committed_does_not(shelf: Shelf) -> None:
+    writer = Writer(shelf, retry_s=60)
+    shelf.full = True
+    writer.append("a")
+    with pytest.raises(LogUnavailable):
+        await writer.commit("intent")
+    writer.append("b")
+    with pytest.raises(LogUnavailable):
+        await writer.commit("intent 2")
+    writer.append("c")
+    shelf.full = False
+    await writer.commit("d")
+    assert shelf.items == ["a", "b", "c", "d"] and writer.lost == 0
+    writer.close()
+
+
+async def test_what_waits_is_tried_again_without_a_caller(shelf: Shelf) -> None:
+    writer = Writer(shelf, retry_s=0.01)
+    shelf.full = True
+    with pytest.raises(LogUnavailable):
+        await writer.commit("x")
+    writer.append("kept")
+    while shelf.reopened < 3:
+        await asyncio.sleep(0)
+    shelf.full = False
+    while writer.refusal is not None:
+        await asyncio.sleep(0)
+    assert shelf.items == ["kept"]
+    writer.close()
+
+
+async def test_what_cannot_be_kept_is_counted_as_lost(shelf: Shelf) -> None:
+    writer = Writer(shelf, retry_s=60, max_retained=3)
+    shelf.full = True
+    for number in range(10):
+        writer.append(f"n{number}")
+    with pytest.raises(LogUnavailable):
+        await writer.commit("x")
+    shelf.full = False
+    await writer.flush()
+    assert shelf.items == ["n7", "n8", "n9"] and writer.lost == 7
+    writer.close()
+
+
+async def test_a_faulty_item_takes_no_neighbour_with_it(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.gate.clear()
+    first = asyncio.create_task(writer.commit("first"))
+    await asyncio.to_thread(shelf.entered.wait)
+    group = [asyncio.create_task(writer.commit(item)) for item in ("a", "poison", "b")]
+    await asyncio.sleep(0)
+    writer.append("poison")
+    writer.append("c")
+    shelf.gate.set()
+    outcomes = await asyncio.gather(first, *group, return_exceptions=True)
+    await writer.flush()
+    assert [type(outcome) for outcome in outcomes] == [type(None), type(None), LogUnavailable, type(None)]
+    assert shelf.items == ["first", "a", "b", "c"]
+    assert writer.refusal is None and writer.lost == 1
+    writer.close()
+
+
+async def test_a_cancelled_wait_neither_takes_the_item_back_nor_harms_its_neighbours(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.gate.clear()
+    tasks = [asyncio.create_task(writer.commit(f"n{n}")) for n in range(3)]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    shelf.gate.set()
+    outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+    assert outcomes[0] is None and outcomes[2] is None and isinstance(outcomes[1], asyncio.CancelledError)
+    assert shelf.items == ["n0", "n1", "n2"]
+    writer.close()
+
+
+async def test_a_producer_can_wait_until_the_backlog_is_short(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    shelf.gate.clear()
+    for number in range(20):
+        writer.append(f"n{number}")
+    waiting = asyncio.create_task(writer.backlog_below(5))
+    await asyncio.to_thread(shelf.entered.wait)
+    assert not waiting.done()
+    shelf.gate.set()
+    await waiting
+    assert writer.backlog < 5
+    writer.close()
+
+
+async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+
+    async def many(name: str) -> None:
+        await asyncio.gather(*(writer.commit(f"{name}{n}") for n in range(50)))
+
+    await asyncio.gather(many("a"), asyncio.to_thread(asyncio.run, many("b")))
+    assert sorted(shelf.items) == sorted([*(f"a{n}" for n in range(50)), *(f"b{n}" for n in range(50))])
+    writer.close()
