@@ -74,7 +74,10 @@ class Redactor:
 
     def found_in(self, data: bytes) -> bool:
         """Whether UTF-8 or JSON text has a secret in it."""
-        return any(form in data for form in self._binary_forms)
+        for form in self._binary_forms:  # noqa: SIM110 - a third of the time that any() takes, on every call's way
+            if form in data:
+                return True
+        return False
 
     def value(self, value: Any) -> Any:
         """Plain JSON data without secrets, in keys as well; parts without any are the same objects.

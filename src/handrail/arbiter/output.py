@@ -1,0 +1,378 @@
+"""What comes of a tool's return value: one result for the people at the face, one for the model, one for the log.
+
+The stages are always the same, in this order: make it plain JSON, take out binary parts as artifacts, redact,
+cut to the tool's limits with the whole in a sidecar, and hide from each side what the tool does not show it.
+None of them raises: a value that cannot be shown, a full disk, a hostile object each become a result that says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, cast, overload
+
+import orjson
+
+from handrail.arbiter import sidecar
+from handrail.arbiter.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
+from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.truncation import cut, first_bytes
+from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+
+SEEN_BY_MODEL = frozenset({"both", "core"})
+SEEN_AT_FACE = frozenset({"both", "edge"})
+MAX_METADATA = 16 * 1024
+"""Bytes of JSON that a tool's own metadata may take."""
+MAX_SUMMARY = 500
+"""Characters."""
+
+_SCALARS = frozenset({bool, int, float})
+_INLINE_PARTS = 2_000
+"""How many parts of a value are gone through on the event loop; more are a thread's work."""
+_OF_THE_CALL = frozenset(
+    {
+        "duration_ms",
+        "lock_wait_ms",
+        "confined_by",
+        "error_kind",
+        "still_running",
+        "stopped_by",
+        "recorded",
+        "unrecorded",
+    }
+)
+"""Metadata on how the call went, which every side may know."""
+_OF_THE_OUTPUT = frozenset(
+    {
+        "truncated",
+        "output_path",
+        "output_bytes",
+        "omitted_bytes",
+        "entries",
+        "omitted_entries",
+        "output_lost",
+        "artifact",
+    }
+)
+"""Metadata on where the output is and how large."""
+
+
+class ArtifactStore(Protocol):
+    def put(self, data: bytes, media_type: str) -> str:
+        """Store ``data`` and return its reference. Blocks; called in a thread.
+
+        :raises HandrailError: when it cannot be stored
+        """
+        ...
+
+
+@dataclass(slots=True)
+class Shaped:
+    """One output, three ways. ``logged`` is the body of the log's record and stays as it is whatever is done to the others."""
+
+    result: Result
+    model: Result
+    logged: dict[str, Any]
+
+
+class Shaper:
+    """Shapes outputs for one kernel.
+
+    :param redactor: what must come through nowhere
+    :param artifacts: where binary parts go
+    :param folder: from a session's id to its output folder, which that session may read
+    """
+
+    def __init__(
+        self, redactor: Redactor, artifacts: ArtifactStore, folder: Callable[[str], str | os.PathLike[str]]
+    ) -> None:
+        self.redactor = redactor
+        self._artifacts = artifacts
+        self._folder = folder
+        # Threads of its own: the loop's are shared with synchronous tools, which may hang in them.
+        self._threads = ThreadPoolExecutor(2, "handrail-output")
+
+    def close(self) -> None:
+        """Give the threads back once the last output is written."""
+        self._threads.shutdown(wait=True)
+
+    def shape_small(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> Shaped | None:
+        """The quick way, for what is plain, small and seen by all. None: take :meth:`shape`.
+
+        :param metadata: the arbiter's own, plain JSON; it is the result's from here on
+        """
+        if spec.exposure != "both" or spec.prompt_mask:
+            return None
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
+        limit = spec.max_output
+        if kind is dict:
+            for item in value.values():
+                if type(item) is str and len(item) > limit:
+                    return None
+        elif kind is str or kind is list:
+            if len(value) > limit:
+                return None
+        elif value is not None and kind not in _SCALARS:
+            return None
+        encoded = encoded_as_it_is(value)
+        if encoded is None or len(encoded) > limit:
+            return None
+        if self.redactor.active and self.redactor.found_in(encoded):
+            return None
+        # A copy: the tool may go on changing what it returned.
+        data = orjson.loads(encoded) if kind is dict or kind is list else value
+        if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
+            return None
+        result = Result("output", data, None, metadata)
+        logged = {"type": "output", "data": orjson.Fragment(encoded), "metadata": {**metadata}}
+        return Shaped(result, result, {"result": logged})
+
+    async def shape(
+        self, spec: ToolSpec, value: object, metadata: Mapping[str, Any], *, call_id: str, session_id: str
+    ) -> Shaped:
+        """Any value's way, also a whole :class:`Result`. Large ones are prepared and written in a thread.
+
+        Once begun the files are written, also if the waiting task is cancelled.
+        """
+        work = partial(self._shape, spec, value, metadata, call_id, session_id)
+        try:
+            return work(inline=True)
+        except _NeedsThread:
+            try:
+                written = asyncio.get_running_loop().run_in_executor(self._threads, partial(work, inline=False))
+            except RuntimeError:  # closed already: a last call may be slow, but has its answer
+                return work(inline=False)
+            return await asyncio.shield(written)
+
+    def views(self, spec: ToolSpec, result: Result) -> tuple[Result, Result]:
+        """``result`` as the face and as the model may see it, by the tool's exposure and mask."""
+        at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the people at the face")
+        if spec.exposure not in SEEN_BY_MODEL:
+            return at_face, _hidden(spec, result, "the model")
+        return at_face, _masked(result) if spec.prompt_mask else result
+
+    @overload
+    def redact(self, value: str) -> str: ...
+    @overload
+    def redact(self, value: object) -> Any: ...
+    def redact(self, value: object) -> Any:
+        """Any value as plain JSON without secrets, as a copy: for the log and for events."""
+        if type(value) is str:
+            return self.redactor.text(value)
+        encoded = encoded_as_it_is(value)
+        if encoded is not None and not self.redactor.found_in(encoded):
+            return orjson.loads(encoded)
+        try:
+            return self.redactor.value(Plain(value).data)
+        except (TooLarge, MemoryError) as error:
+            return f"<a {type(value).__name__} that cannot be shown ({type(error).__name__})>"
+
+    def hash(self, value: object) -> str:
+        """SHA-256 of a value's canonical JSON, in hexadecimal: what an approval is bound to."""
+        digest = hashlib.sha256()
+        if encoded_as_it_is(value) is None:
+            plain = Plain(value)
+            value = plain.data
+            for binary in plain.binaries:
+                digest.update(hashlib.sha256(binary.data).digest())
+        digest.update(orjson.dumps(value, option=orjson.OPT_SORT_KEYS))
+        return digest.hexdigest()
+
+    # ── the stages ───────────────────────────────────────────────────────────────────────────────
+
+    def _shape(
+        self, spec: ToolSpec, value: object, metadata: Mapping[str, Any], call_id: str, session_id: str, *, inline: bool
+    ) -> Shaped:
+        call = _Call(spec, call_id, session_id, inline)
+        try:
+            result = self._complete(call, value, metadata)
+        except _NeedsThread:
+            raise
+        except TooLarge:
+            if inline:
+                raise _NeedsThread from None
+            result = Result.error(
+                "limit",
+                f"{spec.id} ran, and its output has too many parts to be shown; ask for less at once",
+                **metadata,
+            )
+        except Exception as error:  # it ran: whatever is wrong with its output, it gets its answer
+            result = Result.error(
+                "backend", f"{spec.id} ran, and its output cannot be shown ({type(error).__name__})", **metadata
+            )
+        logged = result.to_dict()
+        if "data" in logged:
+            logged["data"] = orjson.Fragment(orjson.dumps(result.data))
+        at_face, model = self.views(spec, result)
+        return Shaped(at_face, model, {"result": logged})
+
+    def _complete(self, call: _Call, value: object, metadata: Mapping[str, Any]) -> Result:
+        """The whole result, as it may be seen by somebody who may see everything."""
+        given = value if isinstance(value, Result) else Result("output", value)
+        more = self._metadata(given.metadata, call) if given.metadata else {}
+        data, encoded = self._redacted(self._plain(call, given.data, more))
+        error_text = None
+        if given.type == "error":
+            error_text = self._error_text(call, str(given.error_text or f"{call.spec.id} failed"), more)
+            if more.get("error_kind") not in ERROR_KINDS:
+                more["error_kind"] = "failed"
+        if call.spec.prompt_mask and data is not None:
+            more["artifact"] = self._masked_away(call, data, encoded, more)
+        if (found := cut(data, encoded, call.spec, self.redactor.text)) is not None:
+            data = found.data
+            more |= {"truncated": True, **found.counts}
+            self._sidecar(call, found.whole, more)
+        return Result(given.type, data, error_text, {**more, **metadata})
+
+    def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
+        """The data as plain JSON, with every binary part as an artifact."""
+        if not call.inline and (encoded := encoded_as_it_is(value)) is not None:
+            return orjson.loads(encoded)
+        plain = Plain(value, call.parts)
+        if plain.notes:
+            extra = [f"and {plain.more_notes} more"] if plain.more_notes else []
+            more["adapted"] = self.redactor.value([*plain.notes, *extra])
+        for binary in plain.binaries:
+            call.leave_the_loop()
+            content = self.redactor.binary(binary.data)
+            binary.place["bytes"] = len(content)
+            try:
+                binary.place["artifact"] = self._artifacts.put(content, binary.media_type)
+            except (OSError, HandrailError) as error:
+                binary.place["lost"] = self.redactor.text(_reason(error))
+        return plain.data
+
+    def _redacted(self, data: Any) -> tuple[Any, bytes]:
+        encoded = orjson.dumps(data)
+        if self.redactor.active and self.redactor.found_in(encoded):
+            data = self.redactor.value(data)
+            encoded = orjson.dumps(data)
+            if self.redactor.found_in(encoded):  # across the borders of its parts: then it is one text
+                data = self.redactor.text(encoded.decode())
+                encoded = orjson.dumps(data)
+        return data, encoded
+
+    def _metadata(self, given: Mapping[str, Any], call: _Call) -> dict[str, Any]:
+        """A tool's own metadata: plain, redacted, and bounded."""
+        kept: dict[str, Any] = {}
+        dropped: list[str] = []
+        left = MAX_METADATA
+        for key, value in self.redactor.value(Plain(dict(given), call.parts).data).items():
+            size = len(key) + len(orjson.dumps(value))
+            if size <= left:
+                left -= size
+                kept[key] = value
+            else:
+                dropped.append(key[:100])
+        if dropped:
+            kept["metadata_dropped"] = dropped[:20]
+        return kept
+
+    def _error_text(self, call: _Call, text: str, more: dict[str, Any]) -> str:
+        text = self.redactor.text(text.encode("utf-8", "backslashreplace").decode())
+        encoded = text.encode()
+        if len(encoded) <= call.spec.max_output:
+            return text
+        head = first_bytes(encoded, call.spec.max_output)
+        more |= {
+            "truncated": True,
+            "error_bytes": len(encoded),
+            "error_omitted_bytes": len(encoded) - len(head.encode()),
+        }
+        self._sidecar(call, text, more, "error_", ".error.txt")
+        return head
+
+    def _sidecar(
+        self, call: _Call, text: str, more: dict[str, Any], prefix: str = "output_", ending: str = ".txt"
+    ) -> None:
+        """Write the whole; if that fails the result says that the rest is lost, and why."""
+        call.leave_the_loop()
+        try:
+            path, kept = sidecar.write(Path(self._folder(call.session_id)), call.id, text, ending)
+        except (OSError, HandrailError) as error:
+            more[prefix + "lost"] = f"the rest of the output could not be kept: {self.redactor.text(_reason(error))}"
+            return
+        more[prefix + "path"] = str(path)
+        if kept < (whole := more[prefix + "bytes"]):
+            more[prefix + "kept_bytes"] = kept
+            more[prefix + "lost"] = f"the file holds the first {kept:,} of {whole:,} bytes"
+
+    def _masked_away(self, call: _Call, data: Any, encoded: bytes, more: dict[str, Any]) -> str | None:
+        """A reference to data that the prompt will not show."""
+        if isinstance(data, dict) and (own := cast("dict[str, Any]", data).get("artifact")) is not None:
+            return str(own)
+        call.leave_the_loop()
+        try:
+            return self._artifacts.put(encoded, "application/json")
+        except (OSError, HandrailError) as error:
+            more["output_lost"] = self.redactor.text(_reason(error))
+            return None
+
+
+class _NeedsThread(Exception):
+    """What is left would hold the event loop up."""
+
+
+class _Call:
+    """Whose output it is, and whether the event loop waits for this."""
+
+    __slots__ = ("id", "inline", "session_id", "spec")
+
+    def __init__(self, spec: ToolSpec, call_id: str, session_id: str, inline: bool) -> None:
+        self.spec = spec
+        self.id = call_id
+        self.session_id = session_id
+        self.inline = inline
+
+    @property
+    def parts(self) -> int:
+        return _INLINE_PARTS if self.inline else MAX_PARTS
+
+    def leave_the_loop(self) -> None:
+        if self.inline:
+            raise _NeedsThread
+
+
+def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
+    """What one side is told of an output that is not meant for it: that there is one, and how the call went."""
+    known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
+    known["withheld"] = f"exposure: {spec.exposure}"
+    data = {"summary": f"The tool ran. Its output is not shown to {audience}."} if result.ok else None
+    return Result(result.type, data, result.error_text, known)
+
+
+def _masked(result: Result) -> Result:
+    """What a prompt has of an output that is kept out of prompts: a summary, and where the output is."""
+    known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL or key in _OF_THE_OUTPUT}
+    known["withheld"] = "prompt_mask"
+    whole: object = result.data
+    data: dict[str, Any] | None = None
+    if whole is not None:
+        own = cast("dict[str, object]", whole).get("summary") if isinstance(whole, dict) else None
+        summary = (
+            own[:MAX_SUMMARY]
+            if isinstance(own, str)
+            else f"The output ({_kind(result.data)}) is kept out of the prompt."
+        )
+        data = {"summary": summary, "artifact": result.metadata.get("artifact")}
+    return Result(result.type, data, result.error_text, known)
+
+
+def _kind(data: object) -> str:
+    if isinstance(data, str):
+        return f"a text of {len(data)} characters"
+    return "an object" if isinstance(data, dict) else "a list" if isinstance(data, list) else "one value"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)[:300]
