@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import pty
 import select
 import signal
 import subprocess
 import sys
+import termios
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +28,14 @@ class OnATerminal:
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], cwd: Path) -> None:
         self._master, slave = pty.openpty()
         self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env=dict(environment), cwd=cwd, start_new_session=True
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env=dict(environment),
+            cwd=cwd,
+            start_new_session=True,
+            preexec_fn=_take_the_terminal,  # noqa: PLW1509 - one call to the system, no locks taken
         )
         os.close(slave)
         self.shown = ""
@@ -40,10 +51,6 @@ class OnATerminal:
 
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
-
-    def interrupt(self) -> None:
-        """Ctrl-C, as the terminal driver would deliver it."""
-        os.killpg(self.process.pid, signal.SIGINT)
 
     def end(self) -> int:
         """Read to the end; gives the exit code."""
@@ -67,6 +74,11 @@ class OnATerminal:
             return False
         self.shown += data.decode(errors="replace").replace("\r\n", "\n")
         return bool(data)
+
+
+def _take_the_terminal() -> None:
+    """In the child: make its stdin the controlling terminal, so that Ctrl-C is a signal."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
 Terminals = Callable[..., OnATerminal]
@@ -123,3 +135,38 @@ def handrail(tmp_path: Path) -> Program:
     workspace.mkdir()
     (workspace / "note.txt").write_text("first line\nsecond line\n")
     return Program(workspace, tmp_path / "state", tmp_path / "config")
+
+
+class Sleeper:
+    """A command for ``bash`` that says when it runs and then sleeps for good, with a child that does the same."""
+
+    def __init__(self, handrail: Program) -> None:
+        self._mark = uuid.uuid4().hex
+        self._started = handrail.workspace / "started"
+        os.mkfifo(self._started)
+        script = handrail.workspace / "sleeper.sh"
+        script.write_text("#!/bin/sh\nsleep infinity &\necho up > started\nwait\n")
+        script.chmod(0o755)
+        self.rule = "allow bash ./sleeper.sh *"
+        self.arguments = json.dumps({"command": f"./sleeper.sh {self._mark}"})
+
+    def wait_until_it_runs(self) -> None:
+        """:raises AssertionError: when it never began"""
+        descriptor = os.open(self._started, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            ready, _, _ = select.select([descriptor], [], [], PATIENCE_S)
+            assert ready and os.read(descriptor, 16), "the command did not begin to run"
+        finally:
+            os.close(descriptor)
+
+    def left_over(self) -> list[str]:
+        """Command lines of what still runs of it."""
+        found: list[str] = []
+        for process in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                line = process.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:  # it ended meanwhile
+                continue
+            if self._mark in line and "handrail" not in line:
+                found.append(line)
+        return found

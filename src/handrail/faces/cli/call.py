@@ -43,8 +43,9 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
         interruption.stop = session.cancel
         answers = await session.turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
-        await session.close()
-    result = answers[0].result
+        result = answers[0].result
+        if "output_path" not in result.metadata:  # closing removes the session's output, which is still to be read
+            await session.close()
     if setting.json:
         out_json(result.to_dict())
     else:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Literal
 
 from handrail.faces.cli.app import INTERRUPTED
 from handrail.faces.cli.options import Setting
+from handrail.faces.cli.show import note
 
 if TYPE_CHECKING:
     from handrail.contract.people import Attendant
@@ -66,8 +67,8 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
 
 
 @asynccontextmanager
-async def opened(setting: Setting) -> AsyncGenerator[Kernel]:
-    """The kernel that the options describe.
+async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
+    """The kernel that the options describe. Calls whose outcome the last process left unknown are told on stderr.
 
     :raises LoadError: with every fault of configuration and tools
     :raises StartError: when state or sandbox are not to be had
@@ -75,8 +76,15 @@ async def opened(setting: Setting) -> AsyncGenerator[Kernel]:
     from handrail.kernel import Kernel
 
     async with Kernel.open(
-        setting.workspace, rules=setting.rules, state=setting.state, config=setting.config
+        setting.workspace,
+        rules=setting.rules,
+        state=setting.state,
+        config=setting.config,
+        face=face,
+        allow_home=setting.allow_home,
     ) as kernel:
+        for lost in kernel.interrupted:
+            note(f"handrail: call {lost.call_id} ({lost.tool}) was interrupted earlier; its outcome is unknown")
         yield kernel
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.util import find_spec
 
 import click
 
@@ -20,12 +21,8 @@ def command(setting: Setting) -> int:
     Nobody is asked: what no rule allows is denied. Put it into a client's configuration as the command
     `handrail mcp --workspace DIR`.
     """
-    try:
-        import mcp.server.lowlevel  # noqa: F401 - only to say early and clearly that it is missing
-    except ModuleNotFoundError as error:
-        if error.name and error.name.split(".")[0] in ("mcp", "mcp_types"):
-            raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'") from None
-        raise
+    if find_spec("mcp") is None:
+        raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
     if sys.stdin.isatty():
         note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
     return drive(lambda interruption: _serve(setting, interruption))
@@ -34,6 +31,6 @@ def command(setting: Setting) -> int:
 async def _serve(setting: Setting, interruption: Interruption) -> int:
     from handrail.faces.mcp.server import serve
 
-    async with opened(setting) as kernel:
+    async with opened(setting, face="mcp") as kernel:
         await serve(kernel)
     return OUTPUT

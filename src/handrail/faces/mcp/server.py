@@ -6,6 +6,8 @@ side where their locks allow. A client's cancellation stops the call as the user
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +16,7 @@ import orjson
 from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 
-from handrail.contract.call import ProposedCall
+from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.names import wire_name
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ async def serve(kernel: Kernel) -> None:
 
 def build(kernel: Kernel, session: Session) -> Server[dict[str, Any]]:
     """The server for one connection, to run over any pair of streams."""
+    running: set[asyncio.Task[Sequence[Answer]]] = set()
 
     async def on_list(
         _context: ServerRequestContext[dict[str, Any]], _params: types.PaginatedRequestParams | None
@@ -55,8 +58,17 @@ def build(kernel: Kernel, session: Session) -> Server[dict[str, Any]]:
     async def on_call(
         _context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
-        answers = await session.turn().call_all([ProposedCall(params.name, params.arguments or {})])
-        return as_result(answers[0].model)
+        # A task of its own: the SDK cancels by a scope that strikes again at every await until its task is gone,
+        # and a call that was stopped still has to end its processes and be recorded.
+        call = asyncio.create_task(session.turn().call_all([ProposedCall(params.name, params.arguments or {})]))
+        running.add(call)
+        call.add_done_callback(running.discard)
+        try:
+            (answer,) = await asyncio.shield(call)
+        except asyncio.CancelledError:
+            call.cancel()
+            raise
+        return as_result(answer.model)
 
     return Server(
         "handrail",

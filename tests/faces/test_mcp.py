@@ -1,0 +1,193 @@
+"""The MCP server, driven by the SDK's own client over stdio: what it lists, what it answers, how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any, Literal
+
+import pytest
+from mcp import Client, StdioServerParameters
+from mcp.types import CallToolResult, TextContent, Tool
+from tests.faces.conftest import Program, Sleeper
+
+Mode = Literal["auto", "legacy"]
+
+
+@asynccontextmanager
+async def connected(handrail: Program, *options: str, mode: Mode = "auto") -> AsyncGenerator[Client]:
+    command, *arguments = handrail.command("mcp", *options)
+    async with Client(
+        StdioServerParameters(command=command, args=arguments, env=dict(os.environ)), mode=mode
+    ) as client:
+        yield client
+
+
+def envelope(result: CallToolResult) -> dict[str, Any]:
+    """The one JSON object of a result, which must be the same as text and as structured content."""
+    (content,) = result.content
+    assert isinstance(content, TextContent)
+    assert json.loads(content.text) == result.structured_content
+    assert result.structured_content is not None
+    return result.structured_content
+
+
+async def listed(client: Client) -> dict[str, Tool]:
+    return {tool.name: tool for tool in (await client.list_tools()).tools}
+
+
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+@pytest.mark.proves("K-04", "F-03a")
+async def test_both_protocol_eras_list_and_call_under_wire_names(handrail: Program, mode: Mode) -> None:
+    async with connected(handrail, mode=mode) as client:
+        tools = await listed(client)
+        assert {"read", "write", "bash", "file__patch"} <= set(tools)
+        result = await client.call_tool("read", {"path": "note.txt"})
+        assert not result.is_error and "second line" in json.dumps(envelope(result)["data"])
+
+
+@pytest.mark.proves("K-02")
+async def test_a_tool_is_listed_with_its_llm_view_and_hints_and_nothing_else(handrail: Program) -> None:
+    async with connected(handrail) as client:
+        tools = await listed(client)
+    read, write, bash = (tools[name].annotations for name in ("read", "write", "bash"))
+    assert read is not None and (read.read_only_hint, read.destructive_hint, read.open_world_hint) == (
+        True,
+        False,
+        False,
+    )
+    assert write is not None and (write.read_only_hint, write.destructive_hint) == (False, True)
+    assert bash is not None and bash.read_only_hint is False
+    sent = tools["read"].model_dump(by_alias=True, exclude_none=True)
+    assert set(sent) == {"name", "description", "inputSchema", "annotations"}
+    assert "path" in sent["inputSchema"]["properties"]
+
+
+@pytest.mark.proves("P-10")
+async def test_what_no_rule_allows_is_denied_as_an_error_result(handrail: Program) -> None:
+    async with connected(handrail) as client:
+        result = await client.call_tool("write", {"path": "new.txt", "content": "x"})
+        assert result.is_error and envelope(result)["metadata"]["error_kind"] == "denied"
+        result = await client.call_tool(
+            "question",
+            {
+                "questions": [
+                    {
+                        "question": "Well?",
+                        "header": "Q",
+                        "options": [{"label": "yes", "description": ""}, {"label": "no", "description": ""}],
+                    }
+                ]
+            },
+        )
+        assert (
+            result.is_error
+            and envelope(result)["error_text"] == "question is unavailable: no user is attached to this session"
+        )
+    assert not (handrail.workspace / "new.txt").exists()
+
+
+async def test_a_rule_of_the_operator_lets_a_call_through(handrail: Program) -> None:
+    async with connected(handrail, "--rule", "allow write new.txt") as client:
+        assert not (await client.call_tool("write", {"path": "new.txt", "content": "x"})).is_error
+    assert (handrail.workspace / "new.txt").read_text() == "x"
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "kind", "said"),
+    [
+        ("raed", {}, "unknown_tool", "read"),
+        ("read", {}, "invalid_input", "path"),
+        ("read", {"path": "note.txt", "colour": "red"}, "invalid_input", "colour"),
+        ("read", {"path": "../outside.txt"}, "denied", ""),
+        ("read", {"path": "absent.txt"}, None, "absent.txt"),
+    ],
+)
+async def test_bad_calls_are_error_results_that_a_model_can_act_on(
+    handrail: Program, tool: str, arguments: dict[str, Any], kind: str | None, said: str
+) -> None:
+    async with connected(handrail) as client:
+        answered = envelope(await client.call_tool(tool, arguments))
+    assert answered["type"] == "error" and said in answered["error_text"] and "Traceback" not in answered["error_text"]
+    assert kind is None or answered["metadata"]["error_kind"] == kind
+
+
+async def test_calls_of_one_client_run_side_by_side_and_each_gets_its_own_answer(handrail: Program) -> None:
+    for number in range(20):
+        (handrail.workspace / f"{number}.txt").write_text(f"content {number}\n")
+    async with connected(handrail) as client:
+        results = await asyncio.gather(*(client.call_tool("read", {"path": f"{n}.txt"}) for n in range(20)))
+    for number, result in enumerate(results):
+        assert f"content {number}" in json.dumps(envelope(result)["data"])
+
+
+async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handrail: Program) -> None:
+    hello = {
+        "jsonrpc": "2.0",
+        "id": 1,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+    }
+    ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
+    call = {
+        "jsonrpc": "2.0",
+        "id": 2,
+        "method": "tools/call",
+        "params": {"name": "read", "arguments": {"path": "note.txt"}},
+    }
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None
+    answers: dict[int, Any] = {}
+    for message in (hello, ready, call):
+        process.stdin.write(json.dumps(message).encode() + b"\n")
+        await process.stdin.drain()
+        if "id" in message:
+            answer = json.loads(await process.stdout.readline())
+            answers[answer["id"]] = answer
+    process.stdin.close()
+    rest = await process.stdout.read()
+    assert await process.wait() == 0 and rest == b""
+    assert answers[1]["result"]["serverInfo"]["name"] == "handrail"
+    assert "second line" in answers[2]["result"]["content"][0]["text"]
+
+
+@pytest.mark.proves("X-08")
+async def test_a_cancelled_request_stops_the_call_and_the_connection_goes_on(handrail: Program) -> None:
+    sleeper = Sleeper(handrail)
+    async with connected(handrail, "--rule", sleeper.rule, "--rule", "allow write") as client:
+        running = asyncio.create_task(client.call_tool("bash", json.loads(sleeper.arguments)))
+        await asyncio.to_thread(sleeper.wait_until_it_runs)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        # The sleeper held the workspace exclusively: this answer shows that it is gone.
+        assert not (await client.call_tool("write", {"path": "new.txt", "content": "x"})).is_error
+    assert sleeper.left_over() == []
+    assert handrail("log", "verify").code == 0
+
+
+async def test_a_message_that_is_no_protocol_does_not_end_the_connection(handrail: Program) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdin is not None and process.stdout is not None
+    process.stdin.write(b"this is not JSON\n{}\n[1]\n" + b"[" * 5000 + b"\n")
+    ping = {
+        "jsonrpc": "2.0",
+        "id": 7,
+        "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
+    }
+    process.stdin.write(json.dumps(ping).encode() + b"\n")
+    await process.stdin.drain()
+    while (answer := json.loads(await process.stdout.readline())).get("id") != 7:
+        pass
+    assert answer["result"]["serverInfo"]["name"] == "handrail"
+    process.stdin.close()
+    assert await process.wait() == 0
