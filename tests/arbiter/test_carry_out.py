@@ -443,3 +443,15 @@ async def test_events_tell_the_way_of_a_call(session: Session) -> None:
 
 def test_an_answer_is_a_value() -> None:
     assert Result.from_dict(Result.error("failed", "x", {"a": 1}).to_dict()).data == {"a": 1}
+
+
+@pytest.mark.proves("X-07")
+async def test_a_command_that_takes_too_long_is_ended_in_the_time_its_caller_gave_and_its_output_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
+        session = await kernel.session()
+        result = await session.call("bash", {"command": "echo begun; tail -f /dev/null", "timeout_ms": 1_500})
+        assert result.error_kind == "timeout"
+        assert result.error_text is not None and "1500 ms" in result.error_text and "timeout_ms" in result.error_text
+        assert result.data == {"output": "begun\n"}

@@ -283,7 +283,7 @@ def _within_budget(run: _Run, reply: Reply) -> tuple[Reply, tuple[BudgetKind, st
 
 def _refuse(reply: Reply, first: int, kind: ErrorKind, why: str) -> Reply:
     def refused(call: ProposedCall) -> ProposedCall:
-        return replace(call, fault=f"{why}; nothing was run", fault_kind=kind) if call.fault is None else call
+        return call._replace(fault=f"{why}; nothing was run", fault_kind=kind) if call.fault is None else call
 
     return replace(reply, calls=(*reply.calls[:first], *(refused(call) for call in reply.calls[first:])))
 

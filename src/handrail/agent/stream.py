@@ -8,7 +8,7 @@ comes after the provider closed a block never changes a whole call into another.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from handrail.agent.model import (
     BlockEvent,
@@ -220,7 +220,7 @@ def _unless_limited(call: ProposedCall) -> ProposedCall:
             return call
     except ArgumentText:
         pass
-    return replace(call, fault=OUTPUT_LIMIT, arguments=call.arguments[:KEPT_HEAD])
+    return call._replace(fault=OUTPUT_LIMIT, arguments=call.arguments[:KEPT_HEAD])
 
 
 class WireIds:

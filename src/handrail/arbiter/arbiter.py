@@ -13,14 +13,14 @@ import json
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, cast
 
 import orjson
 
 from handrail.arbiter.call import Call, Lane, Refusal, Step
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
-from handrail.arbiter.locks import Grant, LockTable, LockTimeout, conflict
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict
 from handrail.arbiter.output import Shaped, Shaper
 from handrail.arbiter.resources import Resources
 from handrail.contract.call import Answer, ProposedCall
@@ -282,7 +282,7 @@ class Arbiter:
         while holder is not None and holder.grant is None:
             holder = holder.parent
         if call.wants and (holder is None or holder.grant is None or not holder.grant.covers(call.wants)):
-            needed = ", ".join(f"{'/'.join(resource)}:{mode}" for resource, mode in call.wants)
+            needed = ", ".join(_lock_names(call.wants))
             raise Refusal(
                 "lock",
                 "conflict",
@@ -296,7 +296,7 @@ class Arbiter:
         assert call.entry is not None and call.verdict is not None
         if call.rules is not call.lane.rules:
             self._judge_again(call)
-        intent: dict[str, Any] = {"locks": ["/".join(resource) + ":" + mode for resource, mode in call.wants]}
+        intent: dict[str, Any] = {"locks": _lock_names(call.wants)}
         if call.lock_wait_ms:
             intent["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         call.note("intended", intent)
@@ -333,32 +333,42 @@ class Arbiter:
         entry, verdict, arguments = call.entry, call.verdict, call.arguments
         assert entry is not None and verdict is not None and arguments is not None
         spec, execution = entry.spec, call.execution
+        budget_ms = spec.timeout_ms
+        if spec.timeout_argument is not None:
+            budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
         runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
         call.started_ns = time.monotonic_ns()
         work = entry.tool.execute(arguments, runtime)
         try:
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
-                return await execution.inline(work, spec.timeout_ms / 1000)
-            return await execution.apart(work, spec.timeout_ms / 1000, cancellable=not entry.blocking)
+                return await execution.inline(work, budget_ms / 1000)
+            return await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
         except StillRunning as still:
             self._leave_behind(call, still)
-            return self._stop_result(call, still.reason, runtime.kept, still_running=True)
+            return self._stop_result(call, still.reason, budget_ms, runtime.kept, still_running=True)
         except Stopped as stopped:
-            return self._stop_result(call, stopped.reason, runtime.kept)
+            return self._stop_result(call, stopped.reason, budget_ms, runtime.kept)
         except ToolError as error:
             return Result.of(error)
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
             return Result.error("backend", f"{spec.id} failed unexpectedly: {type(error).__name__}: {str(error)[:500]}")
 
-    def _stop_result(self, call: Call, reason: StopReason, kept: Any, **metadata: Any) -> Result:
+    def _stop_result(self, call: Call, reason: StopReason, budget_ms: float, kept: Any, **metadata: Any) -> Result:
         assert call.entry is not None
         spec = call.entry.spec
-        if reason == "timeout":
-            more = "it is still running and keeps its locks until it ends" if metadata else "ask for less at once"
+        if reason != "timeout":
             return Result.error(
-                "timeout", f"{spec.id} was ended after its time-out of {spec.timeout_ms} ms; {more}", kept, **metadata
+                "cancelled", f"{spec.id} was {STOPPED_TEXT[reason]}", kept, stopped_by=reason, **metadata
             )
-        return Result.error("cancelled", f"{spec.id} was {STOPPED_TEXT[reason]}", kept, stopped_by=reason, **metadata)
+        if metadata:
+            step = "it is still running and keeps its locks until it ends"
+        elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
+            step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
+        else:
+            step = "ask for less at once"
+        return Result.error(
+            "timeout", f"{spec.id} was ended after its time-out of {budget_ms:g} ms; {step}", kept, **metadata
+        )
 
     def _leave_behind(self, call: Call, still: StillRunning) -> None:
         """Keep the locks of work that goes on after its answer, and record when it ends."""
@@ -551,6 +561,12 @@ class _Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.arbiter.nested(self.of, tool_id, arguments)
+
+
+@lru_cache(maxsize=1024)
+def _lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
+    """Locks as people read them: ``workspace/src/a.py:X``."""
+    return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
 
 
 def _arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from handrail.arbiter.execution import Execution
 from handrail.arbiter.locks import Grant, Want
@@ -22,6 +22,10 @@ from handrail.registry.generation import Entry, Generation
 from handrail.runtime.surface import Surroundings
 
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
+
+
+_new_record = cast("Callable[..., Record]", tuple.__new__)
+"""Makes a ``Record`` in half the time of its own constructor, four times in each call."""
 
 
 class Refusal(Exception):
@@ -100,7 +104,7 @@ class Call:
         self.arguments: dict[str, Any] | None = None
         self.verdict: Verdict | None = None
         self.rules: RuleBook | None = None
-        self.wants: Sequence[Want] = ()
+        self.wants: tuple[Want, ...] = ()
         self.grant: Grant | None = None
         self.entered: asyncio.Future[None] | None = None
         self.records: list[Record] = []
@@ -115,7 +119,7 @@ class Call:
 
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
         """Add a record to those that the next write takes along."""
-        self.records.append(Record(kind, self.lane.around.session_id, self.id, body))
+        self.records.append(_new_record(Record, (kind, self.lane.around.session_id, self.id, body)))
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Tell whoever watches the session; costs nothing when nobody does."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from handrail.contract.errors import ErrorKind
 from handrail.contract.result import Result
 
 
-@dataclass(frozen=True, slots=True)
-class ProposedCall:
+class ProposedCall(NamedTuple):
     """What a model (or a program in its place) asks for. Nothing in it is believed.
 
     :param name: a wire name, an id or an alias
@@ -30,8 +28,7 @@ class ProposedCall:
     fault_kind: ErrorKind = "invalid_input"
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """One call's one answer: ``result`` for the people and programs at the face, ``model`` for the lane's model.
 
     The two differ by the tool's ``exposure`` and ``prompt_mask`` only.

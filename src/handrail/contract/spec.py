@@ -88,6 +88,8 @@ class ToolSpec:
     targets: Mapping[str, str] = field(default_factory=dict[str, str])
     """Capability to argument template, ``{"fs.read": "{path}"}``; see :func:`inferred_targets`."""
     timeout_ms: int = DEFAULT_TIMEOUT_MS
+    timeout_argument: str | None = None
+    """The argument, in milliseconds, by which a caller may ask for less time than ``timeout_ms``."""
     idempotent: bool = False
     mode: Mode = "direct"
     concurrency_safe: bool = True
@@ -226,6 +228,8 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
                         f"{template!r} names the argument {name!r}, which the parameters do not have",
                     )
                 )
+    if spec.timeout_argument is not None and spec.timeout_argument not in known:
+        found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not one of the parameters"))
     if spec.timeout_ms <= 0:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
     if spec.max_output <= 0:

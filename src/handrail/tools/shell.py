@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from typing import Any
 
-from handrail.contract.errors import ToolError
 from handrail.contract.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
@@ -14,14 +12,8 @@ from handrail.contract.tool import Tool
 
 MAX_OUTPUT = 200 * 1024
 LONGEST_MS = 600_000
-LONGEST_PURE_WAIT_S = 10
-_MARGIN_MS = 5_000
-"""Between the command's own longest time and the call's: so that it is the command that is stopped, and reported."""
 _WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
 """What the sandbox mounts for the programs that a command runs: without it they would see no workspace at all."""
-_SEPARATOR = re.compile(r"&&|\|\||[;&\n]")
-_SLEEP = re.compile(r"\s*(?:command\s+|builtin\s+)?(?:/usr)?(?:/bin/)?sleep((?:\s+(?:\d+\.?\d*|\.\d+)[smhd]?)+)\s*\Z")
-_SECONDS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 
 
 class Bash(Tool):
@@ -55,7 +47,8 @@ class Bash(Tool):
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
-        timeout_ms=LONGEST_MS + _MARGIN_MS,
+        timeout_ms=LONGEST_MS,
+        timeout_argument="timeout_ms",
         max_output=MAX_OUTPUT,
         category="system",
         tier="core",
@@ -67,20 +60,9 @@ class Bash(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        command: str = args["command"]
-        refuse_pure_wait(command)
-        budget_ms: int = args.get("timeout_ms", LONGEST_MS)
         heard = _Heard()
         try:
-            async with asyncio.timeout(budget_ms / 1000):
-                done = await runtime.shell.run(command, on_output=heard.more)
-        except TimeoutError:
-            raise ToolError(
-                f"the command was stopped after {budget_ms} ms, with all it had started; what it wrote until then is kept. "
-                f"Give it more time with timeout_ms (at most {LONGEST_MS}), or make it do less",
-                kind="timeout",
-                data={"output": heard.text},
-            ) from None
+            done = await runtime.shell.run(args["command"], on_output=heard.more)
         except asyncio.CancelledError:
             runtime.partial({"output": heard.text})
             raise
@@ -109,27 +91,3 @@ class _Heard:
     @property
     def text(self) -> str:
         return self._kept.decode("utf-8", "replace")
-
-
-def refuse_pure_wait(command: str) -> None:
-    """A command that only sleeps, for long, holds the workspace and learns nothing.
-
-    :raises ToolError: ``invalid_input``, with what to do instead
-    """
-    parts = [part for part in _SEPARATOR.split(command) if part.strip()]
-    waits = [_SLEEP.match(part) for part in parts]
-    if not waits or not all(waits):
-        return
-    total = sum(
-        float(time.rstrip("smhd")) * _SECONDS.get(time[-1], 1)
-        for wait in waits
-        if wait is not None
-        for time in wait.group(1).split()
-    )
-    if total > LONGEST_PURE_WAIT_S:
-        raise ToolError(
-            f"this command only waits ({total:g} s) and holds the workspace meanwhile. Nothing runs on after a call, so "
-            "there is nothing to wait for: run the command whose end you want, and it answers when it has ended; "
-            f"to give something time to change, sleep at most {LONGEST_PURE_WAIT_S} s and look at it in the same command",
-            kind="invalid_input",
-        )
