@@ -108,7 +108,7 @@ def test_an_endless_error_text_is_cut() -> None:
     assert result is not None and len(result.error_text or "") < 5_000
 
 
-@pytest.mark.proves("K-08b")
+@pytest.mark.proves("K-08a")
 @pytest.mark.parametrize(
     ("exit_code", "error", "ok"),
     [(None, None, True), (0, None, True), (1, None, False), (0, "broke", False), (None, "broke", False)],
@@ -123,7 +123,7 @@ def test_parts_succeed_without_an_error_and_with_exit_code_none_or_zero(
     assert (wire["output"], wire["exit_code"], wire["error"] is None) == ("out", exit_code, ok)
 
 
-@pytest.mark.proves("K-08b")
+@pytest.mark.proves("K-08a")
 def test_content_parts_with_an_image_go_both_ways() -> None:
     parts = [
         {"type": "text", "text": "a cat"},
@@ -140,7 +140,7 @@ def test_parts_that_hold_no_image_stay_what_they_are() -> None:
     assert from_parts([link, broken]).data == [link, {"type": "image_url", "problem": "its data: URL is not base64"}]
 
 
-@pytest.mark.proves("K-08b")
+@pytest.mark.proves("K-08a")
 def test_a_commands_exit_code_stands_beside_its_output() -> None:
     wire = to_parts(Result.output({"output": "no match\n", "exit_code": 1}))
     assert (wire["output"], wire["exit_code"], wire["error"]) == ("no match\n", 1, None)

@@ -111,12 +111,15 @@ def _content(manifest: Path) -> bytes:
         linked = manifest.is_symlink()
         problem = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror}"
         raise LoadError([Fault(str(manifest), "", problem)]) from None
-    with os.fdopen(descriptor, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest's JSON")])
         if problem := loose(manifest):
             raise LoadError([Fault(str(manifest), "", problem)])
-        return file.read(MAX_MANIFEST_BYTES + 1)
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_MANIFEST_BYTES + 1)
+    finally:
+        os.close(descriptor)
 
 
 def _hides_executable(faults: list[Fault]) -> bool:

@@ -8,7 +8,7 @@ The protocol: one JSON object per line, both ways, one call at a time.
 
 The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
 ends with its generation. A call that is cancelled, or an answer that breaks the protocol, ends the process;
-the next call starts another. After a crash the next start waits a little longer each time, up to a bound.
+the next call starts another. Where starts answer no call, the next one waits a little longer, up to a bound.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from handrail.registry.sources.executables import (
 )
 
 BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
-"""How long a start waits after so many crashes in a row; the last one holds from there on."""
+"""How long a start waits after so many in a row that never answered a call; the last holds from there on."""
 _REAPING_S = 0.5
 
 
@@ -59,7 +59,7 @@ class PersistentTool(ExecutableTool):
         self._one_at_a_time = asyncio.Lock()
         self._process: Process | None = None
         self._exit: asyncio.Task[int] | None = None
-        self._crashes = 0
+        self._fruitless = 0
         self._closed = False
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -97,7 +97,7 @@ class PersistentTool(ExecutableTool):
         finally:
             if not kept:
                 await self._end()
-        self._crashes = 0
+        self._fruitless = 0
         if "error" in answer:
             return from_envelope(_as_error_envelope(answer["error"]))
         return recognise(answer["result"]) or answer["result"]
@@ -108,11 +108,11 @@ class PersistentTool(ExecutableTool):
         if self._process is not None and self._exit is not None and not self._exit.done():
             return self._process
         await self._end()
-        delay_ms = self._backoff_ms[min(self._crashes, len(self._backoff_ms) - 1)]
+        delay_ms = self._backoff_ms[min(self._fruitless, len(self._backoff_ms) - 1)]
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.own(self.spec)
-        self._crashes += 1  # until a call has been answered
+        self._fruitless += 1  # until a call has been answered
         process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), (self.executable,))
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")

@@ -1,0 +1,129 @@
+"""Tool folders, the real sandbox, and runtimes as the kernel makes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
+from handrail.contract.result import Result
+from handrail.contract.runtime import Runtime
+from handrail.contract.sandbox import Profile, Tier
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.sources.executables import Confinement
+from handrail.runtime.roots import May, Roots
+from handrail.runtime.surface import CallRuntime, Surroundings
+from handrail.sandbox import tiers
+
+CONFINING = Tier("bubblewrap", "as if")
+
+
+class Simple(Tool):
+    """A tool with nothing to it but its spec."""
+
+    def __init__(self, tool_id: str, **spec: Any) -> None:
+        self.spec = ToolSpec(id=tool_id, description=spec.pop("description", "Does it."), **spec)
+        self.closed = 0
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return args
+
+    async def aclose(self) -> None:
+        self.closed += 1
+
+
+class _NotCancelled:
+    requested = False
+
+    def check(self) -> None:
+        return None
+
+
+class _NoValues:
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        return None
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        return None
+
+
+class _Doors:
+    """What carries a call out, reduced to a call that nobody stops and that touches nothing else."""
+
+    cancellation = _NotCancelled()
+
+    def may(self) -> May:
+        return _everything
+
+    def tell(self, message: str, fraction: float | None) -> None:
+        return None
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        raise AssertionError(f"nothing here calls {tool_id}")
+
+
+def _everything(capability: Capability, target: str | Sequence[str]) -> str | None:
+    return None
+
+
+@dataclass
+class Place:
+    """A workspace, a scratch and a tool folder, with what a kernel would hand to executables."""
+
+    workspace: Path
+    scratch: Path
+    tools: Path
+
+    def profile(self) -> Profile:
+        return Profile(workspace=str(self.workspace), scratch=str(self.scratch))
+
+    def capabilities(self, spec: ToolSpec) -> CapabilitySet:
+        return CapabilitySet((expand(spec.requires, Variables(workspace=(str(self.workspace),)), spec.id),))
+
+    def confinement(self) -> Confinement:
+        return Confinement(
+            tiers.choose(),
+            profile_for=lambda runtime: self.profile(),
+            own=lambda spec: (self.capabilities(spec), self.profile()),
+        )
+
+    def runtime(self, spec: ToolSpec, call_id: str = "ses_1/1.0") -> CallRuntime:
+        around = Surroundings(
+            session_id="ses_1",
+            agent="default",
+            workdir=str(self.workspace),
+            scratch=str(self.scratch),
+            roots=Roots(str(self.workspace)),
+            sandbox=tiers.choose(),
+            values=_NoValues(),
+        )
+        return CallRuntime(spec, call_id, around, self.capabilities(spec), _Doors())
+
+    def put(self, name: str, script: str | None, mode: int = 0o755, **runtime: Any) -> Path:
+        """Write ``NAME.json`` and its executable; no executable for None."""
+        manifest = {"llm": {"name": name, "description": "Does it.", "parameters": {"type": "object"}}}
+        manifest["llm"]["parameters"] = runtime.pop("parameters", {"type": "object", "additionalProperties": True})
+        path = self.tools / f"{name}.json"
+        path.write_text(json.dumps({**manifest, "runtime": runtime}))
+        path.chmod(0o644)
+        if script is not None:
+            executable = self.tools / runtime.get("exec_path", name)
+            executable.parent.mkdir(parents=True, exist_ok=True)
+            executable.write_text(script)
+            executable.chmod(mode)
+        return path
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    root = tmp_path.resolve()
+    made = Place(root / "workspace", root / "scratch", root / "config" / "tools")
+    for folder in (made.workspace, made.scratch, made.tools):
+        folder.mkdir(parents=True, mode=0o755)
+    return made

@@ -1,0 +1,266 @@
+"""Programs as tools, as real processes in the real sandbox."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Result
+from handrail.registry.sources import executables
+from handrail.registry.sources.executables import ExecutableTool, answer_of
+from handrail.registry.sources.folders import FolderSource
+from handrail.sandbox import tiers
+
+from .conftest import Place
+
+confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+PYTHON = f"#!{sys.executable} -S\n"
+ECHO = '#!/bin/sh\nread -r line\nprintf \'{"given": %s}\' "$line"\n'
+
+
+def made(place: Place, script: str, name: str = "ext", **runtime: Any) -> ExecutableTool:
+    place.put(name, script, **runtime)
+    loaded = FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+    assert loaded.faults == ()
+    [found] = [found for found in loaded.tools if found.tool.spec.id == name]
+    assert isinstance(found.tool, ExecutableTool)
+    return found.tool
+
+
+async def call(place: Place, tool: ExecutableTool, **arguments: Any) -> Any:
+    return await tool.execute(arguments, place.runtime(tool.spec))
+
+
+async def failure(place: Place, script: str, **runtime: Any) -> ToolError:
+    with pytest.raises(ToolError) as caught:
+        await call(place, made(place, script, **runtime))
+    assert "Traceback" not in caught.value.text
+    return caught.value
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_a_shell_script_reads_json_and_answers_json(place: Place) -> None:
+    tool = made(place, ECHO)
+    assert await call(place, tool, text="ä\n'\"", n=[1, 2]) == {"given": {"text": "ä\n'\"", "n": [1, 2]}}
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_a_python_program_does_too(place: Place) -> None:
+    script = PYTHON + "import json, sys\na = json.load(sys.stdin)\nprint(json.dumps({'sum': sum(a['n'])}))\n"
+    assert await call(place, made(place, script), n=[1, 2, 3]) == {"sum": 6}
+
+
+@confined
+@pytest.mark.proves("R-02", "K-08a")
+@pytest.mark.parametrize(
+    ("answer", "result"),
+    [
+        ({"type": "output", "data": [1]}, Result.output([1])),
+        ({"type": "error", "error_text": "no", "metadata": {"error_kind": "conflict"}}, Result.error("conflict", "no")),
+        ({"status": "success", "summary": "done"}, Result.output({"summary": "done"}, summary="done")),
+        ({"status": "error", "summary": "no"}, Result.error("failed", "no")),
+        ({"status": "fine", "summary": "x"}, {"status": "fine", "summary": "x"}),
+    ],
+)
+async def test_an_answer_may_have_one_of_the_known_shapes(place: Place, answer: Any, result: Any) -> None:
+    assert await call(place, made(place, f"#!/bin/sh\ncat <<'END'\n{json.dumps(answer)}\nEND\n")) == result
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_an_exit_code_is_a_failure_with_the_end_of_stderr(place: Place) -> None:
+    error = await failure(place, "#!/bin/sh\necho first >&2\necho 'no such branch' >&2\nexit 3\n")
+    assert error.kind == "failed"
+    assert "exit code 3" in error.text and "no such branch" in error.text and "first" not in error.text
+    assert error.data == {"exit_code": 3, "stderr": "first\nno such branch"}
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_an_exception_in_a_program_is_told_by_its_last_line(place: Place) -> None:
+    error = await failure(place, PYTHON + "raise ValueError('the disk is blue')\n")
+    assert "ValueError: the disk is blue" in error.text
+    assert "Traceback" in error.data["stderr"]
+
+
+@confined
+async def test_an_error_envelope_counts_whatever_the_exit_code(place: Place) -> None:
+    script = '#!/bin/sh\necho \'{"type": "error", "error_text": "not today"}\'\nexit 1\n'
+    assert await call(place, made(place, script)) == Result.error("failed", "not today")
+
+
+@confined
+async def test_an_answer_beside_an_exit_code_is_kept_as_partial(place: Place) -> None:
+    error = await failure(place, "#!/bin/sh\necho '{\"half\": 1}'\nexit 2\n")
+    assert (error.kind, error.data) == ("failed", {"exit_code": 2, "answer": {"half": 1}})
+
+
+@confined
+@pytest.mark.proves("R-02")
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ("#!/bin/sh\n", "wrote nothing to stdout"),
+        ("#!/bin/sh\necho done\n", "are not JSON"),
+        ("#!/bin/sh\necho '[1]'\n", "are a JSON array"),
+        ("#!/bin/sh\necho '{\"a\": NaN}'\n", "NaN"),
+        ("#!/bin/sh\necho '{} {}'\n", "are not JSON"),
+        ("#!/bin/sh\nprintf '\\377'\n", "not UTF-8"),
+    ],
+)
+async def test_what_is_no_answer_is_told_with_the_protocol(place: Place, script: str, said: str) -> None:
+    error = await failure(place, script)
+    assert error.kind == "backend"
+    assert said in error.text and "one JSON object on stdout" in error.text
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_a_program_killed_by_a_signal_is_a_defect_below_the_tool(place: Place) -> None:
+    error = await failure(place, "#!/bin/sh\nkill -9 $$\n")
+    assert "signal 9" in error.text or "137" in error.text
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_endless_output_is_a_limit_and_fills_no_memory(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(executables, "MAX_ANSWER_BYTES", 1_000)
+    error = await failure(place, "#!/bin/sh\nhead -c 100000 /dev/zero\n")
+    assert error.kind == "limit" and "more than 1,000 bytes" in error.text
+
+
+@confined
+async def test_a_program_that_does_not_read_its_input_is_fine(place: Place) -> None:
+    tool = made(place, "#!/bin/sh\nexec <&-\necho '{}'\n")
+    assert await call(place, tool, text="x" * 1_000_000) == {}
+
+
+@confined
+async def test_an_interpreter_that_is_missing_is_told(place: Place) -> None:
+    error = await failure(place, "#!/no/such/interpreter\n")
+    assert error.kind in ("failed", "backend")
+    assert "ext" in error.text or "interpreter" in error.text or "127" in error.text
+
+
+@confined
+@pytest.mark.proves("R-02", "S-05")
+async def test_nothing_of_a_call_outlives_it_and_a_lingering_child_does_not_hold_it(place: Place) -> None:
+    script = "#!/bin/sh\n(trap '' TERM HUP; setsid sleep 1000; true) &\necho '{}'\n"
+    tool = made(place, script)
+    before = _children()
+    assert await call(place, tool) == {}
+    assert _children() - before == set()
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
+    tool = made(place, "#!/bin/sh\nprintf started\nexec sleep 1000\n")
+    runtime = place.runtime(tool.spec)
+    before = _children()
+    running = asyncio.ensure_future(tool.execute({}, runtime))
+    while runtime.kept is None:
+        await asyncio.sleep(0)
+    assert runtime.kept == {"stdout_tail": "started"}
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert _children() - before == set()
+
+
+@confined
+@pytest.mark.proves("R-02", "K-10")
+async def test_a_program_sees_what_its_tool_requires_and_its_own_folder_read_only(place: Place) -> None:
+    (place.workspace / "a.txt").write_text("hello")
+    (place.tools.parent / "secret").write_text("x")
+    script = f"""#!/bin/sh
+cd {place.tools} || exit 9
+seen() {{ cat "$1" >/dev/null 2>&1 && echo true || echo false; }}
+wrote() {{ (: > "$1") 2>/dev/null && echo true || echo false; }}
+cat <<END
+{{"read": $(seen {place.workspace}/a.txt), "write": $(wrote {place.workspace}/b.txt),
+ "own": $(seen {place.tools}/reader), "change": $(wrote {place.tools}/reader),
+ "beside": $(seen {place.tools.parent}/secret), "home": $(wrote "$HOME/x")}}
+END
+"""
+    nothing = made(place, script, "reader", side_effect="read")
+    assert await call(place, nothing) == {
+        "read": False,
+        "write": False,
+        "own": True,
+        "change": False,
+        "beside": False,
+        "home": True,
+    }
+    writing = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}}
+    declared = made(place, script.replace("reader", "writer"), "writer", side_effect="write", requires=writing)
+    answer = await call(place, declared)
+    assert (answer["read"], answer["write"]) == (True, True)
+    only_reading = made(place, script.replace("reader", "looker"), "looker", side_effect="read", requires=writing)
+    answer = await call(place, only_reading)
+    assert (answer["read"], answer["write"]) == (True, False)
+
+
+@confined
+@pytest.mark.proves("R-02", "K-11")
+async def test_a_program_is_told_its_call_and_nothing_of_the_kernels_environment(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
+    script = PYTHON + "import json, os\nprint(json.dumps(dict(os.environ)))\n"
+    environment = await call(place, made(place, script))
+    assert "OPENAI_API_KEY" not in environment
+    assert {name: value for name, value in environment.items() if name.startswith("HANDRAIL_")} == {
+        "HANDRAIL_TOOL": "ext",
+        "HANDRAIL_CALL_ID": "ses_1/1.0",
+        "HANDRAIL_SESSION_ID": "ses_1",
+        "HANDRAIL_AGENT": "default",
+        "HANDRAIL_WORKSPACE": str(place.workspace),
+    }
+
+
+@confined
+@pytest.mark.proves("R-02")
+async def test_each_call_is_a_process_group_of_its_own(place: Place) -> None:
+    script = PYTHON + "import json, os\nprint(json.dumps({'own': os.getpgrp() == os.getpgid(0) != 0}))\n"
+    answers = await asyncio.gather(*(call(place, made(place, script)) for _ in range(3)))
+    assert answers == [{"own": True}] * 3
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    with pytest.raises(ToolError, match="signal 99") as caught:
+        answer_of(b"", b"", -99)
+    assert caught.value.kind == "backend"
+
+
+def test_stderr_that_is_no_text_is_shown_as_far_as_it_goes() -> None:
+    with pytest.raises(ToolError) as caught:
+        answer_of(b"", b"\xff\xfe last", 1)
+    assert caught.value.data["stderr"].endswith(" last")
+
+
+def _children() -> set[int]:
+    """The processes that descend from this one."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if stat[0] != "Z":
+                parents[int(entry.name)] = int(stat[1])
+    found: set[int] = set()
+    frontier = {os.getpid()}
+    while frontier := {pid for pid, parent in parents.items() if parent in frontier} - found:
+        found |= frontier
+    return found

@@ -1,0 +1,134 @@
+"""A generation is a value: looked up by any name, compared with another, ended once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.names import wire_name
+from handrail.contract.runtime import Runtime
+from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.generation import Difference, Entry, Generation
+
+
+class _Tool(Tool):
+    def __init__(self, tool_id: str, description: str) -> None:
+        self.spec = ToolSpec(id=tool_id, description=description)
+        self.closed = 0
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return None
+
+    async def aclose(self) -> None:
+        self.closed += 1
+        if self.spec.description == "stubborn":
+            raise RuntimeError("it does not end")
+
+
+def entry(tool_id: str, description: str = "x", withheld: str | None = None) -> Entry:
+    tool = _Tool(tool_id, description)
+    return Entry(tool.spec, tool, compile_schema(tool.spec.parameters), "here", tool.spec.definition_hash, withheld)
+
+
+@pytest.mark.proves("R-06", "K-04")
+def test_a_tool_is_found_by_id_alias_and_wire_name() -> None:
+    generation = Generation(3, [entry("email.send"), entry("read")], {"mail": "email.send"})
+    for name in ("email.send", "email__send", "mail"):
+        assert generation.resolve(name) is generation.entries["email.send"]
+    assert generation.resolve("Read") is None
+    assert generation.resolve("") is None
+    assert (generation.number, len(generation), list(generation.entries)) == (3, 2, ["email.send", "read"])
+
+
+@pytest.mark.proves("R-06")
+def test_nothing_in_a_generation_can_be_changed() -> None:
+    generation = Generation(1, [entry("read")], {"r": "read"})
+    with pytest.raises(TypeError):
+        generation.entries["write"] = entry("write")  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
+    with pytest.raises(TypeError):
+        generation.aliases["x"] = "read"  # type: ignore[index]  # pyright: ignore[reportIndexIssue]
+
+
+@pytest.mark.proves("R-05")
+@pytest.mark.parametrize(
+    ("ids", "aliases"),
+    [
+        (["a", "a"], {}),
+        (["a.b", "a__b"], {}),
+        (["a"], {"b": "gone"}),
+        (["a", "b"], {"a": "b"}),
+        (["a.b"], {"a__b": "a.b"}),
+    ],
+)
+def test_no_name_stands_for_two(ids: list[str], aliases: dict[str, str]) -> None:
+    with pytest.raises(ValueError, match="'"):
+        Generation(1, [entry(i) for i in ids], aliases)
+
+
+@pytest.mark.proves("D-09a")
+def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
+    generation = Generation(
+        1, [entry("email.send"), entry("email.seen", withheld="no"), entry("read")], {"mail": "email.send"}
+    )
+    for name in ("email.sent", "email__sent", "email.seen_"):
+        assert generation.nearest(name)[0] == "email.send"
+        assert "email.seen" not in generation.nearest(name)
+    assert generation.nearest("raed") == ["read"]
+    assert generation.nearest("maill")[0] == "mail"
+    assert generation.nearest("qqqqqqq") == []
+
+
+@pytest.mark.proves("R-06")
+def test_a_difference_names_what_came_went_and_changed() -> None:
+    old = Generation(1, [entry("a"), entry("b"), entry("c"), entry("d")])
+    new = Generation(2, [entry("b", "other words"), entry("c"), entry("d", withheld="off"), entry("e")])
+    assert new.difference(old) == Difference(added=("e",), removed=("a",), changed=("b", "d"))
+    assert old.difference(new) == Difference(added=("a",), removed=("e",), changed=("b", "d"))
+    assert not old.difference(old)
+
+
+ids = st.from_regex(r"[a-c](\.[a-c_]{1,2})?", fullmatch=True)
+
+
+@pytest.mark.proves("K-04", "R-05")
+@given(st.lists(st.tuples(ids, st.sampled_from(["x", "y"])), max_size=8))
+def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given_: list[tuple[str, str]]) -> None:
+    entries = [entry(tool_id, words) for tool_id, words in given_]
+    unique = len({wire_name(tool_id) for tool_id, _ in given_}) == len(given_)
+    try:
+        generation = Generation(1, entries)
+    except ValueError:
+        assert not unique
+    else:
+        assert unique
+        assert all(generation.resolve(e.id) is e and generation.resolve(e.wire_name) is e for e in entries)
+        assert not generation.difference(generation)
+        assert generation.difference(Generation(0, [])).added == tuple(e.id for e in entries)
+
+
+@pytest.mark.proves("R-06")
+async def test_a_tool_ends_with_the_last_generation_that_has_it() -> None:
+    carried, dropped = entry("a"), entry("b")
+    old, new = Generation(1, [carried, dropped]), Generation(2, [carried])
+    await old.aclose(keeping=new)
+    assert [e.tool.closed for e in (carried, dropped) if isinstance(e.tool, _Tool)] == [0, 1]
+    await new.aclose()
+    assert [e.tool.closed for e in (carried, dropped) if isinstance(e.tool, _Tool)] == [1, 1]
+
+
+async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
+    entries = [entry("a", "stubborn"), entry("b")]
+    with pytest.raises(ExceptionGroup):
+        await Generation(1, entries).aclose()
+    assert [e.tool.closed for e in entries if isinstance(e.tool, _Tool)] == [1, 1]
+
+
+def test_a_generation_of_many_is_looked_up_in_a_table() -> None:
+    entries = [entry(f"tool.n{n}") for n in range(2_000)]
+    generation = Generation(1, entries)
+    assert all(generation.resolve(f"tool__n{n}") is entries[n] for n in range(2_000))

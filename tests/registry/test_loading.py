@@ -1,0 +1,275 @@
+"""Sources into a generation: order, overriding, clashes, withholding, all faults at once."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from handrail.contract.decorator import tool
+from handrail.contract.errors import Fault, LoadError
+from handrail.contract.names import LOCKED_IDS
+from handrail.contract.sandbox import Tier
+from handrail.contract.spec import ConfigKey
+from handrail.contract.tool import Tool
+from handrail.registry.generation import IN_PROCESS, Generation
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.plugins import PluginSource
+from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.source import Found, Loaded, Rank
+
+from .conftest import CONFINING, Place, Simple
+
+NOTHING = Tier("none", "bubblewrap is not installed", "apt install bubblewrap")
+
+
+@dataclass
+class Given:
+    """A source of what it is given."""
+
+    rank: Rank
+    tools: tuple[Tool, ...]
+    foreign: bool = False
+    faults: tuple[Fault, ...] = ()
+
+    def load(self) -> Loaded:
+        return Loaded(tuple(Found(t, f"{self.rank} folder/{t.spec.id}.json") for t in self.tools), self.faults)
+
+
+def load(*sources: Any, tier: Tier = CONFINING, **options: Any) -> Generation:
+    return load_generation(sources, tier=tier, **options)
+
+
+def faults(*sources: Any, **options: Any) -> list[str]:
+    with pytest.raises(LoadError) as caught:
+        load(*sources, **options)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.mark.proves("R-01")
+def test_tools_stand_in_the_order_of_their_sources() -> None:
+    generation = load(
+        Given("built-in", (Simple("b"), Simple("a"))),
+        Given("global", (Simple("g"),)),
+        Given("agent", (Simple("f"),)),
+        Given("code", (Simple("c"),)),
+        Given("package", (Simple("p"),)),
+        number=7,
+    )
+    assert list(generation.entries) == ["b", "a", "g", "f", "c", "p"]
+    assert generation.number == 7
+    entry = generation.entries["g"]
+    assert (entry.source, entry.withheld, entry.confined_by) == ("global folder/g.json", None, IN_PROCESS)
+    assert entry.definition_hash == entry.spec.definition_hash
+    assert entry.schema.problems({"x": 1})
+
+
+@pytest.mark.proves("R-01")
+def test_the_shipped_tools_load_and_are_the_first() -> None:
+    generation = load(BuiltinSource(), PythonSource((Simple("mine"),)))
+    assert "read" in generation.entries
+    assert list(generation.entries)[-1] == "mine"
+    assert all(e.source == "built-in" for e in generation.entries.values() if e.id != "mine")
+
+
+@pytest.mark.proves("R-04")
+def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
+    ours = Simple("b", description="The agent's.")
+    generation = load(Given("global", (Simple("a"), Simple("b"), Simple("c"))), Given("agent", (ours,)))
+    assert list(generation.entries) == ["a", "b", "c"]
+    assert generation.entries["b"].tool is ours
+
+
+@pytest.mark.proves("R-04")
+@pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
+@pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])
+def test_nothing_overrides_a_builtin_or_takes_a_locked_id(rank: Rank, tool_id: str) -> None:
+    [fault] = faults(Given("built-in", (Simple("file.patch"),)), Given(rank, (Simple(tool_id),)))
+    assert fault.startswith(f"{rank} folder/{tool_id}.json: llm.name: ")
+    assert "locked id" in fault or "built-in" in fault
+
+
+@pytest.mark.proves("R-05")
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("global", "global"), ("agent", "agent"), ("global", "code"), ("agent", "global"), ("code", "package")],
+)
+def test_a_clash_of_ids_names_both_sources(first: Rank, second: Rank) -> None:
+    [fault] = faults(Given(first, (Simple("x"),)), Given(second, (Simple("x"),)))
+    assert fault.startswith(f"{second} folder/x.json")
+    assert f"{first} folder/x.json" in fault
+
+
+@pytest.mark.proves("R-05", "K-04")
+def test_a_clash_of_wire_names_names_both_sources() -> None:
+    [fault] = faults(Given("global", (Simple("a.b"),)), Given("agent", (Simple("a__b"),)))
+    assert "agent folder/a__b.json" in fault and "global folder/a.b.json" in fault and "'a__b' to a model" in fault
+
+
+@pytest.mark.proves("R-01")
+def test_all_faults_of_all_sources_are_listed_at_once() -> None:
+    found = faults(
+        Given("global", (Simple("a", parameters={"type": "objct"}), Simple("bad id"))),
+        Given("agent", (), faults=(Fault("agent/x.json", "", "is gone"),)),
+        Given("code", (Simple("c", timeout_ms=0, description=""), Simple("read"))),
+        aliases={"d": "gone"},
+    )
+    assert len(found) == 7
+    for part in ("parameters.type", "bad id", "agent/x.json: is gone", "timeout_ms", "description", "locked", "'gone'"):
+        assert any(part in fault for fault in found), part
+
+
+def test_what_a_foreign_source_has_wrong_is_quarantined_and_the_rest_works() -> None:
+    foreign = Given(
+        "package",
+        (Simple("read"), Simple("ok"), Simple("x.y"), Simple("z", parameters={})),
+        True,
+        (Fault("f", "", "odd"),),
+    )
+    generation = load(Given("code", (Simple("x__y"),)), foreign)
+    assert list(generation.entries) == ["x__y", "ok"]
+    assert [fault.source for fault in generation.quarantined] == [
+        "f",
+        "package folder/read.json",
+        "package folder/x.y.json",
+        "package folder/z.json",
+    ]
+    assert len(faults(Given("code", (Simple("x__y"),)), foreign, strict=True)) == 4
+
+
+def test_aliases_are_checked_against_all_names() -> None:
+    source = Given("code", (Simple("a.b"), Simple("c")))
+    assert load(source, aliases={"x": "c"}).resolve("x") is not None
+    assert "did you mean a.b?" in faults(source, aliases={"x": "a.bb"})[0]
+    for alias in ("c", "a__b", "read", "not an id"):
+        assert len(faults(source, aliases={alias: "c"})) == 1
+
+
+@pytest.mark.parametrize(
+    ("spec", "reason"),
+    [
+        ({"secrets": ("key",)}, "declares secrets (key)"),
+        ({"config": {"key": ConfigKey("k", secret=True)}}, "declares secrets (key)"),
+        ({"requires": {"net": {"hosts": ["a.example.org"]}}}, "requires hosts (a.example.org)"),
+        ({"mode": "background"}, "mode is 'background'"),
+        ({"mode": "stateful"}, "mode is 'stateful'"),
+    ],
+)
+@pytest.mark.proves("R-01")
+def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[str, Any], reason: str) -> None:
+    async def run() -> None:
+        """Run."""
+
+    made = tool(**spec)(run)
+    entry = load(PythonSource((made,))).entries["run"]
+    assert entry.withheld is not None and reason in entry.withheld
+
+
+@pytest.mark.proves("S-08a")
+def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -> None:
+    shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
+    generation = load(PythonSource((shelly, Simple("plain"))), tier=NOTHING)
+    assert generation.entries["plain"].withheld is None
+    assert "bubblewrap is not installed (apt install bubblewrap)" in (generation.entries["shelly"].withheld or "")
+    assert load(PythonSource((shelly,))).entries["shelly"].withheld is None
+
+
+@pytest.mark.proves("S-08a")
+def test_an_executable_is_withheld_where_nothing_confines_it(place: Place) -> None:
+    from handrail.registry.sources.folders import FolderSource
+
+    place.put("ext", "#!/bin/sh\n")
+    source = FolderSource(place.tools, "global", place.confinement())
+    assert "cannot be confined" in (load(source, tier=NOTHING).entries["ext"].withheld or "")
+    confined = load(source, tier=CONFINING).entries["ext"]
+    assert (confined.withheld, confined.confined_by) == (None, "bubblewrap")
+
+
+async def _noop() -> None:
+    """Do nothing."""
+
+
+def test_fields_that_only_an_executable_honours_are_faults_of_python() -> None:
+    found = faults(PythonSource((Simple("a", persistent=True, exec_path="x"),)))
+    assert len(found) == 2 and "persistent" in found[0] and "exec_path" in found[1]
+
+
+@pytest.mark.proves("K-01")
+def test_functions_objects_classes_and_modules_are_taken_from_code() -> None:
+    class Fixed(Simple):
+        def __init__(self) -> None:
+            super().__init__("fixed")
+
+    module = ModuleType("my_tools")
+    module.first = tool(id="first")(_noop)  # type: ignore[attr-defined]
+    module.again = module.first  # type: ignore[attr-defined]
+    module.second = Simple("second")  # type: ignore[attr-defined]
+    module.number = 3  # type: ignore[attr-defined]
+    generation = load(PythonSource((tool(id="decorated")(_noop), Simple("object"), Fixed, module)))
+    assert list(generation.entries) == ["decorated", "object", "fixed", "first", "second"]
+    assert generation.entries["decorated"].source == f"{__name__}._noop"
+
+
+def test_a_blocking_function_is_marked_so() -> None:
+    def slow() -> None:
+        """Wait."""
+
+    generation = load(PythonSource((tool(slow), tool(id="quick")(_noop))))
+    assert [entry.blocking for entry in generation.entries.values()] == [True, False]
+
+
+def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
+    class Half(Tool):
+        spec = Simple("half").spec
+
+    class Bare(Tool):
+        async def execute(self, args: dict[str, Any], runtime: Any) -> object:
+            return None
+
+    class Failing(Simple):
+        def __init__(self) -> None:
+            raise OSError("no disk")
+
+    found = faults(PythonSource((_noop, Half, Bare(), Failing, 3, ModuleType("empty"))))
+    assert len(found) == 6
+    for part, fault in zip(
+        ("put @tool above it", "no execute", "expected spec", "no disk", "is a int", "no tool"), found, strict=True
+    ):
+        assert part in fault
+
+
+@pytest.mark.proves("R-09a")
+def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("handrail_test_plugin")
+    module.one = Simple("one")  # type: ignore[attr-defined]
+    module.several = [Simple("two"), tool(id="three")(_noop)]  # type: ignore[attr-defined]
+    module.broken = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "handrail_test_plugin", module)
+
+    def points(*values: tuple[str, str]) -> PluginSource:
+        return PluginSource(lambda: [EntryPoint(name, value, "handrail.tools") for name, value in values])
+
+    good = points(("b", "handrail_test_plugin:several"), ("a", "handrail_test_plugin:one"))
+    assert list(load(good).entries) == ["one", "two", "three"]
+    assert load(good).entries["one"].source == "entry point a of an unnamed package"
+    found = faults(
+        points(
+            ("a", "handrail_test_plugin:gone"),
+            ("b", "no_such_module_at_all:x"),
+            ("c", "handrail_test_plugin:broken"),
+            ("d", "handrail_test_plugin:one"),
+            ("e", "handrail_test_plugin:one"),
+        )
+    )
+    assert len(found) == 4
+    assert "no_such_module_at_all" in found[1] and "ModuleNotFoundError" in found[1]
+    assert "entry point d of" in found[3]
+
+
+def test_this_environments_entry_points_can_be_listed() -> None:
+    assert PluginSource().load().faults == ()
