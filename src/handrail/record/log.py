@@ -218,6 +218,7 @@ class _RecordTable:
         self._clock = clock
         self._sequence = 0
         self._previous = GENESIS
+        self._durable = (0, GENESIS)
         self._was_read = False
         self._open: dict[str, int] = {}
         self._settled = 0
@@ -228,22 +229,25 @@ class _RecordTable:
     def opened(self, connection: sqlite3.Connection) -> None:
         reader = LogReader(connection)
         head = reader.checked_end()
-        if self._was_read and not reader.holds(self._sequence, self._previous):
+        if self._was_read and not reader.holds(*self._durable):
             raise SinkUnavailable(
-                f"the log no longer ends as this process left it at record {self._sequence}: something else changed it. "
+                f"the log no longer holds record {self._durable[0]} as this process wrote it: something else changed it. "
                 "Stop, and run handrail log verify"
             )
         self._sequence = head.sequence
         self._previous = bytes.fromhex(head.hash)
         self._open = {call.call_id: call.sequence for call in reader.unfinished()}
         self._settled = reader.mark("settled")
+        self._durable = (self._sequence, self._previous)
         self._reported_lost = self._confirmed_lost
         self._was_read = True
 
     def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
         statements: list[Statement] = []
         entries: list[_Entry] = []
-        self._confirmed_lost = self._reported_lost  # the last batch held, or `opened` would have been called
+        # The last batch held, or `opened` would have been called since.
+        self._durable = (self._sequence, self._previous)
+        self._confirmed_lost = self._reported_lost
         lost = self._writer.lost
         if lost > self._reported_lost:
             entries.append(_Entry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
@@ -258,6 +262,7 @@ class _RecordTable:
                 for sequence in item.sequences:
                     erase = "UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence = ?"
                     statements.append((erase, (sequence,)))
+                statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # the old pages stand there as well
         inserts = self._inserting(entries)
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_EVERY:

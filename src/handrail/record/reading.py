@@ -226,7 +226,7 @@ def _logged(row: tuple[Any, ...]) -> LoggedRecord:
     if isinstance(encoded, bytes):
         try:
             decoded: Any = decode(encoded)
-        except ValueError:
+        except (ValueError, RecursionError):
             decoded = {"$damaged": len(encoded)}
         body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
     shown = (hash_in(seal) or b"").hex()

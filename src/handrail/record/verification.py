@@ -97,15 +97,15 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             count += 1
     except sqlite3.DatabaseError as error:
         return bad(expected, f"record {expected} cannot be read, the database file is damaged: {error}")
-    if unrecorded := bodiless - recorded:
-        first = min(unrecorded)
-        return bad(first, f"record {first}: its body was removed, and no redaction is recorded for it")
     if head is not None and not found_head:
         return bad(
             expected,
             f"no record has the hash {head}: the log was cut or rewritten since that head was noted; "
             f"it ends at record {expected - 1}",
         )
+    if unrecorded := bodiless - recorded:
+        first = min(unrecorded)
+        return bad(first, f"record {first}: its body was removed, and no redaction is recorded for it")
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
         return Verification(
@@ -132,6 +132,6 @@ def _count(body: object) -> int:
 def _field(body: object, name: str) -> object:
     try:
         decoded: Any = decode(body) if isinstance(body, bytes) else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", decoded).get(name) if isinstance(decoded, dict) else None

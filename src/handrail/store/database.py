@@ -34,7 +34,8 @@ class Table(Protocol):
     def statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
         """What makes ``batch`` (payloads given to :meth:`Database.append` and ``commit``) durable, in order.
 
-        A single statement costs the least: it needs no transaction around it.
+        A single statement costs the least: it needs no transaction around it. A ``PRAGMA`` is run after all others
+        are durable.
         """
         ...
 
@@ -115,10 +116,10 @@ class Database:
 
     def close(self) -> None:
         """Write what is left and close. Blocks; call it in a thread where a loop must go on."""
+        reading, self._reading = self._reading, None
+        if reading is not None:  # first: whoever closes last, and may write, folds the write-ahead log in
+            reading.close()
         self.writer.close()
-        if self._reading is not None:
-            self._reading.close()
-            self._reading = None
 
 
 class _DatabaseSink:
@@ -142,10 +143,14 @@ class _DatabaseSink:
             if len(statements) == 1:
                 connection.execute(*statements[0])
             elif statements:
+                afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in statements:
-                    connection.execute(*statement)
+                    if statement not in afterwards:
+                        connection.execute(*statement)
                 connection.execute("COMMIT")
+                for statement in afterwards:
+                    connection.execute(*statement).fetchall()
         except Exception as error:
             unavailable = self._undo(connection, error)
             if unavailable is not None:

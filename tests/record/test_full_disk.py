@@ -1,0 +1,73 @@
+"""A log that cannot write refuses, loses nothing it was told of, and goes on by itself when it can."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.store.places import Place
+
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+
+pytestmark = pytest.mark.proves("G-10")
+
+BOUNDED = """
+import asyncio, json, resource, sys
+from handrail.contract.errors import LogUnavailable
+from handrail.record.log import CommitLog, Record
+from handrail.record.verification import verify
+from handrail.store.opening import Store
+
+def record(kind, call, size=2000):
+    return Record(kind, "ses_1", call, {"tool": "write", "text": "x" * size})
+
+def bound(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+async def main():
+    store = Store.open(sys.argv[1], sys.argv[2])
+    log = CommitLog(store.database)
+    bound(300_000)
+    durable = []
+    said = {"refused": 0}
+    for number in range(1000):
+        try:
+            await log.commit([record("intended", f"c{number}")])
+            durable.append(f"c{number}")
+        except LogUnavailable as error:
+            said["error"] = str(error)
+            said["refusal"] = log.refusal
+            break
+    bound(1000)
+    for number in range(5):
+        log.append([record("refused", f"r{number}")])
+        try:
+            await log.commit([record("intended", f"never{number}")])
+        except LogUnavailable:
+            said["refused"] += 1
+    bound(resource.RLIM_INFINITY)
+    await log.commit([record("committed", "after")])
+    said["refusal after"] = log.refusal
+    said["durable"] = durable
+    said["lost"] = store.database.writer.lost
+    await store.aclose()
+    print(json.dumps(said))
+
+asyncio.run(main())
+"""
+
+
+def test_a_full_disk_is_told_to_every_commit_and_over_when_there_is_room(place: Place) -> None:
+    said: dict[str, Any] = json.loads(place.finished(BOUNDED))
+    assert str(place.folders.database) in said["error"] and said["refusal"] == said["error"]
+    assert said["refused"] == 5 and said["refusal after"] is None and said["lost"] == 0
+    with LogReader.at(place.folders.database) as reader:
+        assert verify(reader).ok
+        calls = [entry.call_id for entry in reader.records()]
+    durable: list[str] = said["durable"]
+    assert len(durable) > 5
+    assert calls[: len(durable)] == durable
+    rest = calls[len(durable) :]
+    assert rest == ["r0", "r1", "r2", "r3", "r4", "after"]

@@ -1,0 +1,210 @@
+"""The commit log: what is committed is durable and in order, whatever the records hold."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from typing import Any
+
+import pytest
+from tests.store.places import Place
+
+from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.record.log import CommitLog, Record
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+from handrail.store.opening import Store
+
+
+def proposed(call: str, session: str = "ses_1", **body: Any) -> Record:
+    return Record("proposed", session, call, {"tool": "read", "arguments": {"path": "a"}, **body})
+
+
+def answered(call: str, session: str = "ses_1", kind: str = "output", **metadata: Any) -> Record:
+    result = {"type": kind, "data": 1, "metadata": metadata}
+    return Record("committed", session, call, {"result": result})
+
+
+READ_BACK = """
+import sys
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+from handrail.store.folders import locate
+with LogReader.at(locate(sys.argv[1], sys.argv[2]).database) as reader:
+    print([(r.sequence, r.kind, r.call_id) for r in reader.records()], verify(reader).ok)
+"""
+
+
+@pytest.mark.proves("G-01")
+async def test_what_is_committed_is_seen_at_once_by_another_process(log: CommitLog, place: Place) -> None:
+    log.append([proposed("c1"), Record("authorised", "ses_1", "c1", {})])
+    await log.commit([Record("intended", "ses_1", "c1", {})])
+    expected = "[(1, 'proposed', 'c1'), (2, 'authorised', 'c1'), (3, 'intended', 'c1')] True\n"
+    assert place.finished(READ_BACK) == expected
+
+
+async def test_what_is_appended_is_there_after_closing(log: CommitLog, store: Store, place: Place) -> None:
+    for number in range(300):
+        log.append([proposed(f"c{number}")])
+    await store.aclose()
+    with LogReader.at(place.folders.database) as reader:
+        assert [r.call_id for r in reader.records()] == [f"c{n}" for n in range(300)]
+        assert verify(reader).ok
+
+
+async def test_concurrent_commits_share_transactions(log: CommitLog, store: Store) -> None:
+    async def caller(name: int) -> None:
+        for number in range(20):
+            await log.commit([proposed(f"{name}.{number}"), answered(f"{name}.{number}")])
+
+    await asyncio.gather(*(caller(n) for n in range(64)))
+    writer = store.database.writer
+    assert writer.commits == 64 * 20
+    assert writer.transactions < writer.commits / 8
+    found = verify(log.reader)
+    assert found.ok and found.records == 64 * 20 * 2
+    for name in range(64):
+        calls = [r.call_id for r in log.reader.records(kind="committed") if r.call_id.startswith(f"{name}.")]
+        assert calls == [f"{name}.{n}" for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"text": "half \ud800"},
+        {"n": 2**200},
+        {"x": float("nan")},
+        {"data": b"\xff"},
+        {"\udfff": {1: object()}},
+        {"deep": [[[[[0]]]]] * 3},
+    ],
+)
+async def test_no_value_costs_a_record_or_the_chain(log: CommitLog, body: dict[str, Any]) -> None:
+    await log.commit([proposed("c1"), Record("committed", "ses\ud800", "c\0\udfff", body), proposed("c2")])
+    assert [r.sequence for r in log.reader.records()] == [1, 2, 3]
+    assert verify(log.reader).ok
+    entry = log.reader.record(2)
+    assert entry is not None and entry.session_id == "ses\\ud800" and entry.call_id == "c\0\\udfff"
+    assert entry.body is not None and len(entry.body) == 1
+
+
+async def test_a_chain_goes_on_over_restarts(place: Place) -> None:
+    hashes: list[str] = []
+    for number in range(3):
+        store = place.open()
+        log = CommitLog(store.database)
+        await log.commit([proposed(f"c{number}")])
+        hashes.append(log.reader.head().hash)
+        await store.aclose()
+    with LogReader.at(place.folders.database) as reader:
+        assert [r.hash for r in reader.records()] == hashes
+        assert verify(reader, hashes[0]).ok
+
+
+async def test_records_can_be_picked_by_session_call_kind_and_place(log: CommitLog) -> None:
+    for session in ("ses_1", "ses_2"):
+        for call in ("a", "b"):
+            await log.commit([proposed(f"{session}/{call}", session), answered(f"{session}/{call}", session)])
+    reader = log.reader
+    assert [r.sequence for r in reader.records(session="ses_2")] == [5, 6, 7, 8]
+    assert [r.sequence for r in reader.records(session="ses_2", kind="proposed")] == [5, 7]
+    assert [r.sequence for r in reader.records(call="ses_1/b")] == [3, 4]
+    assert [r.sequence for r in reader.records(since=6, limit=1)] == [7]
+    assert [r.sequence for r in reader.records(kind="proposed", limit=2, newest_first=True)] == [7, 5]
+    assert list(reader.records(call="nobody")) == []
+    assert [c.call_id for c in reader.calls(limit=3)] == ["ses_1/b", "ses_2/a", "ses_2/b"]
+    assert [c.call_id for c in reader.calls(session="ses_1")] == ["ses_1/a", "ses_1/b"]
+
+
+async def test_a_call_is_one_row_that_says_how_far_it_came(log: CommitLog) -> None:
+    def step(kind: Any, call: str, **body: Any) -> Record:
+        return Record(kind, "ses_1", call, body)
+
+    refusal = {"type": "error", "error_text": "no", "metadata": {"error_kind": "denied"}}
+    steps: dict[str, list[Record]] = {
+        "proposed": [],
+        "waiting": [step("approval-requested", "waiting")],
+        "authorised": [step("authorised", "authorised")],
+        "running": [step("authorised", "running"), step("intended", "running")],
+        "output": [step("intended", "output"), answered("output")],
+        "error": [step("intended", "error"), step("committed", "error", result=refusal)],
+        "refused": [step("approval-requested", "refused"), step("refused", "refused", result=refusal)],
+    }
+    for state, records in steps.items():
+        await log.commit([proposed(state), *records])
+    rows = {row.call_id: row for row in log.reader.calls()}
+    assert {call: row.state for call, row in rows.items()} == {state: state for state in steps}
+    assert rows["output"].tool == "read" and rows["output"].session_id == "ses_1"
+    assert rows["refused"].error_kind == "denied" and rows["refused"].error_text == "no"
+    done = rows["output"]
+    assert done.started_ns is not None and done.ended_ns is not None
+    assert done.proposed_ns <= done.started_ns <= done.ended_ns
+    assert rows["refused"].started_ns is None and rows["running"].ended_ns is None
+
+
+@pytest.mark.proves("L-10")
+async def test_a_calls_outcome_and_proposal_are_found_by_its_id(log: CommitLog) -> None:
+    log.append([proposed("c1", arguments={"path": "x"}), answered("c1", mark=7), proposed("c2")])
+    outcome, proposal = await log.outcome_of("c1"), await log.proposal_of("c1")
+    assert outcome is not None and outcome.body is not None and outcome.body["result"]["metadata"] == {"mark": 7}
+    assert proposal is not None and proposal.body is not None and proposal.body["arguments"] == {"path": "x"}
+    assert await log.outcome_of("c2") is None
+    assert await log.outcome_of("c3") is None and await log.proposal_of("c3") is None
+    assert await log.outcome_of("") is None
+
+
+async def test_a_late_record_does_not_hide_the_answer_a_call_was_given(log: CommitLog) -> None:
+    late = Record("committed", "ses_1", "c1", {"late": True, "ended": "returned"})
+    timeout = Record("committed", "ses_1", "c1", {"result": {"type": "error", "metadata": {"error_kind": "timeout"}}})
+    for order in ([timeout, late], [late, timeout]):
+        await log.commit([proposed("c1"), Record("intended", "ses_1", "c1", {}), *order])
+        outcome = await log.outcome_of("c1")
+        assert outcome is not None and outcome.body is not None and "result" in outcome.body
+        assert [(row.state, row.error_kind) for row in log.reader.calls()] == [("error", "timeout")]
+
+
+@pytest.mark.proves("G-02")
+async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(log: CommitLog, place: Place) -> None:
+    secret = "correct-horse-battery-staple" * 200
+    await log.commit([proposed("c1"), proposed("c2", arguments={"password": secret}), proposed("c3")])
+    head = log.reader.head().hash
+    await log.redact([2, 2], reason="a password", session_id="ses_1")
+    entry = log.reader.record(2)
+    assert entry is not None and entry.body is None and entry.tool is None
+    found = verify(log.reader, head)
+    assert found.ok and found.redacted == 1 and "1 of them redacted" in str(found)
+    last = log.reader.record(4)
+    assert last is not None and last.body == {"sequences": [2], "reason": "a password"}
+    for file in place.folders.own.rglob("*"):
+        assert file.is_dir() or b"correct-horse" not in file.read_bytes(), file
+
+
+async def test_what_proves_a_redaction_stays(log: CommitLog) -> None:
+    await log.commit([proposed("c1")])
+    await log.redact([1], reason="x")
+    with pytest.raises(UsageError, match="record 2 is itself"):
+        await log.redact([2], reason="x")
+    with pytest.raises(UsageError, match="no record 99"):
+        await log.redact([1, 99], reason="x")
+    assert verify(log.reader).records == 2
+
+
+async def test_a_body_removed_behind_the_logs_back_is_not_taken_for_a_redaction(log: CommitLog, store: Store) -> None:
+    await log.commit([proposed("c1"), proposed("c2")])
+    outside = sqlite3.connect(store.database.path)
+    outside.execute("UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence = 1")
+    outside.commit()
+    outside.close()
+    found = verify(log.reader)
+    assert not found.ok and found.first_bad == 1 and "no redaction is recorded" in str(found)
+
+
+async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLog, store: Store) -> None:
+    await log.commit([proposed("c1"), proposed("c2")])
+    outside = sqlite3.connect(store.database.path)
+    outside.execute("INSERT INTO record VALUES (3, 1, 'committed', '', '', zeroblob(80), x'7b7d')")
+    outside.commit()
+    outside.close()
+    with pytest.raises(LogUnavailable, match="damaged"):
+        await log.commit([proposed("c3")])
+    assert log.refusal is not None and "handrail log verify" in log.refusal

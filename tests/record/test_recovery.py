@@ -1,0 +1,125 @@
+"""After a crash: what had begun is interrupted, what had not is shown as not run, and nothing runs again."""
+
+from __future__ import annotations
+
+import pytest
+from tests.store.places import Place
+
+from handrail.record.log import CommitLog, Record
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+
+pytestmark = pytest.mark.proves("G-05")
+
+CRASH = """
+import asyncio, os, signal, sys
+from pathlib import Path
+from handrail.record.log import CommitLog, Record
+from handrail.store.opening import Store
+
+def record(kind, call, **body):
+    return Record(kind, "ses_1", call, body)
+
+async def main():
+    store = Store.open(sys.argv[1], sys.argv[2])
+    log = CommitLog(store.database)
+    await log.recover()
+    for call in ("done", "refused", "begun", "waiting", "authorised", "proposed"):
+        log.append([record("proposed", call, tool="write")])
+    log.append([record("authorised", "done"), record("intended", "done")])
+    log.append([record("committed", "done", result={"type": "output", "data": 1})])
+    log.append([record("refused", "refused", result={"type": "error"})])
+    log.append([record("approval-requested", "waiting")])
+    log.append([record("authorised", "authorised"), record("authorised", "begun")])
+    await log.commit([record("intended", "begun")])
+    Path(sys.argv[1], "effect").write_text("half")
+    print("in the middle", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+def killed_in_the_middle(place: Place) -> None:
+    with place.process(CRASH) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "in the middle\n"
+        process.kill()
+        process.wait(timeout=60)
+
+
+async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknown(place: Place) -> None:
+    killed_in_the_middle(place)
+    store = place.open()
+    log = CommitLog(store.database)
+    found = await log.recover()
+    assert [(call.call_id, call.session_id, call.tool) for call in found] == [("begun", "ses_1", "write")]
+    outcome = await log.outcome_of("begun")
+    assert outcome is not None and outcome.kind == "interrupted" and outcome.body is not None
+    assert outcome.body["outcome"] == "unknown" and outcome.body["intended"] == found[0].intended
+    assert verify(log.reader).ok
+    await store.aclose()
+
+
+async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place) -> None:
+    killed_in_the_middle(place)
+    store = place.open()
+    log = CommitLog(store.database)
+    await log.recover()
+    rows = {row.call_id: row for row in log.reader.calls()}
+    assert {call: row.state for call, row in rows.items()} == {
+        "done": "output",
+        "refused": "refused",
+        "begun": "interrupted",
+        "waiting": "waiting",
+        "authorised": "not-run",
+        "proposed": "not-run",
+    }
+    assert all(rows[call].started_ns is None for call in ("refused", "waiting", "authorised", "proposed"))
+    await log.commit([Record("proposed", "ses_2", "new", {"tool": "read"})])
+    assert [row.state for row in log.reader.calls(session="ses_2")] == ["proposed"]
+    await store.aclose()
+
+
+async def test_recovering_twice_or_after_a_good_end_finds_nothing_more(place: Place) -> None:
+    killed_in_the_middle(place)
+    for expected in (1, 0, 0):
+        store = place.open()
+        log = CommitLog(store.database)
+        assert len(await log.recover()) == expected
+        assert len(await log.recover()) == 0
+        await store.aclose()
+    with LogReader.at(place.folders.database) as reader:
+        assert len(list(reader.records(kind="interrupted"))) == 1
+
+
+async def test_a_new_attempt_that_is_killed_too_is_interrupted_again(place: Place) -> None:
+    for _ in range(2):
+        store = place.open()
+        log = CommitLog(store.database)
+        await log.commit([Record("intended", "ses_1", "job", {"tool": "fetch"})])
+        await store.aclose()
+        store = place.open()
+        log = CommitLog(store.database)
+        assert [call.call_id for call in await log.recover()] == ["job"]
+        await store.aclose()
+
+
+async def test_an_old_open_call_is_still_found_after_many_settled_ones(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    await log.commit([Record("intended", "ses_1", "old", {"tool": "x"})])
+    for number in range(5000):
+        call = f"c{number}"
+        log.append([Record("intended", "ses_1", call, {}), Record("committed", "ses_1", call, {})])
+    await log.flush()
+    assert log.reader.mark("settled") == 0
+    assert [call.call_id for call in await log.recover()] == ["old"]
+    for number in range(5000):
+        log.append([Record("refused", "ses_1", f"d{number}", {})])
+    await log.flush()
+    await log.commit([Record("refused", "ses_1", "last", {})])
+    assert log.reader.mark("settled") > 10_000
+    await log.commit([Record("intended", "ses_1", "new", {"tool": "x"})])
+    assert [call.call_id for call in await log.recover()] == ["new"]
+    await store.aclose()

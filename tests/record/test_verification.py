@@ -1,0 +1,240 @@
+"""Nothing in the log changes, vanishes or appears unseen."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import sqlite3
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.store.places import Place
+
+from handrail.contract.errors import StartError
+from handrail.record.chain import GENESIS
+from handrail.record.log import CommitLog, Record
+from handrail.record.reading import LogReader
+from handrail.record.verification import Verification, verify
+
+pytestmark = pytest.mark.proves("G-02")
+
+COUNT = 40
+COLUMNS = ("sequence", "at_ns", "kind", "session", "call", "seal", "body")
+Row = list[Any]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
+    """What an honest log of some calls holds, one of its bodies redacted."""
+    place = Place.beneath(tmp_path_factory.mktemp("honest"))
+
+    async def write() -> list[Row]:
+        store = place.open()
+        log = CommitLog(store.database)
+        for number in range(COUNT // 2):
+            call = f"ses_1/{number}"
+            log.append([Record("proposed", "ses_1", call, {"tool": "read", "arguments": {"n": number}})])
+            await log.commit([Record("committed", "ses_1", call, {"result": {"type": "output", "data": number}})])
+        await log.redact([7], reason="test")
+        found = [list(r) for r in log.reader.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM record")]
+        await store.aclose()
+        return found
+
+    return asyncio.run(write())
+
+
+def head_of(rows: Sequence[Row]) -> str:
+    return rows[-1][5][32:64].hex()
+
+
+def checked(rows: Sequence[Row], head: str | None = None) -> Verification:
+    """The verdict on a database that holds exactly these rows."""
+    connection = sqlite3.connect(":memory:", isolation_level=None)
+    connection.execute(f"CREATE TABLE record ({', '.join(COLUMNS)})")
+    connection.execute("CREATE INDEX record_by_call ON record (call)")
+    connection.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+    try:
+        return verify(LogReader(connection), head)
+    finally:
+        connection.close()
+
+
+def copied(rows: Sequence[Row]) -> list[Row]:
+    return [list(row) for row in rows]
+
+
+def test_an_honest_log_holds_and_says_what_was_redacted(rows: list[Row]) -> None:
+    found = checked(rows, head_of(rows))
+    assert found.ok and found.records == COUNT + 1 and found.redacted == 1 and found.head == head_of(rows)
+    assert checked([]).ok and checked([], GENESIS.hex()).ok
+
+
+@given(data=st.data())
+def test_any_changed_bit_of_any_field_is_found_at_its_record(rows: list[Row], data: st.DataObject) -> None:
+    changed = copied(rows)
+    row = data.draw(st.sampled_from([r for r in changed if r[6] is not None]))
+    column = data.draw(st.sampled_from(range(1, 7)))
+    value = row[column]
+    if isinstance(value, int):
+        row[column] = value ^ (1 << data.draw(st.integers(0, 61)))
+    else:
+        raw = bytearray(value.encode() if isinstance(value, str) else value)
+        place = data.draw(st.integers(0, len(raw) - 1))
+        raw[place] ^= 1 << data.draw(st.integers(0, 6 if isinstance(value, str) else 7))
+        row[column] = raw.decode("utf-8") if isinstance(value, str) else bytes(raw)
+    found = checked(changed)
+    assert not found.ok and found.first_bad == row[0]
+
+
+@given(data=st.data())
+def test_any_exchanged_value_is_found(rows: list[Row], data: st.DataObject) -> None:
+    changed = copied(rows)
+    row = data.draw(st.sampled_from(changed))
+    column = data.draw(st.sampled_from(range(1, 7)))
+    before = row[column]
+    row[column] = data.draw(
+        st.none()
+        | st.integers(-(2**63), 2**63 - 1)
+        | st.floats(allow_nan=False)
+        | st.text(max_size=90)
+        | st.binary(max_size=90)
+    )
+    if row[column] == before and type(row[column]) is type(before):
+        return
+    found = checked(changed)
+    assert not found.ok and found.first_bad == row[0]
+
+
+@given(data=st.data())
+def test_records_taken_out_are_found_at_the_first_that_is_missing(rows: list[Row], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, COUNT - 1))
+    last = data.draw(st.integers(first, COUNT - 1))
+    found = checked(rows[:first] + rows[last + 1 :])
+    assert not found.ok and found.first_bad == first + 1 and "missing" in str(found)
+
+
+@given(data=st.data())
+def test_records_taken_out_and_the_rest_renumbered_are_found(rows: list[Row], data: st.DataObject) -> None:
+    first = data.draw(st.integers(0, COUNT - 1))
+    left = copied([*rows[:first], *rows[first + 1 :]])
+    for number, row in enumerate(left, 1):
+        row[0] = number
+    found = checked(left)
+    assert not found.ok and found.first_bad == first + 1
+
+
+@given(data=st.data())
+def test_a_record_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, COUNT))
+    model = list(data.draw(st.sampled_from(rows)))
+    more = copied([*rows[:place], model, *rows[place:]])
+    for number, row in enumerate(more, 1):
+        row[0] = number
+    found = checked(more)
+    assert not found.ok and found.first_bad is not None and found.first_bad <= place + 2
+    assert checked([[0, *model[1:]], *rows]).first_bad == 0
+    assert not checked([*rows, [COUNT + 2, *model[1:]]]).ok
+
+
+@given(data=st.data())
+def test_exchanged_records_are_found(rows: list[Row], data: st.DataObject) -> None:
+    one, other = sorted(data.draw(st.lists(st.integers(0, COUNT), min_size=2, max_size=2, unique=True)))
+    changed = copied(rows)
+    changed[one], changed[other] = changed[other], changed[one]
+    changed[one][0], changed[other][0] = one + 1, other + 1
+    found = checked(changed)
+    assert not found.ok and found.first_bad == one + 1
+
+
+@given(left=st.integers(0, COUNT))
+def test_a_cut_end_is_found_with_the_head_that_was_noted(rows: list[Row], left: int) -> None:
+    found = checked(rows[:left], head_of(rows))
+    assert not found.ok and found.first_bad == left + 1 and "cut or rewritten" in str(found)
+
+
+@given(noted=st.integers(1, COUNT))
+def test_an_older_head_still_holds_in_a_log_that_has_grown(rows: list[Row], noted: int) -> None:
+    assert checked(rows, f" {head_of(rows[:noted]).upper()} ").ok
+
+
+def test_a_log_rewritten_from_the_beginning_is_found_with_the_head(rows: list[Row], tmp_path: Path) -> None:
+    place = Place.beneath(tmp_path)
+
+    async def forge() -> Verification:
+        store = place.open()
+        log = CommitLog(store.database)
+        await log.commit([Record("committed", "ses_1", "c", {"forged": n}) for n in range(COUNT + 1)])
+        assert verify(log.reader).ok
+        found = verify(log.reader, head_of(rows))
+        await store.aclose()
+        return found
+
+    assert not asyncio.run(forge()).ok
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database file of a log of 200 records."""
+    place = Place.beneath(tmp_path_factory.mktemp("written"))
+
+    async def write() -> None:
+        store = place.open()
+        log = CommitLog(store.database)
+        await log.commit(
+            [Record("committed", "ses_1", f"ses_1/{n}", {"mark": f"<{n:04}>", "text": "x" * 300}) for n in range(200)]
+        )
+        await store.aclose()
+
+    asyncio.run(write())
+    return place.folders.database
+
+
+@given(data=st.data())
+def test_a_damaged_byte_inside_any_record_on_the_disk_is_found(written: Path, data: st.DataObject) -> None:
+    content = bytearray(written.read_bytes())
+    number = data.draw(st.integers(0, 199))
+    place = content.index(f"<{number:04}>".encode()) + data.draw(st.integers(-8, 250))
+    content[place] ^= 1 << data.draw(st.integers(0, 7))
+    copy = written.with_name("copy.db")
+    copy.write_bytes(content)
+    with LogReader.at(copy) as reader:
+        found = verify(reader)
+    assert not found.ok and found.first_bad == number + 1
+
+
+@pytest.mark.parametrize("torn", ["cut in half", "overwritten"])
+def test_a_torn_database_file_is_reported_and_never_raises(written: Path, torn: str) -> None:
+    content = written.read_bytes()
+    copy = written.with_name("torn.db")
+    if torn == "cut in half":
+        copy.write_bytes(content[: len(content) // 2])
+    else:
+        copy.write_bytes(content[:8192] + b"\xff" * (len(content) - 8192))
+    try:
+        with LogReader.at(copy) as reader:
+            found = verify(reader)
+    except StartError as error:
+        assert "damaged" in str(error)
+    else:
+        assert not found.ok and "damaged" in str(found)
+
+
+def test_a_log_with_a_damaged_end_does_not_start(written: Path, tmp_path: Path) -> None:
+    place = Place.beneath(tmp_path)
+    store = place.open()
+    asyncio.run(store.aclose())
+    content = bytearray(written.read_bytes())
+    content[content.index(b"<0199>")] ^= 1
+    place.folders.database.write_bytes(content)
+    store = place.open()
+    with pytest.raises(StartError, match=r"damaged at record 200.*handrail log verify"):
+        CommitLog(store.database)
+    asyncio.run(store.aclose())
+    shutil.copy(written, place.folders.database)
+    store = place.open()
+    CommitLog(store.database)
+    asyncio.run(store.aclose())
