@@ -33,12 +33,10 @@ class Interruption:
     def watch(self, task: asyncio.Task[int]) -> None:
         """Listen to the signals on the running loop, for ``task``."""
         self._task = task
-        loop = asyncio.get_running_loop()
+        if sys.platform == "win32":
+            return  # its event loop takes no handlers: asyncio's own treatment of Ctrl-C stays
         for number in (signal.SIGINT, signal.SIGTERM):
-            try:
-                loop.add_signal_handler(number, self._on_signal, number)
-            except NotImplementedError:  # Windows: asyncio's own handling of Ctrl-C stays
-                return
+            asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
         first = not self.happened
