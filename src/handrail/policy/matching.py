@@ -27,7 +27,7 @@ from handrail.policy.words import ArgvPattern, WordFault, pattern_words
 Kind = Literal["command", "path", "host", "arguments"]
 
 _WHOLLY_LITERAL = 1_000_000
-"""A command or value pattern without wildcards names one thing: its end counts as literal, and it outranks globs."""
+"""A command pattern without wildcards is one command to its end, which counts as literal: it outranks every glob."""
 _ARGV_CACHE = 256
 
 
@@ -120,9 +120,9 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
         try:
             words = pattern_words(rule.pattern)
             whole = " ".join(words)
-            literal = len(literal_prefix(whole)) if has_wildcard(whole) else _WHOLLY_LITERAL
-            length = pattern_length(whole)
+            literal, length = len(literal_prefix(whole)), pattern_length(whole)
             if kind == "command":
+                literal = literal if has_wildcard(whole) else _WHOLLY_LITERAL
                 argv = ArgvPattern(words, allowing=allowing)
                 matches = argv.matches
             else:

@@ -15,7 +15,7 @@ from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
 from handrail.policy import programs
 from handrail.policy.capabilities import refusal
-from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject
+from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject, ranked
 from handrail.policy.rules import STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
@@ -195,7 +195,7 @@ class Prepared:
                     return denied._replace(argv=argv)
         if action == "allow" and (concern := programs.concern(argv)) is not None:
             used = self.capability_rules("shell.run")[0].winner(argv)
-            if not any(_names(ranked, concern.words) for ranked in (tool, used)):
+            if not any(_names(candidate, concern.words) for candidate in (tool, used)):
                 return Finding("ask", "program", rule, concern.reason, argv, target, tool, concern)
         return Finding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
 
@@ -207,21 +207,20 @@ class Prepared:
         return Finding("deny", "rule", rule, target=target, tool=tool)
 
 
-def _names(ranked: Ranked | None, words: frozenset[int]) -> bool:
+def _names(rule: Ranked | None, words: frozenset[int]) -> bool:
     """Whether an allow rule names these words of the argv literally."""
     return (
-        ranked is not None
-        and ranked.rule.action == "allow"
-        and ranked.argv is not None
-        and words <= ranked.argv.literal_words
+        rule is not None and rule.rule.action == "allow" and rule.argv is not None and words <= rule.argv.literal_words
     )
 
 
 def _names_all(finding: Finding) -> bool:
-    argv, rule = finding.argv or (), finding.rule
-    if finding.action != "allow" or rule is None or finding.tool is None or finding.tool.argv is None:
-        return False
-    return frozenset(range(len(argv))) <= finding.tool.argv.literal_words
+    """Whether a rule allows this very command, every word of it."""
+    words = frozenset(range(len(finding.argv or ())))
+    rules = {finding.rule, None if finding.tool is None else finding.tool.rule} - {None}
+    return finding.action == "allow" and any(
+        _names(ranked(rule, "command"), words) for rule in rules if rule is not None
+    )
 
 
 def _is_about_tool(rule: Rule, tool_id: str, origin: str | None) -> bool:

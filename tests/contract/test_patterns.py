@@ -1,0 +1,217 @@
+"""Patterns: what matches, what does not, and that nothing a pattern can say blows up."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from handrail.contract.patterns import (
+    any_path_source,
+    escape,
+    fault_in_host,
+    fault_in_pattern,
+    has_wildcard,
+    host_matches,
+    literal_prefix,
+    path_matches,
+    path_regex,
+    path_source,
+    pattern_length,
+    text_regex,
+)
+
+PARTS = st.text(st.characters(blacklist_characters="/\0", blacklist_categories=["Cs"]), min_size=1, max_size=8)
+PATHS = st.lists(PARTS, min_size=1, max_size=5).map(lambda parts: "/" + "/".join(parts))
+GLOBS = st.text(alphabet="ab/*?", max_size=10)
+SHORT = st.text(alphabet="ab/", max_size=10)
+
+
+def reference(pattern: str, text: str, *, paths: bool) -> bool:
+    """The grammar again, by trying every way there is; small inputs only."""
+    if not pattern:
+        return not text
+    if pattern[0] == "*":
+        run = len(pattern) - len(pattern.lstrip("*"))
+        rest = pattern[run:]
+        if paths and run == 1:
+            return any(reference(rest, text[k:], paths=paths) for k in range(len(text) + 1) if "/" not in text[:k])
+        return any(reference(rest, text[k:], paths=paths) for k in range(len(text) + 1))
+    if not text:
+        return False
+    if pattern[0] == "?":
+        return (not paths or text[0] != "/") and reference(pattern[1:], text[1:], paths=paths)
+    return pattern[0] == text[0] and reference(pattern[1:], text[1:], paths=paths)
+
+
+def reference_path(pattern: str, path: str) -> bool:
+    """As :func:`reference`, with ``**/`` at the start of a part standing for whole folders, none included."""
+    cut = re.search(r"(?:\A|(?<=/))\*\*+/", pattern)
+    if cut is None:
+        return reference(pattern, path, paths=True)
+    head, tail = pattern[: cut.start()], pattern[cut.end() :]
+    return any(
+        reference(head, path[:k], paths=True) and reference_path(tail, path[j:])
+        for k in range(len(path) + 1)
+        for j in range(k, len(path) + 1)
+        if j == k or path[j - 1] == "/"
+    )
+
+
+@pytest.mark.proves("K-09")
+@given(PATHS)
+@example("/a[b]*?/[!c]")
+@example("/[*]")
+def test_an_escaped_path_matches_itself_and_has_no_wildcard(path: str) -> None:
+    pattern = escape(path)
+    assert path_regex(pattern, subtree=False).match(path)
+    assert not has_wildcard(pattern)
+    assert literal_prefix(pattern) == path
+    assert pattern_length(pattern) == len(path)
+
+
+@given(PATHS, PATHS)
+@example("/a*", "/ab")
+@example("/a[b]", "/ab")
+def test_an_escaped_path_matches_nothing_but_itself(path: str, other: str) -> None:
+    matched = path_regex(escape(path), subtree=False).match(other) is not None
+    assert matched == (path == other)
+
+
+@given(st.text(max_size=20), st.text(max_size=20))
+@example("a*", "ab")
+@example("[x]", "x")
+def test_an_escaped_text_matches_exactly_itself(text: str, other: str) -> None:
+    assert text_regex(escape(text)).match(text)
+    assert (text_regex(escape(text)).match(other) is not None) == (text == other)
+
+
+@given(GLOBS, SHORT)
+@example("**a*b", "a/ab")
+@example("a*b/*c", "ab/xb/c")
+@example("**/a*b/**/b", "a/ab/b")
+@example("*a*b*", "bab")
+def test_a_path_glob_matches_as_its_grammar_says(pattern: str, path: str) -> None:
+    assert (path_regex(pattern, subtree=False).match(path) is not None) == reference_path(pattern, path)
+
+
+@given(st.text(alphabet="ab/*?", max_size=10), SHORT)
+def test_a_text_glob_matches_as_its_grammar_says(pattern: str, text: str) -> None:
+    assert (text_regex(pattern).match(text) is not None) == reference(pattern, text, paths=False)
+
+
+@given(st.lists(GLOBS, max_size=5), SHORT)
+@example(["**/*"], "a/b")
+@example(["**/*.a", "**/a", "a/**"], "b/a/b")
+def test_many_globs_in_one_match_what_any_of_them_matches(patterns: list[str], path: str) -> None:
+    whole = re.compile(any_path_source(patterns) + r"\Z", re.DOTALL).match(path) is not None
+    assert whole == any(path_matches(pattern, path) for pattern in patterns)
+
+
+@given(st.text(max_size=30))
+def test_no_text_makes_compiling_a_pattern_fail_in_any_other_way(pattern: str) -> None:
+    try:
+        path_regex(pattern)
+    except ValueError as error:
+        assert fault_in_pattern(pattern) == str(error)
+    else:
+        assert fault_in_pattern(pattern) is None
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*a" * 30 + "b", "**a" * 30 + "b", "**/a" * 30 + "b", "**/*a" * 20 + "*b", "**/" * 40 + "b", "?*" * 40 + "b"],
+)
+def test_hostile_patterns_on_hostile_paths_come_to_an_end(pattern: str) -> None:
+    assert not path_matches(pattern, "a" * 2_000 + "/" + "a/" * 500 + "c")
+    assert text_regex("*a" * 30 + "b").match("a" * 20_000) is None
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("pattern", "path", "matches"),
+    [
+        ("/ws", "/ws", True),
+        ("/ws", "/ws/a/b", True),
+        ("/ws", "/ws_secret", False),
+        ("/ws", "/ws_secret/a", False),
+        ("/ws/", "/ws/a", True),
+        ("/ws/**", "/ws_secret/a", False),
+        ("/ws/**", "/ws/a/b", True),
+        ("/ws/*", "/ws/a", True),
+        ("/ws/*", "/ws/a/b", False),
+        ("/ws/*.py", "/ws/a.py", True),
+        ("/ws/**/*.py", "/ws/a.py", True),
+        ("/ws/**/*.py", "/ws/x/y/a.py", True),
+        ("/ws/**/*.py", "/ws/x/y/a.pyc", False),
+        ("/ws/**/test", "/ws/test/deep/a", True),
+        ("/ws/?", "/ws/a", True),
+        ("/ws/?", "/ws//", False),
+        ("/ws/[ab]", "/ws/a", True),
+        ("/ws/[!ab]", "/ws/a", False),
+        ("/ws/[!ab]", "/ws//", False),
+        ("/ws/[a-c]x", "/ws/bx", True),
+        ("/ws/[", "/ws/[", True),
+        ("/ws/[*]", "/ws/*", True),
+        ("/ws/[*]", "/ws/a", False),
+        ("/ws/a.py", "/ws/a_py", False),
+        ("/ws/a", "/ws/a\n", False),
+        ("/", "/etc/passwd", True),
+        ("**", "anything/at/all", True),
+    ],
+)
+def test_a_path_pattern_covers_whole_parts(pattern: str, path: str, matches: bool) -> None:
+    assert path_matches(pattern, path) is matches
+
+
+def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
+    problem = fault_in_pattern("/ws/[z-a]")
+    assert problem is not None
+    assert "z-a" in problem
+    assert "[[]" in problem
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("pattern", "host", "matches"),
+    [
+        ("api.example.org", "api.example.org", True),
+        ("api.example.org", "API.Example.ORG.", True),
+        ("api.example.org", "api.example.org:443", True),
+        ("api.example.org", "xapi.example.org", False),
+        ("*.example.org", "a.example.org", True),
+        ("*.example.org", "a.b.example.org", True),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "evil-example.org", False),
+        ("*.example.org", ".example.org", False),
+        ("host:8443", "host:8443", True),
+        ("host:8443", "host", False),
+        ("host:8443", "host:443", False),
+        ("host:*", "host:1", True),
+        ("*", "anything.example", True),
+        ("*", "a\0b", False),
+        ("*", "①②⑦.0.0.1", False),
+        ("*", "exa mple.org", False),
+        ("api.example.org", "api.example.org\0.evil.example", False),
+        ("[::1]:80", "[::1]:80", True),
+        ("*", "", False),
+    ],
+)
+def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
+    assert host_matches(pattern, host) is matches
+
+
+@pytest.mark.parametrize("pattern", ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org"])
+def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
+    assert fault_in_host(pattern) is not None
+
+
+@pytest.mark.parametrize("pattern", ["*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
+def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
+    assert fault_in_host(pattern) is None
+
+
+def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:
+    assert re.compile(path_source("**/[ab]*?/c")).groups == 0

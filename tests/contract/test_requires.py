@@ -1,0 +1,200 @@
+"""Requirements and capability sets: what is declared, what it expands to, and that layers only ever narrow."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from handrail.contract.requires import (
+    AnyArgument,
+    CapabilitySet,
+    FsRequires,
+    Layer,
+    NetRequires,
+    PrefixArgument,
+    Requires,
+    ShellRequires,
+    Variables,
+    expand,
+    union,
+)
+
+WORKSPACE = Variables(workspace=("/ws",))
+
+
+def layer(*patterns: str, owner: str = "tool", variables: Variables = WORKSPACE) -> Layer:
+    return expand(Requires(fs=FsRequires(read=patterns)), variables, owner)
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("pattern", "covered", "not_covered"),
+    [
+        ("{workspace}", "/ws/a/b", "/ws_secret/a"),
+        ("{workspace}/**", "/ws/a/b", "/ws_secret/a"),
+        ("src", "/ws/src/a", "/ws/src2/a"),
+        ("./src/", "/ws/src/a", "/ws/src2/a"),
+        (".", "/ws/a", "/wsx"),
+        ("*.md", "/ws/a.md", "/ws/b/a.md"),
+        ("/etc/ssl", "/etc/ssl/cert", "/etc/sslx"),
+    ],
+)
+def test_a_pattern_is_relative_to_the_workspace_and_covers_whole_parts(
+    pattern: str, covered: str, not_covered: str
+) -> None:
+    one = CapabilitySet((layer(pattern),))
+    assert one.allows("fs.read", covered)
+    assert not one.allows("fs.read", not_covered)
+    assert not one.allows("fs.write", covered)
+
+
+@pytest.mark.proves("K-09")
+def test_a_variable_stands_for_every_one_of_its_folders() -> None:
+    both = CapabilitySet((layer("{workspace}/src", variables=Variables(workspace=("/a", "/b"))),))
+    assert both.allows("fs.read", "/a/src/x")
+    assert both.allows("fs.read", "/b/src/x")
+    assert not both.allows("fs.read", "/c/src/x")
+
+
+@pytest.mark.proves("K-09")
+def test_an_empty_variable_closes_its_scope() -> None:
+    closed = layer("{ad-hoc}", "{user-data}/x", "src", variables=Variables())
+    assert closed.fs_read == ()
+    assert not CapabilitySet((closed,)).allows("fs.read", "/x")
+    assert not CapabilitySet((closed,)).uses("fs.read")
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("pattern", "word"),
+    [
+        ("{home}/x", "{home}"),
+        ("a/{workspace}", "stands first"),
+        ("{workspace}_secret/**", "stands first"),
+        ("../x", ".."),
+        ("{workspace}/../x", ".."),
+        ("", "empty"),
+        ("a\0b", "NUL"),
+        ("[z-a]", "backwards"),
+    ],
+)
+def test_a_pattern_that_cannot_be_is_a_fault_and_opens_nothing(pattern: str, word: str) -> None:
+    requires = Requires(fs=FsRequires(write=(pattern,)))
+    (place, problem), *_ = requires.faults()
+    assert place == "requires.fs.write[0]"
+    assert word in problem
+    assert expand(requires, WORKSPACE, "tool").fs_write == ()
+
+
+@pytest.mark.proves("K-09")
+def test_unknown_capabilities_and_hosts_that_never_match_are_faults() -> None:
+    requires = Requires(capabilities=("ask", "fly"), net=NetRequires(hosts=("https://x.org", "x.org")))
+    assert [place for place, _ in requires.faults()] == ["requires.net.hosts[0]", "requires.capabilities[1]"]
+    assert "fly" in requires.faults()[1][1]
+
+
+def test_unknown_keys_are_refused() -> None:
+    with pytest.raises(ValidationError):
+        Requires.model_validate({"fs": {"raed": ["x"]}})
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("args", "argv", "allowed"),
+    [
+        (None, ("git", "status", "-s"), True),
+        (None, ("git",), True),
+        (None, ("gitx",), False),
+        (None, (), False),
+        ((), ("git",), True),
+        ((), ("git", "status"), False),
+        (("status",), ("git", "status"), True),
+        (("status",), ("git", "status", "-s"), False),
+        (("status",), ("git",), False),
+        ((AnyArgument(wildcard=True),), ("git", "anything"), True),
+        ((AnyArgument(wildcard=True),), ("git", "any", "thing"), False),
+        ((PrefixArgument(prefix="--f"),), ("git", "--force"), True),
+        ((PrefixArgument(prefix="--f"),), ("git", "-f"), False),
+    ],
+)
+def test_shell_arguments_match_the_whole_argv(
+    args: tuple[str | AnyArgument | PrefixArgument, ...] | None, argv: tuple[str, ...], allowed: bool
+) -> None:
+    requires = Requires.model_validate({"shell": [{"cmd": "git"} | ({} if args is None else {"args": args})]})
+    assert CapabilitySet((expand(requires, WORKSPACE, "tool"),)).allows("shell.run", argv) is allowed
+
+
+def test_any_program_is_a_star_by_itself() -> None:
+    requires = Requires(shell=(ShellRequires(cmd="*"),))
+    assert CapabilitySet((expand(requires, WORKSPACE, "tool"),)).allows("shell.run", ("anything", "at", "all"))
+
+
+@pytest.mark.proves("K-10")
+def test_no_layer_at_all_allows_nothing() -> None:
+    nothing = CapabilitySet()
+    assert not nothing.allows("fs.read", "/ws/a")
+    assert not nothing.has("ask")
+    assert not nothing.uses("net.fetch")
+    assert nothing.folders("fs.read") == ()
+
+
+@pytest.mark.proves("K-10")
+def test_layers_without_a_common_host_allow_no_host_rather_than_every_host() -> None:
+    one = expand(Requires(net=NetRequires(hosts=("a.org",))), WORKSPACE, "tool")
+    other = expand(Requires(net=NetRequires(hosts=("b.org",))), WORKSPACE, "agent")
+    both = CapabilitySet((one, other))
+    assert not both.allows("net.fetch", "a.org")
+    assert not both.allows("net.fetch", "b.org")
+    assert not both.allows("net.fetch", "c.org")
+    refusing = both.refusing_layer("net.fetch", "a.org")
+    assert refusing is not None
+    assert refusing.owner == "agent"
+
+
+@pytest.mark.proves("K-10")
+def test_a_named_capability_needs_every_layer() -> None:
+    one = expand(Requires(capabilities=("ask", "state")), WORKSPACE, "tool")
+    other = expand(Requires(capabilities=("ask",)), WORKSPACE, "agent")
+    assert CapabilitySet((one, other)).has("ask")
+    assert not CapabilitySet((one, other)).has("state")
+
+
+def test_folders_are_those_that_every_layer_reaches() -> None:
+    wide, narrow = layer("{workspace}/**", "/etc/ssl"), layer("{workspace}/src/**", "{workspace}/docs")
+    assert CapabilitySet((wide, narrow)).folders("fs.read") == ("/ws/docs", "/ws/src")
+    assert CapabilitySet((wide, layer("/opt"))).folders("fs.read") == ()
+
+
+PATTERNS = st.lists(
+    st.sampled_from(["{workspace}", "src/**", "src", "*.py", "/etc", "/opt/**", "{ad-hoc}", "**/a"]), max_size=4
+)
+LAYERS = PATTERNS.map(lambda patterns: layer(*patterns))
+TARGETS = st.sampled_from(
+    ["/ws", "/ws/a", "/ws/src/a", "/ws/src", "/ws/x.py", "/etc/passwd", "/opt/a", "/a", "/ws_secret/a"]
+)
+
+
+@pytest.mark.proves("K-10", "P-01")
+@given(st.lists(LAYERS, max_size=4), LAYERS, TARGETS)
+def test_a_further_layer_never_widens(layers: list[Layer], more: Layer, target: str) -> None:
+    before = CapabilitySet(tuple(layers))
+    if layers and before.narrowed(more).allows("fs.read", target):
+        assert before.allows("fs.read", target)
+
+
+@pytest.mark.proves("K-10")
+@given(LAYERS, LAYERS, TARGETS)
+def test_a_union_allows_what_either_allows_and_no_more(one: Layer, other: Layer, target: str) -> None:
+    whole = CapabilitySet((union("agent", [one, other]),))
+    either = CapabilitySet((one,)).allows("fs.read", target) or CapabilitySet((other,)).allows("fs.read", target)
+    assert whole.allows("fs.read", target) is either
+
+
+@given(st.text(max_size=20))
+def test_expanding_never_raises_and_a_faulty_pattern_opens_nothing(pattern: str) -> None:
+    requires = Requires(fs=FsRequires(read=(pattern,)))
+    expanded = expand(requires, WORKSPACE, "tool")
+    if requires.faults():
+        assert expanded.fs_read == ()

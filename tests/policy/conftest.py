@@ -1,0 +1,18 @@
+"""One workspace and the authority over it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.policy.desk import Desk
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    workspace: Path = tmp_path_factory.mktemp("policy") / "ws"
+    (workspace / "src").mkdir(parents=True)
+    (workspace / "src" / "a.py").write_text("a = 1\n")
+    (workspace / ".env").write_text("TOKEN=x\n")
+    (workspace / "way-out").symlink_to("/etc")
+    return Desk(workspace)

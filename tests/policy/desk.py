@@ -1,0 +1,126 @@
+"""What the tests of this room decide calls with: a few tools as users would declare them, and a book of rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handrail.contract.requires import (
+    CapabilitySet,
+    FsRequires,
+    Layer,
+    NetRequires,
+    Requires,
+    ShellRequires,
+    Variables,
+    expand,
+)
+from handrail.contract.spec import ToolSpec
+from handrail.policy.authority import Authority
+from handrail.policy.capabilities import agent_layer
+from handrail.policy.defaults import default_book
+from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.verdict import Verdict
+from handrail.policy.watchdog import Watchdog
+from handrail.runtime.roots import May, Roots
+
+
+def properties(**formats: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {name: {"type": "string", "format": form} if form else {} for name, form in formats.items()},
+    }
+
+
+WHOLE = Requires(fs=FsRequires(read=("{workspace}", "/extra"), write=("{workspace}",)))
+
+BASH = ToolSpec("bash", "Run.", properties(command="command"), Requires(shell=(ShellRequires(cmd="*"),)))
+GIT = ToolSpec("git.status", "Git.", properties(argv="command"), Requires(shell=(ShellRequires(cmd="git"),)))
+READ = ToolSpec("read", "Read.", properties(path="path"), WHOLE, side_effect="read")
+GREP = ToolSpec("grep", "Search.", properties(pattern="", path="path"), WHOLE, side_effect="read")
+WRITE = ToolSpec("write", "Write.", properties(path="path"), WHOLE, side_effect="write")
+EDIT = ToolSpec(
+    "edit", "Edit.", properties(path="path"), WHOLE, "write", targets={"fs.read": "{path}", "fs.write": "{path}"}
+)
+MOVE = ToolSpec(
+    "move",
+    "Move.",
+    properties(source="", target=""),
+    WHOLE,
+    "write",
+    targets={"fs.read": "{source}", "fs.write": "{target}"},
+)
+UPLOAD = ToolSpec(
+    "upload",
+    "Send a file.",
+    properties(path="path", url="uri"),
+    Requires(fs=WHOLE.fs, net=NetRequires(hosts=("*.example.org",))),
+    targets={"fs.read": "{path}", "net.fetch": "{url}"},
+)
+FETCH = ToolSpec(
+    "web_fetch", "Fetch.", properties(url="uri"), Requires(net=NetRequires(hosts=("*",))), side_effect="read"
+)
+TRANSFER = ToolSpec("bank.transfer", "Pay.", properties(source="", target="", amount=""))
+TODO = ToolSpec("todo", "List.", properties(todos=""), side_effect="write")
+HELPER = ToolSpec("helper", "Anything.", properties(x=""), Requires(fs=WHOLE.fs, shell=(ShellRequires(cmd="*"),)))
+ALL = (BASH, GIT, READ, GREP, WRITE, EDIT, MOVE, UPLOAD, FETCH, TRANSFER, TODO, HELPER)
+
+
+def rule(text: str, scope: Scope = "session", source: str = "--rule") -> Rule:
+    """``text``, which may begin with its scope: ``manifest: deny bash``."""
+    head, colon, rest = text.partition(": ")
+    if colon and head in ("default", "manifest", "mode", "project", "session"):
+        return parse_rule(rest, scope=head, source=source)
+    return parse_rule(text, scope=scope, source=source)
+
+
+def book(*texts: str, shipped: bool = True) -> RuleBook:
+    return (default_book() if shipped else RuleBook()).with_rules(*map(rule, texts))
+
+
+@dataclass
+class Desk:
+    """An authority over one workspace."""
+
+    workspace: Path
+    watchdogs: tuple[Watchdog, ...] = ()
+    ceiling: Requires | None = None
+    own: Requires = field(default_factory=Requires)
+
+    def __post_init__(self) -> None:
+        self.roots = Roots(self.workspace)
+        self.variables = Variables(workspace=(self.roots.workspace,))
+        self.authority = Authority(
+            self.variables,
+            agent_layer("default", self.own, ALL, self.variables),
+            self.watchdogs,
+            ceiling=None if self.ceiling is None else expand(self.ceiling, self.variables, "the host's ceiling"),
+        )
+
+    def judge(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook, parent: CapabilitySet | None = None
+    ) -> Verdict:
+        return self.authority.judge(spec, arguments, rules=self._book(rules), roots=self.roots, parent=parent)
+
+    def bash(self, command: str, *rules: str | RuleBook) -> Verdict:
+        return self.judge(BASH, {"command": command}, *rules)
+
+    def may(self, spec: ToolSpec, arguments: Mapping[str, Any], *rules: str | RuleBook) -> May:
+        """What the call may touch, once decided and, where it asks, answered with yes."""
+        chosen = self._book(rules)
+        verdict = self.authority.judge(spec, arguments, rules=chosen, roots=self.roots)
+        return self.authority.may(verdict, spec, rules=chosen, roots=self.roots)
+
+    def path(self, relative: str) -> str:
+        return f"{self.roots.workspace}/{relative}"
+
+    @staticmethod
+    def _book(rules: tuple[str | RuleBook, ...]) -> RuleBook:
+        if len(rules) == 1 and isinstance(rules[0], RuleBook):
+            return rules[0]
+        return book(*(text for text in rules if isinstance(text, str)))
+
+
+NOTHING = Layer("nothing")

@@ -1,0 +1,345 @@
+"""Rules as text, and which of several holds."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
+
+from handrail.policy.matching import Ranking
+from handrail.policy.rules import Rule, RuleBook, parse_rule
+from handrail.policy.words import WordFault, literal_words, pattern_words
+
+
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("allow bash git status", ("allow", "bash", "git status")),
+        ("  deny   fs.write   secrets/my file ", ("deny", "fs.write", "secrets/my file")),
+        ("ask *", ("ask", "*", "")),
+        ("allow bank.transfer", ("allow", "bank.transfer", "")),
+        ("allow bash *", ("allow", "bash", "*")),
+        ("deny mcp:github:delete_*", ("deny", "mcp:github:delete_*", "")),
+        ("deny mcp:*:*", ("deny", "mcp:*:*", "")),
+        ("allow github_* x=1", ("allow", "github_*", "x=1")),
+        ("allow net.fetch *.example.org", ("allow", "net.fetch", "*.example.org")),
+        ("ask fs.*", ("ask", "fs.*", "")),
+        ("allow bash git commit -m 'a b'", ("allow", "bash", "git commit -m 'a b'")),
+    ],
+)
+def test_a_rule_is_action_permission_pattern(text: str, expected: tuple[str, str, str]) -> None:
+    parsed = parse_rule(text, scope="project", source="handrail.toml")
+    assert (parsed.action, parsed.permission, parsed.pattern) == expected
+    assert (parsed.scope, parsed.source) == ("project", "handrail.toml")
+    assert parse_rule(parsed.text, scope="project", source="handrail.toml") == parsed
+
+
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ["allow bash git status"]),
+        ("allow", ["ACTION PERMISSION"]),
+        ("alow bash", ["'alow'", "'allow'"]),
+        ("permit bash", ["'permit'", "allow, ask or deny"]),
+        ("allow fs.wirte src", ["'fs.wirte'", "'fs.write'"]),
+        ("allow shell.runn", ["'shell.run'"]),
+        ("allow ba/sh", ["'ba/sh'"]),
+        ("allow 1tool", ["'1tool'"]),
+        ("allow mcp:x", ["mcp:SERVER:TOOL"]),
+        ("allow mcp::x", ["mcp:SERVER:TOOL"]),
+        ("allow bash git 'x", ["quote"]),
+        ("allow fs.read ../x", [".."]),
+        ("allow fs.read [z-a]", ["backwards"]),
+        ("allow net.fetch https://x.org/", ["host"]),
+        ("deny fs.read a\0b", ["NUL"]),
+    ],
+)
+def test_a_faulty_rule_is_refused_with_the_word_and_what_was_expected(text: str, words: list[str]) -> None:
+    with pytest.raises(ValueError) as caught:
+        parse_rule(text, scope="session")
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.proves("P-02")
+def test_a_permission_that_names_no_tool_is_refused_when_the_tools_are_known() -> None:
+    assert parse_rule("allow bash", scope="session", known=["bash", "read"]).permission == "bash"
+    with pytest.raises(ValueError, match="did you mean 'bash'"):
+        parse_rule("allow bsh", scope="session", known=["bash", "read"])
+    assert parse_rule("allow gone_*", scope="session", known=["bash"]).permission == "gone_*"
+
+
+@given(st.text(max_size=60))
+def test_reading_a_rule_never_fails_in_any_other_way(text: str) -> None:
+    for candidate in (text, f"allow bash {text}", f"deny fs.read {text}", f"ask {text}"):
+        try:
+            found = parse_rule(candidate, scope="session")
+        except ValueError:
+            continue
+        assert parse_rule(found.text, scope="session") == found
+
+
+@given(st.lists(st.text(max_size=12), min_size=1, max_size=5))
+def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]) -> None:
+    (ranked,) = Ranking([Rule("allow", "bash", literal_words(argv))], "command").ranked
+    assert ranked.argv is not None
+    assert ranked.matches(argv)
+    assert ranked.argv.literal_words == frozenset(range(len(argv)))
+    assert not ranked.matches([*argv, "more"])
+    assert not ranked.matches([*argv[:-1], argv[-1] + "x"])
+
+
+@pytest.mark.proves("P-02")
+@given(
+    st.lists(
+        st.sampled_from(["git", "*", "-x", "a*b", "a b", "'", "[x]", "?", "", "--", "-*"]), min_size=1, max_size=4
+    ),
+    st.lists(
+        st.sampled_from(["git", "*", "-x", "a*b", "aab", "a b", "'", "x", "[x]", "?", "", "--", "-*"]), max_size=4
+    ),
+)
+def test_a_stored_escaped_rule_matches_exactly_the_one_argv(stored: list[str], argv: list[str]) -> None:
+    (ranked,) = Ranking([parse_rule(f"allow bash {literal_words(stored)}", scope="session")], "command").ranked
+    assert ranked.matches(argv) is (argv == stored)
+
+
+def test_a_quote_that_is_not_closed_is_a_fault() -> None:
+    with pytest.raises(WordFault):
+        pattern_words("git 'x")
+
+
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize(
+    ("pattern", "argv", "allowing", "denying"),
+    [
+        ("git status", "git status", True, True),
+        ("git status", "git status -s", False, False),
+        ("git status", "git", False, False),
+        ("git diff *", "git diff", True, True),
+        ("git diff *", "git diff a b c", True, True),
+        ("git diff *", "git diff --output=f", False, True),
+        ("git diff *", "git diff a --output=f", False, True),
+        ("git *", "git -c a=b status", False, True),
+        ("git log -*", "git log --oneline", True, True),
+        ("git log -*", "git log --oneline -3", True, True),
+        ("git log -*", "git log -3 HEAD", False, True),
+        ("git log -*", "git log", False, False),
+        ("git log -* *", "git log -3 HEAD", True, True),
+        ("git log -* *", "git log -3 --all", False, True),
+        ("git * status", "git x status", True, True),
+        ("git * status", "git -p status", False, True),
+        ("git * status", "git x y status", False, False),
+        ("rm *", "rm -rf x", False, True),
+        ("*", "ls", True, True),
+        ("*", "ls -l", False, True),
+        ("py*", "pytest", True, True),
+        ("py*", "python x", False, False),
+        ("make test-*", "make test-unit", True, True),
+        ("echo '*'", "echo *", True, True),
+        ("echo '*'", "echo a", False, False),
+        ("echo [*]", "echo a", False, False),
+        ("ls ?x", "ls -x", False, True),
+        ("ls -?", "ls -x", True, True),
+        ("cat */a", "cat x/y/a", True, True),
+    ],
+)
+def test_a_command_pattern_is_compared_word_by_word(pattern: str, argv: str, allowing: bool, denying: bool) -> None:
+    for action, expected in (("allow", allowing), ("ask", denying), ("deny", denying)):
+        (ranked,) = Ranking([parse_rule(f"{action} bash {pattern}", scope="session")], "command").ranked
+        assert ranked.matches(argv.split()) is expected, action
+
+
+PRECEDENCE: list[tuple[list[str], str]] = [
+    # (rules, answer for `git push origin` by bash)
+    ([], "ask"),
+    (["allow bash git *"], "allow"),
+    (["allow bash git *", "deny bash git push *"], "deny"),
+    (["deny bash git *", "allow bash git push *"], "allow"),
+    (["deny bash git *", "allow bash git push origin"], "allow"),
+    (["manifest: deny bash git *", "allow bash git push origin"], "deny"),
+    (["mode: deny bash git *", "allow bash git push origin"], "deny"),
+    (["project: deny bash git *", "allow bash git push origin"], "allow"),
+    (["manifest: ask bash git *", "allow bash git push origin"], "allow"),
+    (["manifest: allow bash git push origin", "deny bash git *"], "allow"),
+    (["allow *", "deny b*"], "deny"),
+    (["deny *", "allow b*"], "allow"),
+    (["deny b* git push origin", "allow bash *"], "allow"),
+    (["deny *", "allow bash"], "allow"),
+    (["manifest: deny *", "allow bash"], "deny"),
+    (["allow bash", "ask bash *"], "ask"),
+    (["allow bash git push *", "ask bash git pus* origin"], "allow"),
+    (["allow bash git p* origin", "ask bash git p*gin *"], "allow"),
+    (["allow bash git push origin", "deny bash git push origin"], "deny"),
+    (["allow bash git push origin", "ask bash git push origin"], "ask"),
+    (["ask bash git *", "deny bash git *"], "deny"),
+    (["session: allow bash git *", "project: deny bash git *"], "deny"),
+    (["default: allow bash", "ask bash git *"], "ask"),
+    (["default: deny bash git push origin", "allow bash"], "allow"),
+    (["allow shell.run git *"], "allow"),
+    (["allow shell.*"], "allow"),
+    (["allow s*"], "ask"),
+    (["allow bash git *", "deny shell.run git push *"], "deny"),
+    (["allow bash git *", "ask shell.run"], "ask"),
+    (["deny bash", "allow shell.run git push origin"], "deny"),
+    (["ask bash", "allow shell.run"], "ask"),
+    (["deny mcp:*:*"], "ask"),
+    (["deny fs.write", "deny net.fetch", "allow bash"], "allow"),
+]
+
+
+@pytest.mark.proves("P-02", "P-03a")
+@pytest.mark.parametrize(("rules", "answer"), PRECEDENCE, ids=[" + ".join(rules) or "none" for rules, _ in PRECEDENCE])
+def test_the_most_specific_rule_of_each_question_holds_and_the_stricter_answer_of_the_two(
+    desk: Desk, rules: list[str], answer: str
+) -> None:
+    assert desk.bash("git push origin", *rules).action == answer
+    assert desk.bash("git push origin", *reversed(rules)).action == answer
+
+
+ON_PATHS = [
+    (["allow write"], "src/a.py", "allow"),
+    (["allow write src/**"], "src/a.py", "allow"),
+    (["allow write src"], "src/a.py", "allow"),
+    (["allow write ./src/"], "src/a.py", "allow"),
+    (["allow write src"], "src2/a.py", "ask"),
+    (["allow write *.py"], "src/a.py", "ask"),
+    (["allow write **/*.py"], "src/a.py", "allow"),
+    (["allow write src/../src/a.py"], "src/a.py", "ask"),
+    (["allow write src/**"], "src/../.env", "ask"),
+    (["allow write src/**"], "way-out/passwd", "deny"),
+    (["allow fs.write src/**"], "src/a.py", "allow"),
+    (["allow fs.write", "deny fs.write src/**"], "src/a.py", "deny"),
+    (["allow write src/a.py", "deny fs.write src/**"], "src/a.py", "deny"),
+    (["allow fs.write src/a.py", "deny fs.write src/**"], "src/a.py", "allow"),
+    (["allow fs.write src/a.py", "manifest: deny fs.write src/**"], "src/a.py", "deny"),
+    (["allow fs.*", "deny fs.write **/.env"], ".env", "deny"),
+    (["allow write *"], "deep/er/a", "allow"),
+    (["deny write [z-a]"], "a", "deny"),
+    (["allow write [z-a]"], "a", "ask"),
+    (["allow write 'quoted'"], "quoted", "ask"),
+    (["allow write my file.txt"], "my file.txt", "allow"),
+    (["allow write a[*]b"], "a*b", "allow"),
+    (["allow write a[*]b"], "axb", "ask"),
+]
+
+
+@pytest.mark.proves("P-02", "P-03a")
+@pytest.mark.parametrize(("rules", "path", "answer"), ON_PATHS)
+def test_path_rules_are_compared_with_the_canonical_path(desk: Desk, rules: list[str], path: str, answer: str) -> None:
+    assert desk.judge(WRITE, {"path": path}, *rules).action == answer
+
+
+@pytest.mark.proves("P-02")
+def test_an_absolute_pattern_is_about_the_absolute_path_inside_and_outside(desk: Desk) -> None:
+    assert desk.judge(WRITE, {"path": "src/a.py"}, f"allow write {desk.path('src')}/**").action == "allow"
+    assert desk.judge(WRITE, {"path": "src/a.py"}, "allow write /src/**").action == "ask"
+    assert desk.judge(READ, {"path": "/extra/a.py"}, "allow fs.read **").action == "ask"
+    assert desk.judge(READ, {"path": "/extra/a.py"}, "allow fs.read /extra/**").action == "allow"
+    assert (
+        desk.judge(READ, {"path": "/extra/.env"}, "allow fs.read /extra/**", "deny fs.read **/.env").action == "allow"
+    )
+    assert desk.judge(READ, {"path": "/extra/.env"}, "allow read", "deny fs.read **/.env").action == "deny"
+
+
+ON_ARGUMENTS = [
+    (["allow bank.transfer"], "allow"),
+    (["allow bank.transfer *"], "allow"),
+    (["allow bank.* *"], "allow"),
+    (["allow bank.transfer source=alice *"], "allow"),
+    (["allow bank.transfer source=alice"], "ask"),
+    (["allow bank.transfer source=alice target=bob amount=5"], "allow"),
+    (["allow bank.transfer source=a* target='bob' amount=?"], "allow"),
+    (["allow bank.transfer source=bob *"], "ask"),
+    (["allow bank.transfer", "deny bank.transfer source=alice"], "deny"),
+    (["allow bank.transfer", "deny bank.transfer other=1"], "allow"),
+    (["allow bank.transfer source=alice *", "ask bank.transfer amount=5"], "allow"),
+    (["allow bank.transfer nonsense"], "ask"),
+    (["allow bank.transfer", "deny bank.transfer nonsense"], "deny"),
+]
+
+
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize(("rules", "answer"), ON_ARGUMENTS)
+def test_other_rules_are_compared_with_the_arguments_by_name(desk: Desk, rules: list[str], answer: str) -> None:
+    assert desk.judge(TRANSFER, {"source": "alice", "target": "bob", "amount": 5}, *rules).action == answer
+
+
+@pytest.mark.proves("P-02")
+def test_rules_about_an_mcp_server_hold_for_its_tools_only(desk: Desk) -> None:
+    def answer(origin: str | None, *rules: str) -> str:
+        return desk.authority.judge(TRANSFER, {}, rules=book(*rules), roots=desk.roots, origin=origin).action
+
+    assert answer("mcp:bank:transfer", "allow mcp:bank:transfer") == "allow"
+    assert answer("mcp:bank:transfer", "allow mcp:bank:*", "deny mcp:bank:trans*") == "deny"
+    assert answer("mcp:other:transfer", "allow mcp:bank:*") == "ask"
+    assert answer(None, "allow mcp:*:*") == "ask"
+    assert answer("mcp:bank:transfer", "deny mcp:bank:*", "allow mcp:bank:transfer") == "allow"
+
+
+@pytest.mark.proves("P-03a")
+def test_a_book_is_a_value(desk: Desk) -> None:
+    first = book("allow bash ls")
+    second = first.with_rules(rule("deny bash ls"))
+    assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
+    assert desk.judge(BASH, {"command": "ls"}, second).action == "deny"
+    assert desk.judge(BASH, {"command": "ls"}, first).action == "allow"
+    assert [r.text for r in second.of_scope("session")] == ["allow bash ls", "deny bash ls"]
+    assert len(second.with_rules(rule("deny bash ls"))) == len(second)
+    assert len(RuleBook()) == 0
+
+
+TEXTS = st.sampled_from(
+    [
+        "bash",
+        "bash git *",
+        "bash git push *",
+        "bash git push origin",
+        "shell.run",
+        "shell.run git *",
+        "*",
+        "b*",
+        "bash *",
+        "bash -*",
+        "shell.*",
+        "bash rm *",
+        "bash 'git' push *",
+        "* git *",
+    ]
+)
+RULES = st.builds(
+    "{}: {} {}".format,
+    st.sampled_from(["manifest", "mode", "project", "session", "default"]),
+    st.sampled_from(["allow", "ask", "deny"]),
+    TEXTS,
+)
+COMMANDS = st.sampled_from(
+    [
+        "git push origin",
+        "git push --force",
+        "git status",
+        "rm -rf x",
+        "env git push origin",
+        "git $X",
+        "git a && rm b",
+        "git a > f",
+    ]
+)
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+
+
+@pytest.mark.proves("P-03a")
+@given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode", "project", "session"]), TEXTS, COMMANDS)
+def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, text: str, command: str) -> None:
+    before = desk.bash(command, *rules).action
+    after = desk.bash(command, *rules, f"{scope}: deny {text}").action
+    assert STRICTNESS[after] >= STRICTNESS[before]
+
+
+@pytest.mark.proves("P-03a")
+@given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode"]), COMMANDS)
+def test_a_deny_of_the_manifest_or_the_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
+    assert desk.bash(command, *rules, f"{scope}: deny bash").action == "deny"
+    assert desk.bash(command, *rules, f"{scope}: deny shell.run").action == "deny"

@@ -1,0 +1,321 @@
+"""Shell text: what is understood, what is not, and that nothing in between is ever taken for plain."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from handrail.policy.shell import MAX_COMMANDS, parse
+
+PLAIN: list[tuple[str, list[list[str]]]] = [
+    ("ls", [["ls"]]),
+    ("  ls  -l\t-a ", [["ls", "-l", "-a"]]),
+    ("kill -9 1", [["kill", "-9", "1"]]),
+    ("head -5", [["head", "-5"]]),
+    ("12 3.5 -0x1f +3", [["12", "3.5", "-0x1f", "+3"]]),
+    ("git commit -m 'it''s' \"a b\"c'd'", [["git", "commit", "-m", "its", "a bcd"]]),
+    ('echo "a\\"b" "c\\$d" "e\\\\f" "g\\h" "`"'.replace(' "`"', ""), [["echo", 'a"b', "c$d", "e\\f", "g\\h"]]),
+    ("echo a\\ b \\$HOME \\* \\'", [["echo", "a b", "$HOME", "*", "'"]]),
+    ("echo '$HOME `x` * ~ {a,b} \\n'", [["echo", "$HOME `x` * ~ {a,b} \\n"]]),
+    ("echo '' \"\"", [["echo", "", ""]]),
+    ("a && b || c; d | e\nf", [["a"], ["b"], ["c"], ["d"], ["e"], ["f"]]),
+    ("a &&\n  b", [["a"], ["b"]]),
+    ("a |\n# why\nb", [["a"], ["b"]]),
+    ("\n\nls\n\n", [["ls"]]),
+    ("ls;", [["ls"]]),
+    ("ls # rm -rf /", [["ls"]]),
+    ("echo a#b 'c'#d", [["echo", "a#b", "c#d"]]),
+    ("ls >/dev/null 2>&1", [["ls"]]),
+    ("ls 2> /dev/null | wc -l", [["ls"], ["wc", "-l"]]),
+    ("ls &>/dev/null", [["ls"]]),
+    ("cat </dev/null >>/dev/null", [["cat"]]),
+    ("2>&1 ls", [["ls"]]),
+    ("echo x >&2", [["echo", "x"]]),
+    ("echo 'two\nlines'", [["echo", "two\nlines"]]),
+    ("echo é 'ü' \"ß\"", [["echo", "é", "ü", "ß"]]),
+    ("echo !x a=b a:b @x %y ^z", [["echo", "!x", "a=b", "a:b", "@x", "%y", "^z"]]),
+    ("time ls", [["time", "ls"]]),
+    ("./run.sh", [["./run.sh"]]),
+    ("'ls' -l", [["ls", "-l"]]),
+    ("\\rm x", [["rm", "x"]]),
+    ("r'm' x", [["rm", "x"]]),
+    ("let x=1", [["let", "x=1"]]),
+]
+
+
+@pytest.mark.proves("P-05a")
+@pytest.mark.parametrize(("text", "argvs"), PLAIN, ids=[text for text, _ in PLAIN])
+def test_simple_commands_are_read_as_a_shell_reads_them(text: str, argvs: list[list[str]]) -> None:
+    script = parse(text)
+    assert script.unclear is None
+    assert [list(command.argv) for command in script.commands] == argvs
+
+
+UNCLEAR: list[tuple[str, str]] = [
+    ("echo $HOME", "variable expansion"),
+    ("echo ${x@P}", "variable expansion"),
+    ('echo "$x"', "variable expansion"),
+    ("ls$IFS-l", "variable expansion"),
+    ("echo $(rm x)", "command substitution"),
+    ('echo "$(rm x)"', "command substitution"),
+    ("echo `rm x`", "command substitution"),
+    ('echo "a`rm x`b"', "command substitution"),
+    ("echo $((1+1))", "expansion"),
+    ("cat <(rm x)", "process substitution"),
+    ("tee >(rm x)", "process substitution"),
+    ("echo $'\\x72m'", "$'…'"),
+    ('echo $"x"', "$"),
+    ("(rm x)", "subshell"),
+    ("{ rm x; }", "braces"),
+    ("if true; then rm x; fi", "if"),
+    ("while true; do rm x; done", "loop"),
+    ("for i in a; do rm x; done", "loop"),
+    ("for ((;;)); do x; done", "loop"),
+    ("case x in *) rm x;; esac", "case"),
+    ("f() { rm x; }; f", "function"),
+    ("function f { rm x; }", "function"),
+    ("! ls", "'!'"),
+    ("[ -f x ]", "test"),
+    ("[[ a == b ]]", "test"),
+    ("FOO=1 ls", "assignment"),
+    ("x=1", "assignment"),
+    ("x+=1 ls", "assignment"),
+    ("a[0]=1", "assignment"),
+    ("LD_PRELOAD=./x.so ls", "assignment"),
+    ("export PATH=x", "declaration"),
+    ("declare -n x=y", "declaration"),
+    ("readonly x", "declaration"),
+    ("unset PATH", "unset"),
+    ("ls &", "background"),
+    ("a & b", "background"),
+    ("a |& b", "|&"),
+    ("a;;b", ";;"),
+    ("cat <<E\nx\nE", "here-document"),
+    ("cat <<-'E'\nx\nE", "here-document"),
+    ("cat <<< x", "here-string"),
+    ("ls > out", "redirects"),
+    ("ls >> out", "redirects"),
+    ("ls >| out", ""),
+    ("ls < in", "redirects"),
+    ("ls <> f", ""),
+    ("ls &> out", "redirects"),
+    ("ls >& out", "redirects"),
+    ("ls 2>&1x", "redirects"),
+    ("ls 2>&-", ""),
+    ("cat < /dev/tcp/1.2.3.4/80", "redirects"),
+    ("ls > /dev/null2", "redirects"),
+    ("ls > /dev/null/../../etc/x", "redirects"),
+    ("> out", ""),
+    (">/dev/null", "without a command"),
+    ("ls {fd}>/dev/null", ""),
+    ("ls >/dev/null x", ""),
+    ("ls *", "'*'"),
+    ("ls a?b", "'?'"),
+    ("ls [ab]", "'['"),
+    ("ls ~/x", "'~'"),
+    ("git diff HEAD~1", "'~'"),
+    ("ls {a,b}", "'{'"),
+    ("ls x{1..3}", "brace"),
+    ("a=~/x ls", "assignment"),
+    ("ls 'a'*", "'*'"),
+    ("shopt -s extglob; ls !(x)", ""),
+    ("ls +(x)", ""),
+    ("echo 'open", "syntax"),
+    ('echo "open', "syntax"),
+    ("a &&", ""),
+    ("&& a", ""),
+    ("| a", ""),
+    ("; a", ""),
+    ("a ;; b", ";;"),
+    ("", "no command"),
+    ("   \n ", "no command"),
+    ("# only a comment", "no command"),
+    ("ls\\\n-l", "line continuation"),
+    ("l\\\ns", "line continuation"),
+    ("echo '\\\n'", "line continuation"),
+    ("ls \\", ""),
+    ("ls\0rm", "U+0000"),
+    ("ls\rrm", "U+000D"),
+    ("ls\x1b[2K", "U+001B"),
+    ("ls \x7f", "U+007F"),
+    ("ls \x85", "U+0085"),
+    ("ls \u202erm", "U+202E"),
+    ("ls\u200brm", "U+200B"),
+    ("ls\u00a0-l", "U+00A0"),
+    ("ls\u2028rm", "U+2028"),
+    ("ls \U000e0041", "U+E0041"),
+    ("ls \ud800", "U+D800"),
+    ("coproc { rm x; }", ""),
+    ("select x in a; do y; done", ""),
+    ("arr=(a b)", "assignment"),
+    ("echo a > b > c", "redirects"),
+    ("((x=1))", ""),
+    ("then ls", ""),
+    ("} ls", ""),
+]
+
+
+@pytest.mark.proves("P-05a")
+@pytest.mark.parametrize(("text", "named"), UNCLEAR, ids=[repr(text) for text, _ in UNCLEAR])
+def test_everything_else_is_unclear_and_the_reason_names_it(text: str, named: str) -> None:
+    script = parse(text)
+    assert script.unclear is not None
+    assert named in script.unclear
+
+
+@pytest.mark.proves("P-05a")
+def test_more_commands_than_are_judged_are_unclear_not_allowed() -> None:
+    assert parse("; ".join(["ls"] * MAX_COMMANDS)).unclear is None
+    assert "51 commands" in (parse("; ".join(["ls"] * (MAX_COMMANDS + 1))).unclear or "")
+
+
+@pytest.mark.proves("P-05a")
+def test_an_endless_text_is_unclear_without_being_read() -> None:
+    assert "characters long" in (parse("a " * 1_000_000).unclear or "")
+    assert parse("(" * 30_000).unclear is not None
+    assert parse('"' + "\\" * 30_000).unclear is not None
+
+
+def test_what_can_be_made_out_of_an_unclear_text_is_kept_for_denying() -> None:
+    assert ("rm", "-rf", "$X") in [command.argv for command in parse("if x; then rm -rf $X; fi").commands]
+    assert ("rm", "x") in [command.argv for command in parse("echo $(rm x)").commands]
+
+
+QUOTABLE = st.text(
+    st.characters(blacklist_categories=["Cs", "Cc", "Cf", "Co", "Zl", "Zp", "Zs"]) | st.sampled_from(" \n\t"),
+    max_size=12,
+)
+
+
+@pytest.mark.proves("P-05a")
+@given(st.lists(QUOTABLE, min_size=1, max_size=6))
+@example(["-9", "", "a b", "'", '"', "$x", "`", "*", "#", "\\"])
+@example(["if", "then", "!", "[", "{", "x=1"])
+def test_quoted_words_come_back_as_they_were(argv: list[str]) -> None:
+    text = " ".join("'" + word.replace("'", "'\"'\"'") + "'" for word in argv)
+    script = parse(text)
+    if "\\\n" in text:
+        assert script.unclear is not None
+        return
+    assert script.unclear is None, script.unclear
+    assert [list(command.argv) for command in script.commands] == [argv]
+
+
+WORDS = st.sampled_from(
+    [
+        "ls",
+        "rm",
+        "-9",
+        "a\\ b",
+        "'q r'",
+        '"d q"',
+        "$x",
+        "$(x)",
+        "`x`",
+        "*",
+        "~",
+        "{a,b}",
+        "x=1",
+        "#c",
+        "''",
+        "2",
+        "é",
+        "\\",
+    ]
+)
+JOINTS = st.sampled_from(
+    [
+        " ",
+        "  ",
+        "\n",
+        ";",
+        "&&",
+        "||",
+        "|",
+        "&",
+        ">",
+        "2>&1",
+        ">/dev/null",
+        "<",
+        "(",
+        ")",
+        "'",
+        '"',
+        "",
+        "{",
+        "!",
+        "\t",
+        "<<",
+    ]
+)
+
+
+@pytest.mark.proves("P-05a")
+@given(st.lists(st.tuples(WORDS, JOINTS), max_size=8))
+@example([("ls", "\n"), ("'q r'", "")])
+def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(parts: list[tuple[str, str]]) -> None:
+    text = "".join(word + joint for word, joint in parts)
+    script = parse(text)
+    if script.unclear is not None:
+        return
+    assert not any(sign in shlex.join(command.source) for command in script.commands for sign in ("$(", "`"))
+    lexer = shlex.shlex(text.replace("\n", " ; "), posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    if "#" in text or "2>&1" in text or "/dev/null" in text:
+        return
+    words = [word for word in lexer if word not in (";", "&&", "||", "|", ";;")]
+    assert words == [word for command in script.commands for word in command.argv]
+
+
+@given(st.text(max_size=80))
+@example("\ud800")
+@example("a" * 70_000)
+def test_reading_never_raises(text: str) -> None:
+    script = parse(text)
+    assert script.unclear is not None or script.commands
+
+
+DANGEROUS = st.sampled_from(
+    [
+        "$x",
+        "${x}",
+        "$(x)",
+        "`x`",
+        "<(x)",
+        "$'x'",
+        '$"x"',
+        "*",
+        "?",
+        "[a]",
+        "~",
+        "{a,b}",
+        "> f",
+        "< f",
+        "<<< x",
+        "& y",
+        "|& y",
+        "(x)",
+        "\r",
+        "\0",
+        "\u202e",
+    ]
+)
+HARMLESS = st.sampled_from(["ls", "ls -l", "git diff 'a b'", "a && b", "a | b", "a; b", "echo 'it' \"is\"", "ls 2>&1"])
+
+
+@pytest.mark.proves("P-05a")
+@given(HARMLESS, DANGEROUS, st.sampled_from(["", " && ls", "; ls", "\nls", " | ls"]))
+def test_a_text_with_a_construct_that_is_not_judged_is_never_clear(head: str, construct: str, tail: str) -> None:
+    assert parse(f"{head} {construct}{tail}").unclear is not None
+
+
+def test_importing_the_reader_does_not_import_the_grammar() -> None:
+    code = "import sys, handrail.policy.authority, handrail.policy.shell; print('tree_sitter' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
