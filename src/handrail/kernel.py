@@ -31,7 +31,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
-from handrail.policy.defaults import default_book
+from handrail.policy.defaults import default_book, reading
 from handrail.policy.external import ExternalWatchdog
 from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.watchdog import Watchdog
@@ -220,7 +220,8 @@ class Kernel:
             SessionRow(session_id, time.time_ns(), agent=AGENT, topic=topic, headless=attendant is None)
         )
         self.log.append([Record("session-opened", session_id, "", {"agent": AGENT, "headless": attendant is None})])
-        book = self._rules.with_rules(*_parsed([("session", "session", text) for text in rules], self.generation))
+        own = _parsed([("session", "session", text) for text in rules], self.generation)
+        book = self._rules.with_rules(reading(str(output)), *own)
         lane = Lane(around, book, attendant)
         session = Session(self._arbiter, lane, lambda: self.generation, self._closed, turns)
         self._sessions[session_id] = session
@@ -262,7 +263,8 @@ async def _assemble(
     log = CommitLog(store.database)
     interrupted = await log.recover()
     sandbox = tiers.choose()
-    variables = Variables(workspace=(workspace,))
+    # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
+    variables = Variables(workspace=(workspace,), ad_hoc=(str(store.folders.outputs),))
     ceiling = ceiling_layer(settings.settings.ceiling, variables)
 
     def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:

@@ -37,6 +37,11 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     return tuple(_rule(text) for text in texts)
 
 
+def reading(folder: str) -> Rule:
+    """The shipped permission to read in an absolute ``folder`` outside the workspace, such as a session's outputs."""
+    return _rule(f"allow fs.read {escape(folder.rstrip('/'))}/**")
+
+
 def default_book(readable: Iterable[str] = ()) -> RuleBook:
     """A book that holds the shipped rules only."""
     return RuleBook(default_rules(readable))

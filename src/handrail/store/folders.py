@@ -60,6 +60,11 @@ class Folders:
     def artifacts(self) -> Path:
         return self.own / "artifacts"
 
+    @property
+    def outputs(self) -> Path:
+        """What holds the output folders of this workspace's sessions."""
+        return self.state / "output" / self.key
+
     def output(self, session_id: str) -> Path:
         """The session's output folder, made private on first use.
 

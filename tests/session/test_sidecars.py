@@ -1,0 +1,62 @@
+"""The whole of a truncated output: the session that made it reads and searches it, and nobody else does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.result import Result
+from handrail.kernel import Kernel
+from handrail.session.session import Session
+from handrail.testing.kernels import temporary_kernel
+
+LINES = 500
+
+
+async def _truncated(kernel: Kernel) -> tuple[Session, Result]:
+    Path(kernel.workdir, "many.txt").write_text("".join(f"needle {n}\n" for n in range(LINES)))
+    session = await kernel.session()
+    result = await session.call("grep", {"pattern": "needle"})
+    assert result.metadata["truncated"] is True
+    return session, result
+
+
+@pytest.mark.proves("O-01", "O-02")
+async def test_the_rest_of_a_truncated_output_is_read_from_its_sidecar() -> None:
+    async with temporary_kernel() as kernel:
+        session, cut = await _truncated(kernel)
+        shown = len(cut.data["head"])
+        rest = await session.call("read", {"path": cut.metadata["output_path"], "offset": shown + 1})
+        assert rest.error_text is None
+        expected = [f"many.txt:{n + 1}:needle {n}" for n in range(shown, LINES)]
+        assert rest.data["text"].splitlines() == expected
+
+
+async def test_a_sidecar_can_be_searched() -> None:
+    async with temporary_kernel() as kernel:
+        session, cut = await _truncated(kernel)
+        path = cut.metadata["output_path"]
+        found = await session.call("grep", {"pattern": "needle 499$", "path": path})
+        assert found.error_text is None
+        assert [match["text"] for match in found.data["matches"]] == ["many.txt:500:needle 499"]
+
+
+async def test_a_sidecar_is_not_written_by_anybody_but_the_kernel() -> None:
+    async with temporary_kernel(rules=["allow write", "allow edit", "allow fs.*"]) as kernel:
+        session, cut = await _truncated(kernel)
+        path = cut.metadata["output_path"]
+        before = Path(path).read_text()
+        refused = await session.call("write", {"path": path, "content": "something else"})
+        assert refused.error_kind == "denied"
+        assert Path(path).read_text() == before
+
+
+@pytest.mark.parametrize("rules", [[], ["allow read", "allow fs.read"], ["allow fs.read /**"]])
+async def test_another_session_does_not_read_it_whatever_the_rules(rules: list[str]) -> None:
+    async with temporary_kernel(rules=rules) as kernel:
+        _, cut = await _truncated(kernel)
+        other = await kernel.session()
+        for tool, arguments in (("read", {}), ("grep", {"pattern": "needle"})):
+            refused = await other.call(tool, {"path": cut.metadata["output_path"], **arguments})
+            assert refused.error_kind == "denied", refused
