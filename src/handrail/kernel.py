@@ -133,7 +133,7 @@ class Kernel:
 
     @property
     def authority(self) -> Authority:
-        return self._arbiter.authority
+        return self._arbiter.authorisation.authority
 
     @property
     def state_folder(self) -> str:
@@ -245,7 +245,7 @@ class Kernel:
         """Stop what runs, wait for it, write what is left. Sessions are suspended, not closed."""
         for session in self._sessions.values():
             session.cancel("shutdown")
-        await self._arbiter.settled()
+        await self._arbiter.runs.settled()
         await self.generation.aclose()
         await self.log.flush()
         self._arbiter.shaper.close()

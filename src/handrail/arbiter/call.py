@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from handrail.arbiter.execution import Execution
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
 from handrail.arbiter.locks import Grant, Want
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
@@ -17,7 +17,7 @@ from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.policy.authority import Verdict
 from handrail.policy.rules import RuleBook
-from handrail.record.log import Kind, Record
+from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
 from handrail.runtime.surface import Surroundings
 
@@ -63,6 +63,7 @@ class Call:
 
     __slots__ = (
         "arguments",
+        "begun",
         "children",
         "entered",
         "entry",
@@ -71,8 +72,8 @@ class Call:
         "grant",
         "id",
         "lane",
-        "late",
         "lock_wait_ms",
+        "log",
         "parent",
         "proposed",
         "records",
@@ -90,6 +91,7 @@ class Call:
         lane: Lane,
         generation: Generation,
         execution: Execution,
+        log: CommitLog,
         *,
         parent: Call | None = None,
         replayable: bool = False,
@@ -99,6 +101,7 @@ class Call:
         self.lane = lane
         self.generation = generation
         self.execution = execution
+        self.log = log
         self.parent = parent
         self.replayable = replayable
         self.entry: Entry | None = None
@@ -110,7 +113,8 @@ class Call:
         self.entered: asyncio.Future[None] | None = None
         self.records: list[Record] = []
         self.children = 0
-        self.late = False
+        self.begun = False
+        """Its intent is on record and its tool has been started."""
         self.lock_wait_ms = 0.0
         self.started_ns = time.monotonic_ns()
 
@@ -121,6 +125,27 @@ class Call:
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
         """Add a record to those that the next write takes along."""
         self.records.append(_new_record(Record, (kind, self.lane.around.session_id, self.id, body)))
+
+    def flush(self) -> None:
+        """Hand what was noted to the log, without waiting for it."""
+        if self.records:
+            records, self.records = self.records, []
+            self.log.append(records)
+
+    async def interruptible(self, step: Step, work: Callable[[], Awaitable[Any]]) -> Any:
+        """Await something that a user stop or a shutdown may end.
+
+        :raises Refusal: ``cancelled``, when one of them did
+        """
+        try:
+            return await self.execution.inline(_begun(work))
+        except Stopped as stopped:
+            raise self.stopped(step, stopped.reason) from None
+
+    def stopped(self, step: Step, reason: StopReason) -> Refusal:
+        """The refusal of a call that was stopped before it ran."""
+        text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
+        return Refusal(step, "cancelled", text, stopped_by=reason)
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Tell whoever watches the session; costs nothing when nobody does."""
@@ -141,3 +166,7 @@ class Call:
 
     def answer_error(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=round(self.elapsed_ms, 3), **metadata)
+
+
+async def _begun(work: Callable[[], Awaitable[Any]]) -> Any:
+    return await work()

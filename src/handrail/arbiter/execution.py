@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
+
+T = TypeVar("T")
 
 StopReason = Literal["timeout", "user", "shutdown"]
 
@@ -200,7 +202,7 @@ class _Begun:
             return ended.value
 
 
-async def uninterrupted(work: Coroutine[Any, Any, None], execution: Execution) -> None:
+async def uninterrupted(work: Coroutine[Any, Any, T], execution: Execution) -> T:
     """Await ``work`` to its end even if this task is cancelled meanwhile; the cancellation is owed afterwards."""
     task = asyncio.ensure_future(work)
     while not task.done():
@@ -208,4 +210,4 @@ async def uninterrupted(work: Coroutine[Any, Any, None], execution: Execution) -
             await asyncio.wait((task,))
         except asyncio.CancelledError:
             execution.caller_cancelled = True
-    task.result()
+    return task.result()

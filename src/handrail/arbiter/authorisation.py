@@ -1,0 +1,103 @@
+"""Step 3, authorise: capabilities and rules, then watchdogs, then a person; each can only narrow."""
+
+from __future__ import annotations
+
+from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.output import Shaper
+from handrail.contract.people import ApprovalRequest
+from handrail.policy.authority import Authority
+from handrail.policy.rules import parse_rule
+from handrail.policy.verdict import Verdict
+
+
+class Authorisation:
+    """Decides calls by an :class:`~handrail.policy.authority.Authority`, and asks where it says ask."""
+
+    def __init__(self, authority: Authority, shaper: Shaper) -> None:
+        self.authority = authority
+        self._shaper = shaper
+
+    async def decide(self, call: Call) -> None:
+        """:raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one"""
+        assert call.entry is not None and call.arguments is not None
+        lane = call.lane
+        call.rules = lane.rules
+        verdict = self.authority.judge(
+            call.entry.spec,
+            call.arguments,
+            rules=lane.rules,
+            roots=lane.around.roots,
+            parent=None if call.parent is None or call.parent.verdict is None else call.parent.verdict.capabilities,
+        )
+        if self.authority.watchdogs and verdict.action != "deny":
+            verdict = await self._watch(call, verdict)
+        call.verdict = verdict
+        if verdict.action == "deny":
+            raise Refusal("authorise", "denied", verdict.reason)
+        if verdict.action == "ask":
+            await self._ask(call)
+        else:
+            call.note("authorised", {"by": "rules", "reason": verdict.reason})
+
+    async def _watch(self, call: Call, verdict: Verdict) -> Verdict:
+        assert call.entry is not None and call.arguments is not None
+        spec, arguments, lane = call.entry.spec, call.arguments, call.lane
+        call.flush()
+        return await call.interruptible(
+            "authorise",
+            lambda: self.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id),
+        )
+
+    async def _ask(self, call: Call) -> None:
+        """Put the call to a person. No locks are held and no time-out runs while they think."""
+        assert call.entry is not None and call.arguments is not None and call.verdict is not None
+        verdict, lane = call.verdict, call.lane
+        if call.parent is not None:
+            raise Refusal(
+                "authorise", "denied", f"{verdict.reason} A call made by a tool cannot ask: its caller holds locks."
+            )
+        attendant = lane.attendant
+        if attendant is None:
+            raise Refusal(
+                "authorise",
+                "denied",
+                f"{verdict.reason} Nobody is attached to this session who could be asked, so it is denied.",
+            )
+        arguments_hash = self._shaper.hash(call.arguments)
+        request = ApprovalRequest(
+            call_id=call.id,
+            session_id=lane.session_id,
+            tool_id=call.entry.spec.id,
+            arguments=call.arguments,
+            arguments_hash=arguments_hash,
+            definition_hash=call.entry.definition_hash,
+            reason=verdict.reason,
+            always=verdict.always,
+        )
+        call.note(
+            "approval-requested", {"reason": verdict.reason, "arguments_hash": arguments_hash, "always": verdict.always}
+        )
+        call.flush()
+        call.emit("asking", {"reason": verdict.reason, "always": verdict.always})
+        answer = await call.interruptible("authorise", lambda: attendant.approve(request))
+        call.note(
+            "approval-responded", {"choice": answer.choice, "message": answer.message, "arguments_hash": arguments_hash}
+        )
+        if answer.choice == "reject":
+            said = f": {answer.message}" if answer.message else "."
+            raise Refusal("authorise", "denied", f"the user rejected this call{said}")
+        if answer.choice == "session" and verdict.always is not None:
+            lane.rules = lane.rules.with_rules(
+                parse_rule(verdict.always, scope="session", source="answered for this session")
+            )
+        call.rules = lane.rules
+        call.note("authorised", {"by": "person", "choice": answer.choice, "arguments_hash": arguments_hash})
+        call.emit("approved", {"choice": answer.choice})
+
+    def again(self, call: Call) -> None:
+        """The session's rules changed while the call waited: a new deny counts, an answered ask stays answered."""
+        assert call.entry is not None and call.arguments is not None
+        lane = call.lane
+        verdict = self.authority.judge(call.entry.spec, call.arguments, rules=lane.rules, roots=lane.around.roots)
+        if verdict.action == "deny":
+            raise Refusal("intend", "denied", verdict.reason)

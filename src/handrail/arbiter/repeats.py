@@ -1,0 +1,50 @@
+"""What was answered before under a durable key, so that nothing runs twice."""
+
+from __future__ import annotations
+
+from handrail.arbiter.call import Call
+from handrail.arbiter.output import Shaper
+from handrail.contract.call import Answer
+from handrail.contract.result import Result
+from handrail.record.log import CommitLog
+
+
+class Repeats:
+    """Looks a call's key up in the log."""
+
+    def __init__(self, log: CommitLog, shaper: Shaper) -> None:
+        self._log = log
+        self._shaper = shaper
+
+    async def answer_to(self, call: Call) -> Answer | None:
+        """What was answered before under this call's durable id, so that nothing runs twice."""
+        if not call.replayable:
+            return None
+        before, outcome = await self._log.proposal_of(call.id), await self._log.outcome_of(call.id)
+        if before is None or outcome is None:
+            return None  # never proposed, or proposed and not begun
+        body = outcome.body
+        if before.body is not None and before.body.get("key_hash") != self.key_hash(call):
+            kind, text = "conflict", "was used before with another tool or arguments; use a new key"
+        elif outcome.kind == "interrupted":
+            kind, text = (
+                "interrupted",
+                "was begun before and nobody knows how it ended; it is not run again. Look at what it did, then use a new key",
+            )
+        elif body is None:
+            kind, text = (
+                "unavailable",
+                "was answered before and its result has been removed from the log; use a new key",
+            )
+        else:
+            result = Result.from_dict(body["result"]).with_metadata(recorded=True)
+            entry = call.generation.resolve(call.proposed.name)
+            at_face, model = (result, result) if entry is None else self._shaper.views(entry.spec, result)
+            return Answer(call.id, call.proposed.name, at_face, model)
+        result = call.answer_error(kind, f"the key of call {call.id} {text}")
+        return Answer(call.id, call.proposed.name, result, result)
+
+    def key_hash(self, call: Call) -> str:
+        proposed = call.proposed
+        entry = call.generation.resolve(proposed.name)
+        return self._shaper.hash([entry.spec.id if entry else proposed.name, proposed.arguments])

@@ -1,0 +1,135 @@
+"""Step 6, execute: run the tool within its time, and know how it ended whatever it does."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from handrail.arbiter.call import Call
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason
+from handrail.arbiter.locks import LockTable
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Result
+from handrail.policy.authority import Authority
+from handrail.runtime.roots import May
+from handrail.runtime.surface import CallRuntime
+
+Nested = Callable[[Call, str, Mapping[str, Any]], Awaitable[Result]]
+
+
+class ToolRuns:
+    """Runs tools, and keeps the locks of those that go on after their caller was answered.
+
+    :param nested: carries out a call that a tool makes
+    """
+
+    def __init__(self, authority: Authority, locks: LockTable, nested: Nested) -> None:
+        self.authority = authority
+        self.locks = locks
+        self.nested = nested
+        self._late: set[asyncio.Task[Any]] = set()
+
+    async def run(self, call: Call) -> object:
+        """Run the tool and give back what it returned, or the error result its failure stands for."""
+        entry, verdict, arguments = call.entry, call.verdict, call.arguments
+        assert entry is not None and verdict is not None and arguments is not None
+        spec, execution = entry.spec, call.execution
+        budget_ms = spec.timeout_ms
+        if spec.timeout_argument is not None:
+            budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
+        runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
+        call.started_ns = time.monotonic_ns()
+        work = entry.tool.execute(arguments, runtime)
+        try:
+            if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
+                return await execution.inline(work, budget_ms / 1000)
+            return await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
+        except StillRunning as still:
+            result = self._stop_result(call, still.reason, budget_ms, runtime.kept, still_running=True)
+            self._leave_behind(call, still, result)
+            return result
+        except Stopped as stopped:
+            return self._stop_result(call, stopped.reason, budget_ms, runtime.kept)
+        except ToolError as error:
+            return Result.of(error)
+        except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
+            return Result.error("backend", f"{spec.id} failed unexpectedly: {type(error).__name__}: {str(error)[:500]}")
+
+    def _stop_result(self, call: Call, reason: StopReason, budget_ms: float, kept: Any, **metadata: Any) -> Result:
+        assert call.entry is not None
+        spec = call.entry.spec
+        if reason != "timeout":
+            return Result.error(
+                "cancelled", f"{spec.id} was {STOPPED_TEXT[reason]}", kept, stopped_by=reason, **metadata
+            )
+        if metadata:
+            step = "it is still running and keeps its locks until it ends"
+        elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
+            step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
+        else:
+            step = "ask for less at once"
+        return Result.error(
+            "timeout", f"{spec.id} was ended after its time-out of {budget_ms:g} ms; {step}", kept, **metadata
+        )
+
+    def _leave_behind(self, call: Call, still: StillRunning, answered: Result) -> None:
+        """Keep the locks of work that goes on after its answer, and record when it ends."""
+        grant, call.grant = call.grant, None
+        self._late.add(still.task)
+
+        def over(task: asyncio.Task[Any]) -> None:
+            self._late.discard(task)
+            failure = None if task.cancelled() else task.exception()
+            ended = (
+                "cancelled"
+                if task.cancelled()
+                else "returned"
+                if failure is None
+                else f"failed: {type(failure).__name__}"
+            )
+            answer = Result(answered.type, None, answered.error_text, answered.metadata)
+            call.note("committed", {"late": True, "ended": ended, "result": answer.to_dict()})
+            call.flush()
+            if grant is not None:
+                self.locks.release(grant)
+
+        still.task.add_done_callback(over)
+
+    async def settled(self) -> None:
+        """Wait for work that was left behind."""
+        while self._late:
+            await asyncio.wait(tuple(self._late))
+
+
+@dataclass(frozen=True, slots=True)
+class _Doors:
+    """Whoever carries the call out, as its runtime sees them."""
+
+    runs: ToolRuns
+    of: Call
+
+    @property
+    def cancellation(self) -> Execution:
+        return self.of.execution
+
+    def may(self) -> May:
+        call = self.of
+        assert call.verdict is not None and call.entry is not None
+        around = call.lane.around
+        return self.runs.authority.may(call.verdict, call.entry.spec, rules=call.lane.rules, roots=around.roots)
+
+    def tell(self, message: str, fraction: float | None) -> None:
+        emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:  # a tool's thread: whoever watches lives on the event loop
+            self.of.execution.loop.call_soon_threadsafe(emit)
+        else:
+            emit()
+
+    async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        return await self.runs.nested(self.of, tool_id, arguments)

@@ -1,0 +1,28 @@
+"""A kernel with the toolbox in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+from tests.arbiter.toolbox import ALLOW, TOOLS, gate
+
+from handrail import Kernel, Session
+from handrail.testing.kernels import temporary_kernel
+
+
+@pytest.fixture(autouse=True)
+def a_fresh_gate() -> None:
+    gate.__init__()
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW, settings="[limits]\ngrace_ms = 20\n") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(kernel: Kernel) -> Session:
+    return await kernel.session()

@@ -1,0 +1,128 @@
+"""Calls that are stopped: by a time-out, a user, a shutdown, a caller that goes away; told apart, and on record."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of, thread_may_end
+
+from handrail import Event, Kernel, Session
+from handrail.testing.kernels import temporary_kernel
+
+
+@pytest.mark.proves("X-07")
+async def test_a_time_out_is_a_result_with_the_partial_output(session: Session) -> None:
+    result = await session.call("test.slow", {})
+    assert result.error_kind == "timeout"
+    assert result.data == {"so far": "half"}
+
+
+@pytest.mark.proves("X-07", "X-08")
+async def test_work_that_does_not_end_is_answered_and_keeps_its_locks_until_it_does(
+    kernel: Kernel, session: Session
+) -> None:
+    result = await session.call("test.stubborn", {})
+    assert result.error_kind == "timeout"
+    assert result.metadata["still_running"] is True
+    waiting = asyncio.create_task(session.call("test.stubborn", {}))
+    events: list[Event] = []
+    session.watch(events.append)
+    while not any(event.kind == "waiting" for event in events):
+        await asyncio.sleep(0)
+    gate.open.set()
+    assert (await waiting).data == "late"
+    assert await kinds_of(kernel, f"{session.id}/1.0") == [
+        "proposed",
+        "authorised",
+        "intended",
+        "committed",
+        "committed",
+    ]
+
+
+@pytest.mark.proves("X-07")
+async def test_a_thread_that_outlives_its_time_out_is_labelled_and_recorded_when_it_ends(
+    kernel: Kernel, session: Session
+) -> None:
+    thread_may_end.clear()
+    result = await session.call("test.thread", {})
+    assert result.error_kind == "timeout"
+    assert result.metadata["still_running"] is True
+    thread_may_end.set()
+    assert (await session.call("test.thread", {})).data == "late"  # waits for the lock of the first
+    assert (await kinds_of(kernel, f"{session.id}/1.0")).count("committed") == 2
+
+
+@pytest.mark.proves("X-08")
+async def test_user_stop_time_out_and_shutdown_are_told_apart(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW) as kernel:
+        session = await kernel.session()
+        stopped = asyncio.create_task(session.call("test.hold", {"name": "x"}))
+        await gate.entered.wait()
+        session.cancel()
+        result = await stopped
+        assert (result.error_kind, result.metadata["stopped_by"]) == ("cancelled", "user")
+        gate.entered.clear()
+        running = asyncio.create_task(session.call("test.hold", {"name": "y"}))
+        await gate.entered.wait()
+    result = await running
+    assert (result.error_kind, result.metadata["stopped_by"]) == ("cancelled", "shutdown")
+
+
+@pytest.mark.proves("X-08", "G-01")
+async def test_cancelling_the_caller_stops_the_call_records_it_and_frees_its_locks(
+    kernel: Kernel, session: Session
+) -> None:
+    task = asyncio.create_task(session.call("test.hold", {"name": "x"}))
+    await gate.entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await kinds_of(kernel, f"{session.id}/1.0"))[-1] == "committed"
+    assert (await session.call("test.note", {"text": "free"})).ok
+
+
+@pytest.mark.proves("X-08", "L-05")
+async def test_a_wait_for_a_lock_can_be_stopped_and_leaves_nothing_behind(kernel: Kernel, session: Session) -> None:
+    holding = asyncio.create_task(session.call("test.hold", {"name": "x"}))
+    await gate.entered.wait()
+    events: list[Event] = []
+    other = await kernel.session()
+    other.watch(events.append)
+    waiting = asyncio.create_task(other.call("test.note", {"text": "never"}))
+    while not any(event.kind == "waiting" for event in events):
+        await asyncio.sleep(0)
+    other.cancel()
+    result = await waiting
+    assert result.error_kind == "cancelled"
+    gate.open.set()
+    assert (await holding).ok
+    assert gate.ran == ["x"]
+
+
+@pytest.mark.proves("L-05")
+async def test_a_lock_wait_has_its_own_budget_and_is_reported_apart(tmp_path: Path) -> None:
+    settings = "[limits]\nlock_wait_ms = 20\n"
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW, settings=settings) as kernel:
+        session = await kernel.session()
+        holding = asyncio.create_task(session.call("test.hold", {"name": "x"}))
+        await gate.entered.wait()
+        result = await session.call("test.note", {"text": "late"})
+        assert result.error_kind == "timeout"
+        assert result.error_text is not None and "20 ms" in result.error_text
+        gate.open.set()
+        await holding
+
+
+@pytest.mark.proves("X-07")
+async def test_a_command_that_takes_too_long_is_ended_in_the_time_its_caller_gave_and_its_output_is_kept(
+    tmp_path: Path,
+) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow bash"]) as kernel:
+        session = await kernel.session()
+        result = await session.call("bash", {"command": "echo begun; tail -f /dev/null", "timeout_ms": 1_500})
+        assert result.error_kind == "timeout"
+        assert result.error_text is not None and "1500 ms" in result.error_text and "timeout_ms" in result.error_text
+        assert result.data == {"output": "begun\n"}
