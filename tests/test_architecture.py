@@ -52,6 +52,7 @@ def loaded_by(statement: str) -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.proves("F-01")
 def test_importing_the_library_loads_no_feature_that_is_not_used_yet() -> None:
     loaded = loaded_by("import handrail")
     assert "handrail" in loaded

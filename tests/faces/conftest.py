@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from handrail.faces.cli.app import run
+
 PATIENCE_S = 60
 """When a program that says nothing is taken for stuck; no assertion hangs on it."""
 
@@ -170,3 +172,19 @@ class Sleeper:
             if self._mark in line and "handrail" not in line:
                 found.append(line)
         return found
+
+
+Here = Callable[..., Ended]
+
+
+@pytest.fixture
+def here(handrail: Program, capfd: pytest.CaptureFixture[str]) -> Here:
+    """A command carried out in this process: the same code, without the start of another one."""
+
+    def carried_out(name: str, *arguments: str) -> Ended:
+        code = run([name, *handrail.common, *arguments])
+        sys.stderr.flush()
+        shown = capfd.readouterr()
+        return Ended(code, shown.out, shown.err)
+
+    return carried_out

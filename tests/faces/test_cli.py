@@ -6,33 +6,17 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.faces.conftest import Ended, Program, Sleeper, Terminals
+from tests.faces.conftest import Here, Program, Sleeper, Terminals
 
 from handrail.faces.cli.app import COMMANDS, run
-
-Here = Callable[..., Ended]
-
-
-@pytest.fixture
-def here(handrail: Program, capfd: pytest.CaptureFixture[str]) -> Here:
-    """A command carried out in this process: the same code, without the start of another one."""
-
-    def carried_out(name: str, *arguments: str) -> Ended:
-        code = run([name, *handrail.common, *arguments])
-        sys.stderr.flush()
-        shown = capfd.readouterr()
-        return Ended(code, shown.out, shown.err)
-
-    return carried_out
-
 
 # --- without a kernel ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.proves("F-02a")
 def test_help_lists_every_command_without_loading_one() -> None:
     code = (
         "import sys\nfrom handrail.faces.cli.app import run\ncode = run(['--help'])\n"
@@ -54,6 +38,7 @@ def test_every_command_explains_itself_and_takes_the_common_options(
         assert option in shown
 
 
+@pytest.mark.proves("F-02a")
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -214,7 +199,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> N
 # --- asking and interrupting -----------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("P-07")
+@pytest.mark.proves("P-07a")
 def test_on_a_terminal_a_person_is_asked_and_the_call_runs_when_allowed(
     handrail: Program, on_a_terminal: Terminals
 ) -> None:
@@ -243,7 +228,7 @@ def test_headless_on_a_terminal_asks_nobody(handrail: Program, on_a_terminal: Te
     assert terminal.end() == 3 and "asks to run" not in terminal.shown
 
 
-@pytest.mark.proves("A-05")
+@pytest.mark.proves("A-05a")
 def test_a_question_is_put_to_the_person_at_the_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
     asked = '{"questions": [{"question": "Which colour?", "header": "Colour", "options": [{"label": "red", "description": ""}, {"label": "green", "description": ""}]}]}'
     terminal = on_a_terminal(*handrail.command("call", "question", asked))
@@ -366,84 +351,3 @@ def test_doctor_helps_also_where_nothing_can_start(here: Here, tmp_path: Path) -
     config.write_text("rulez = []\n")
     done = here("doctor", "--config", str(config))
     assert done.code == 5 and "rulez" in done.out and "sandbox" in done.out
-
-
-# --- run -------------------------------------------------------------------------------------------------------
-
-
-def test_a_model_that_cannot_be_had_is_told_before_anything_starts(here: Here) -> None:
-    done = here("run", "a task", "--model", "openai:gpt-5")
-    assert done.code == 5 and "OPENAI_API_KEY" in done.err
-    assert here("run", "a task", "--model", "gpt-5").code == 2
-
-
-SCRIPT = """
-[[turns]]
-text = "I look at the note."
-[[turns.calls]]
-name = "read"
-arguments = { path = "note.txt" }
-[[turns.calls]]
-name = "write"
-arguments = { path = "new.txt", content = "x" }
-
-[[turns]]
-text = "The note has two lines."
-"""
-
-
-@pytest.fixture
-def script(tmp_path: Path) -> str:
-    path = tmp_path / "script.toml"
-    path.write_text(SCRIPT)
-    return f"script:{path}"
-
-
-def test_run_lets_a_model_work_and_prints_its_answer(here: Here, script: str) -> None:
-    done = here("run", "look at the note", "--model", script)
-    assert done.code == 0
-    assert done.out == "I look at the note.\nThe note has two lines.\n"
-    assert "→ read" in done.err and "✓ read" in done.err and "✗ write  denied" in done.err
-
-
-def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, script: str) -> None:
-    events = [json.loads(line) for line in here("run", "look", "--model", script, "--json").out.splitlines()]
-    kinds = [event["event"] for event in events]
-    assert kinds.count("call") == kinds.count("result") == 2 and kinds[-1] == "finished"
-    results = [event["result"] for event in events if event["event"] == "result"]
-    assert [result["type"] for result in results] == ["output", "error"]
-    assert events[-1]["status"] == "answered" and events[-1]["calls"] == 2
-
-
-@pytest.mark.proves("A-08a")
-def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: Here, script: str) -> None:
-    done = here("run", "look", "--model", script, "--max-turns", "1")
-    assert done.code == 1 and "budget: " in done.err
-    done = here("run", "look", "--model", script, "--max-calls", "1", "--rule", "allow write")
-    assert done.code == 1 and "budget: " in done.err
-
-
-def test_a_person_at_the_terminal_decides_what_the_model_may(
-    handrail: Program, script: str, on_a_terminal: Terminals
-) -> None:
-    terminal = on_a_terminal(*handrail.command("run", "look", "--model", script))
-    terminal.wait_for("write asks to run")
-    terminal.wait_for("> ")
-    terminal.type("o\n")
-    assert terminal.end() == 0 and "two lines" in terminal.shown
-    assert (handrail.workspace / "new.txt").read_text() == "x"
-
-
-def test_ctrl_c_ends_a_run_with_130_and_every_call_answered(
-    handrail: Program, tmp_path: Path, on_a_terminal: Terminals
-) -> None:
-    sleeper = Sleeper(handrail)
-    path = tmp_path / "script.json"
-    path.write_text(json.dumps({"turns": [{"calls": [{"name": "bash", "arguments": json.loads(sleeper.arguments)}]}]}))
-    terminal = on_a_terminal(*handrail.command("run", "wait", "--model", f"script:{path}", "--rule", sleeper.rule))
-    sleeper.wait_until_it_runs()
-    terminal.type("\x03")
-    assert terminal.end() == 130 and "Traceback" not in terminal.shown
-    assert sleeper.left_over() == []
-    (row,) = (json.loads(line) for line in handrail("log", "--json").out.splitlines())
-    assert (row["state"], row["error_kind"]) == ("error", "cancelled")

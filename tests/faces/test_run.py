@@ -1,0 +1,87 @@
+"""A model's run on the command line: what is shown, who decides, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.faces.conftest import Here, Program, Sleeper, Terminals
+
+
+def test_a_model_that_cannot_be_had_is_told_before_anything_starts(here: Here) -> None:
+    done = here("run", "a task", "--model", "openai:gpt-5")
+    assert done.code == 5 and "OPENAI_API_KEY" in done.err
+    assert here("run", "a task", "--model", "gpt-5").code == 2
+
+
+SCRIPT = """
+[[turns]]
+text = "I look at the note."
+[[turns.calls]]
+name = "read"
+arguments = { path = "note.txt" }
+[[turns.calls]]
+name = "write"
+arguments = { path = "new.txt", content = "x" }
+
+[[turns]]
+text = "The note has two lines."
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> str:
+    path = tmp_path / "script.toml"
+    path.write_text(SCRIPT)
+    return f"script:{path}"
+
+
+def test_run_lets_a_model_work_and_prints_its_answer(here: Here, script: str) -> None:
+    done = here("run", "look at the note", "--model", script)
+    assert done.code == 0
+    assert done.out == "I look at the note.\nThe note has two lines.\n"
+    assert "→ read" in done.err and "✓ read" in done.err and "✗ write  denied" in done.err
+
+
+def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, script: str) -> None:
+    events = [json.loads(line) for line in here("run", "look", "--model", script, "--json").out.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds.count("call") == kinds.count("result") == 2 and kinds[-1] == "finished"
+    results = [event["result"] for event in events if event["event"] == "result"]
+    assert [result["type"] for result in results] == ["output", "error"]
+    assert events[-1]["status"] == "answered" and events[-1]["calls"] == 2
+
+
+@pytest.mark.proves("A-08a")
+def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: Here, script: str) -> None:
+    done = here("run", "look", "--model", script, "--max-turns", "1")
+    assert done.code == 1 and "budget: " in done.err
+    done = here("run", "look", "--model", script, "--max-calls", "1", "--rule", "allow write")
+    assert done.code == 1 and "budget: " in done.err
+
+
+def test_a_person_at_the_terminal_decides_what_the_model_may(
+    handrail: Program, script: str, on_a_terminal: Terminals
+) -> None:
+    terminal = on_a_terminal(*handrail.command("run", "look", "--model", script))
+    terminal.wait_for("write asks to run")
+    terminal.wait_for("> ")
+    terminal.type("o\n")
+    assert terminal.end() == 0 and "two lines" in terminal.shown
+    assert (handrail.workspace / "new.txt").read_text() == "x"
+
+
+def test_ctrl_c_ends_a_run_with_130_and_every_call_answered(
+    handrail: Program, tmp_path: Path, on_a_terminal: Terminals
+) -> None:
+    sleeper = Sleeper(handrail)
+    path = tmp_path / "script.json"
+    path.write_text(json.dumps({"turns": [{"calls": [{"name": "bash", "arguments": json.loads(sleeper.arguments)}]}]}))
+    terminal = on_a_terminal(*handrail.command("run", "wait", "--model", f"script:{path}", "--rule", sleeper.rule))
+    sleeper.wait_until_it_runs()
+    terminal.type("\x03")
+    assert terminal.end() == 130 and "Traceback" not in terminal.shown
+    assert sleeper.left_over() == []
+    (row,) = (json.loads(line) for line in handrail("log", "--json").out.splitlines())
+    assert (row["state"], row["error_kind"]) == ("error", "cancelled")
