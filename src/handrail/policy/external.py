@@ -8,9 +8,10 @@ import json
 import os
 import secrets
 import signal
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import IO, cast
 
 from handrail.policy.opinions import DEFAULT_TIMEOUT_MS, Opinion, WatchdogCall, call_as_json
 from handrail.policy.rules import ACTIONS
@@ -53,43 +54,59 @@ class ExternalWatchdog:
         question = json.dumps(call_as_json(call), ensure_ascii=True, default=str).encode() + b"\n"
         mark = secrets.token_hex(16)
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-        process = await asyncio.create_subprocess_exec(
-            *self.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.DEVNULL,
-            env={**environment, **self._environment, _MARK: mark},
-            cwd=self._cwd,
-            start_new_session=True,
-        )
+        # Descriptors of our own rather than asyncio's pipes, whose wait() also waits for whoever still holds them.
+        reader, writer = os.pipe()
         try:
-            answer, _ = await asyncio.gather(_read(process), _feed(process, question))
+            with _at_its_start(question) as stdin:
+                process = await asyncio.create_subprocess_exec(
+                    *self.argv,
+                    stdin=stdin,
+                    stdout=writer,
+                    stderr=asyncio.subprocess.DEVNULL,
+                    env={**environment, **self._environment, _MARK: mark},
+                    cwd=self._cwd,
+                    start_new_session=True,
+                )
+        except BaseException:
+            os.close(reader)
+            raise
+        finally:
+            os.close(writer)
+        try:
+            answer = await _read(process, reader)
             code = await process.wait()
         finally:
             await _end(process, mark)
         return _parsed(answer, code)
 
 
-async def _feed(process: asyncio.subprocess.Process, question: bytes) -> None:
-    assert process.stdin is not None
-    # A watchdog may answer without reading everything, and closes its end when it does.
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.write(question)
-        await process.stdin.drain()
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        process.stdin.close()
-        await process.stdin.wait_closed()
+def _at_its_start(data: bytes) -> IO[bytes]:
+    """``data`` as a file that has no name; a program may read as much of it as it likes."""
+    if hasattr(os, "memfd_create"):
+        file: IO[bytes] = os.fdopen(os.memfd_create("watchdog"), "w+b")
+    else:  # not on every platform
+        file = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
+    file.write(data)
+    file.seek(0)
+    return file
 
 
-async def _read(process: asyncio.subprocess.Process) -> bytes:
+async def _read(process: asyncio.subprocess.Process, descriptor: int) -> bytes:
     """Its output until it *exits*; a child that keeps the pipe open does not delay the answer."""
-    assert process.stdout is not None
+    stream = asyncio.StreamReader()
+    pipe = os.fdopen(descriptor, "rb", buffering=0)
+    try:
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(stream), pipe)
+    except BaseException:
+        pipe.close()
+        raise
     taken = bytearray()
     gone = asyncio.ensure_future(process.wait())
     reading: asyncio.Future[bytes] | None = None
     try:
         while len(taken) <= MAX_ANSWER_BYTES:
-            reading = asyncio.ensure_future(process.stdout.read(MAX_ANSWER_BYTES))
+            reading = asyncio.ensure_future(stream.read(MAX_ANSWER_BYTES))
             await asyncio.wait({reading, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 # It has exited: what it wrote is in the pipe, and a member of its group that holds it open goes too.
@@ -102,6 +119,7 @@ async def _read(process: asyncio.subprocess.Process) -> bytes:
         gone.cancel()
         if reading is not None:
             reading.cancel()
+        transport.close()
     return bytes(taken)
 
 
@@ -135,10 +153,10 @@ def _marked(mark: str) -> list[int]:
 
 
 def _parsed(answer: bytes, code: int) -> Opinion:
+    if len(answer) > MAX_ANSWER_BYTES:  # nobody read the rest, which may be why it failed
+        return Opinion("deny", f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
     if code != 0:
         return Opinion("deny", f"it ended with exit code {code}")
-    if len(answer) > MAX_ANSWER_BYTES:
-        return Opinion("deny", f"its answer is longer than {MAX_ANSWER_BYTES} bytes")
     try:
         # As pairs, since of two keys of one name the later would win unseen.
         said: object = json.loads(answer, object_pairs_hook=tuple)

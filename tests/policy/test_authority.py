@@ -1,0 +1,464 @@
+"""Verdicts: capabilities first, then rules, shipped ones last, and again on everything actually touched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import (
+    ALL,
+    BASH,
+    EDIT,
+    FETCH,
+    GREP,
+    HELPER,
+    MOVE,
+    READ,
+    TODO,
+    TRANSFER,
+    UPLOAD,
+    WRITE,
+    Desk,
+    book,
+    properties,
+    rule,
+)
+
+from handrail.contract.requires import CapabilitySet, FsRequires, NetRequires, Requires, Variables, expand
+from handrail.contract.spec import ToolSpec
+from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
+from handrail.policy.defaults import SECRET_LIKE, SESSION_INTERNAL, default_book, default_rules
+from handrail.policy.rules import parse_rule
+
+# ── the shipped rules ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-03a")
+def test_reading_inside_the_roots_and_session_internal_tools_are_allowed_and_nothing_else(desk: Desk) -> None:
+    assert desk.judge(READ, {"path": "src/a.py"}).action == "allow"
+    assert desk.judge(GREP, {"pattern": "x"}).action == "allow"
+    assert desk.judge(TODO, {"todos": "[]"}).action == "allow"
+    for spec, arguments in (
+        (WRITE, {"path": "src/a.py"}),
+        (EDIT, {"path": "src/a.py"}),
+        (BASH, {"command": "ls"}),
+        (FETCH, {"url": "https://example.org/"}),
+        (TRANSFER, {"amount": 1}),
+        (UPLOAD, {"path": "src/a.py", "url": "https://a.example.org/"}),
+    ):
+        verdict = desk.judge(spec, arguments)
+        assert verdict.action == "ask", spec.id
+        assert "no rule allows it" in verdict.reason
+
+
+@pytest.mark.proves("P-03a")
+@pytest.mark.parametrize(
+    "path",
+    [".env", ".env.local", "deep/er/.env", "key.pem", "a/id_ed25519", ".ssh/config", "x/.aws/credentials", ".netrc"],
+)
+def test_secret_like_files_are_asked_about_unless_a_rule_speaks_of_them(desk: Desk, path: str) -> None:
+    assert desk.judge(READ, {"path": path}).action == "ask"
+    assert desk.judge(READ, {"path": path}, f"allow fs.read {path}").action == "allow"
+    assert desk.judge(READ, {"path": path}, f"allow read {path}").action == "allow"
+    assert desk.judge(READ, {"path": path}, "allow fs.read other").action == "ask"
+
+
+@pytest.mark.proves("P-03a")
+def test_the_shipped_permission_to_read_is_for_tools_that_only_read(desk: Desk) -> None:
+    assert desk.judge(UPLOAD, {"path": "src/a.py", "url": "https://a.example.org/"}, "allow net.fetch").action == "ask"
+    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write").action == "ask"
+    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.*").action == "allow"
+    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow edit src/**").action == "allow"
+
+
+@pytest.mark.proves("P-03a")
+def test_the_shipped_rules_are_visible_as_texts_that_read_back_as_themselves() -> None:
+    rules = default_rules(["/state/out [1]"])
+    assert "allow fs.read **" in [r.text for r in rules]
+    assert {f"allow {name}" for name in SESSION_INTERNAL} <= {r.text for r in rules}
+    assert len([r for r in rules if r.action == "ask"]) == 2 * len(SECRET_LIKE)
+    for one in rules:
+        assert one.scope == "default"
+        assert parse_rule(one.text, scope="default", source=one.source) == one
+
+
+@pytest.mark.proves("P-03a")
+def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_secret_like_files(desk: Desk) -> None:
+    rules = default_book(["/extra"])
+    assert desk.judge(READ, {"path": "/extra/out.txt"}, rules).action == "allow"
+    assert desk.judge(READ, {"path": "/extra/.env"}, rules).action == "ask"
+    assert desk.judge(READ, {"path": "/extra/out.txt"}).action == "ask"
+
+
+# ── two questions ────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-02")
+def test_every_target_of_a_call_is_judged_and_the_strictest_answer_holds(desk: Desk) -> None:
+    arguments = {"source": "src/a.py", "target": "secrets/b"}
+    assert desk.judge(MOVE, arguments, "allow move").action == "allow"
+    assert desk.judge(MOVE, arguments, "allow move src/**").action == "ask"
+    assert desk.judge(MOVE, arguments, "allow move", "deny fs.write secrets/**").action == "deny"
+    assert desk.judge(MOVE, arguments, "allow move", "deny fs.read secrets/**").action == "allow"
+    assert [t.value for t in desk.judge(MOVE, arguments).targets] == [desk.path("src/a.py"), desk.path("secrets/b")]
+
+
+@pytest.mark.proves("P-02")
+def test_a_tool_with_several_kinds_of_targets_has_its_own_rules_by_argument(desk: Desk) -> None:
+    arguments = {"path": "src/a.py", "url": "https://a.example.org/x"}
+    assert desk.judge(UPLOAD, arguments, "allow upload url=https://a.example.org/* path=src/*").action == "allow"
+    assert desk.judge(UPLOAD, arguments, "allow upload path=src/* *", "ask net.fetch").action == "ask"
+    assert desk.judge(UPLOAD, arguments, "allow upload", "deny net.fetch *.example.org").action == "deny"
+    assert desk.judge(UPLOAD, arguments, "allow fs.read src/**", "allow net.fetch a.example.org").action == "allow"
+
+
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize(
+    ("url", "rules", "answer"),
+    [
+        ("https://example.org/x", ["allow net.fetch example.org"], "allow"),
+        ("https://example.org/x", ["allow web_fetch example.org"], "allow"),
+        ("https://EXAMPLE.org./x", ["allow net.fetch example.org"], "allow"),
+        ("https://example.org:8443/x", ["allow net.fetch example.org:8443"], "allow"),
+        ("https://example.org/x", ["allow net.fetch example.org:8443"], "ask"),
+        ("https://a.example.org/x", ["allow net.fetch *.example.org"], "allow"),
+        ("https://example.org/x", ["allow net.fetch *.example.org"], "ask"),
+        ("https://example.org/x", ["allow web_fetch", "deny net.fetch example.org"], "deny"),
+        ("http://[::1]:80/x", ["allow net.fetch [::1]:80"], "allow"),
+        ("https://user@example.org/", ["allow web_fetch"], "deny"),
+        ("https://evil.example\\@example.org/", ["allow web_fetch"], "deny"),
+        ("https://①②⑦.0.0.1/", ["allow web_fetch"], "deny"),
+        ("https://exa\tmple.org/", ["allow web_fetch"], "deny"),
+        ("file:///etc/passwd", ["allow web_fetch"], "deny"),
+        ("https://example.org:99999/", ["allow web_fetch"], "deny"),
+        ("https://", ["allow web_fetch"], "deny"),
+        ("", ["allow web_fetch"], "deny"),
+    ],
+)
+def test_hosts_are_compared_by_label_and_port_and_anything_ambiguous_is_refused(
+    desk: Desk, url: str, rules: list[str], answer: str
+) -> None:
+    assert desk.judge(FETCH, {"url": url}, *rules).action == answer
+
+
+def test_a_call_that_names_no_host_falls_back_on_rules_for_the_whole_tool(desk: Desk) -> None:
+    assert desk.judge(FETCH, {}, "allow web_fetch example.org").action == "ask"
+    assert desk.judge(FETCH, {}, "allow web_fetch").action == "allow"
+    assert desk.judge(FETCH, {}, "deny web_fetch").action == "deny"
+
+
+@pytest.mark.parametrize("path", ["", "a\0b", "x" * 10_000, "\ud800"])
+def test_a_path_that_can_be_no_path_is_denied_with_the_reason(desk: Desk, path: str) -> None:
+    verdict = desk.judge(READ, {"path": path}, "allow read")
+    assert verdict.action == "deny"
+    assert "path" in verdict.reason
+
+
+# ── capabilities ─────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-01", "K-10")
+@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "way-out/passwd", "src/../../x"])
+def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk, path: str) -> None:
+    verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
+    assert verdict.action == "deny"
+    assert "tool read requires" in verdict.reason
+    assert "fs.read" in verdict.reason
+
+
+@pytest.mark.proves("P-01")
+def test_a_sibling_with_the_same_beginning_is_outside(desk: Desk) -> None:
+    assert desk.judge(READ, {"path": f"{desk.roots.workspace}_secret/a"}, "allow *").action == "deny"
+
+
+@pytest.mark.proves("K-10")
+def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() -> None:
+    variables = Variables(workspace=("/ws",))
+    own = Requires(net=NetRequires(hosts=("own.example",)))
+    one = agent_layer("default", own, [READ], variables)
+    both = agent_layer("default", own, [READ, FETCH], variables)
+    assert CapabilitySet((one,)).allows("net.fetch", "own.example")
+    assert not CapabilitySet((one,)).allows("net.fetch", "other.example")
+    assert CapabilitySet((both,)).allows("net.fetch", "other.example")
+    assert CapabilitySet((one,)).allows("fs.write", "/ws/a")
+
+
+@pytest.mark.proves("K-10")
+def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
+    capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
+    assert not capabilities.uses("net.fetch")
+    assert not capabilities.uses("shell.run")
+    assert not desk.judge(BASH, {"command": "ls"}).capabilities.uses("net.fetch")
+
+
+@pytest.mark.proves("K-10")
+def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
+    low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
+    assert low.judge(READ, {"path": "src/a.py"}).action == "allow"
+    verdict = low.judge(READ, {"path": "README.md"}, "allow *")
+    assert verdict.action == "deny"
+    assert "ceiling" in verdict.reason
+    assert low.judge(BASH, {"command": "ls"}, "allow bash").action == "deny"
+    assert ceiling_layer(None, low.variables) is None
+    bounded = ceiling_layer(Requires(fs=FsRequires(read=("src",))), low.variables)
+    assert bounded is not None
+    assert bounded.fs_read == (f"{low.roots.workspace}/src",)
+
+
+@pytest.mark.proves("K-10", "P-01")
+def test_a_call_made_by_a_call_has_no_more_than_its_parent(desk: Desk) -> None:
+    parent = CapabilitySet((expand(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
+    assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"
+    assert desk.judge(READ, {"path": "README.md"}, parent=parent).action == "deny"
+    assert desk.judge(BASH, {"command": "ls"}, "allow bash", parent=parent).action == "deny"
+    assert desk.judge(READ, {"path": "src/a.py"}, parent=CapabilitySet()).action == "deny"
+    nothing = call_set(
+        READ, desk.variables, agent_layer("default", Requires(), ALL, desk.variables), None, CapabilitySet()
+    )
+    assert not nothing.allows("fs.read", desk.path("src/a.py"))
+
+
+# ── reasons, always ──────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-13")
+def test_a_reason_names_the_rule_and_its_scope_and_the_detail_its_source(desk: Desk) -> None:
+    verdict = desk.bash("rm x", book().with_rules(rule("deny bash rm *", "project", "/etc/handrail.toml")))
+    assert "'deny bash rm *'" in verdict.reason
+    assert "project scope" in verdict.reason
+    assert "/etc/handrail.toml" not in verdict.reason
+    assert "/etc/handrail.toml" in verdict.detail
+    assert verdict.reason.endswith(".")
+
+
+ASKING: list[tuple[ToolSpec, dict[str, object], str | None]] = [
+    (BASH, {"command": "git push 'a *'"}, "allow bash git push 'a *'"),
+    (BASH, {"command": "ls && mkdir x"}, "allow bash mkdir x"),
+    (BASH, {"command": "mkdir x && mkdir y"}, None),
+    (BASH, {"command": "ls $X"}, None),
+    (BASH, {"command": "python -c 'print(1)'"}, "allow bash python -c 'print(1)'"),
+    (WRITE, {"path": "a*[b].txt"}, "allow write a[*][[]b].txt"),
+    (WRITE, {"path": "./src/../src/a.py"}, "allow write src/a.py"),
+    (WRITE, {"path": "a\nb"}, None),
+    (WRITE, {"path": " a"}, None),
+    (EDIT, {"path": "a.py"}, "allow edit a.py"),
+    (TRANSFER, {"source": "a b", "amount": 5}, "allow bank.transfer 'source=a b' amount=5"),
+    (TRANSFER, {"source": "*"}, "allow bank.transfer 'source=*'"),
+    (TRANSFER, {"source": {"x": [1]}}, """allow bank.transfer 'source={"x":[1]}'"""),
+    (TRANSFER, {"source": "x" * 5_000}, None),
+    (TRANSFER, {}, None),
+    (FETCH, {"url": "https://a.org/x"}, "allow web_fetch a.org:443"),
+    (MOVE, {"source": "a", "target": "b"}, None),
+]
+
+
+@pytest.mark.proves("P-03a")
+@pytest.mark.parametrize(("spec", "arguments", "expected"), ASKING)
+def test_what_always_would_store_has_every_literal_escaped_and_suffices(
+    desk: Desk, spec: ToolSpec, arguments: dict[str, object], expected: str | None
+) -> None:
+    rules = book("allow bash ls")
+    verdict = desk.judge(spec, arguments, rules)
+    assert verdict.action == "ask"
+    assert verdict.always == expected
+    if expected is not None:
+        stored = rules.with_rules(parse_rule(expected, scope="session", source="answered for this session"))
+        assert desk.judge(spec, arguments, stored).action == "allow"
+
+
+@pytest.mark.proves("P-03a")
+def test_what_always_would_store_covers_no_other_call(desk: Desk) -> None:
+    stored = desk.judge(TRANSFER, {"source": "a", "amount": 5}).always
+    assert stored is not None
+    assert desk.judge(TRANSFER, {"source": "a", "amount": 6}, stored).action == "ask"
+    assert desk.judge(TRANSFER, {"source": "a"}, stored).action == "ask"
+    assert desk.judge(TRANSFER, {"source": "a", "amount": 5, "target": "x"}, stored).action == "ask"
+    stored = desk.judge(WRITE, {"path": "a*b"}).always
+    assert stored is not None
+    assert desk.judge(WRITE, {"path": "aXb"}, stored).action == "ask"
+
+
+def test_where_a_capability_s_own_rule_asks_always_answers_that_question(desk: Desk) -> None:
+    verdict = desk.judge(WRITE, {"path": "a.py"}, "allow write", "ask fs.write")
+    assert verdict.always == "allow fs.write a.py"
+    assert desk.bash("mkdir x", "manifest: deny bash mkdir *").always is None
+
+
+@given(st.text(max_size=12))
+def test_a_stored_path_rule_matches_exactly_the_one_path(desk: Desk, name: str) -> None:
+    verdict = desk.judge(WRITE, {"path": f"d/{name}"})
+    if verdict.action != "ask" or verdict.always is None:
+        return
+    assert desk.judge(WRITE, {"path": f"d/{name}"}, verdict.always).action == "allow"
+    (target,) = verdict.targets
+    assert desk.judge(WRITE, {"path": target.value + "x"}, verdict.always).action == "ask"
+
+
+def test_a_verdict_that_does_not_depend_on_arguments_is_worked_out_once(desk: Desk) -> None:
+    rules = book("allow bank.transfer")
+    assert desk.judge(TRANSFER, {"amount": 1}, rules) is desk.judge(TRANSFER, {"amount": 2}, rules)
+    asking = book("allow bank.transfer amount=1")
+    assert desk.judge(TRANSFER, {"amount": 1}, asking).action == "allow"
+    assert desk.judge(TRANSFER, {"amount": 2}, asking).action == "ask"
+
+
+def test_a_great_many_books_do_not_grow_the_memory_of_an_authority(desk: Desk) -> None:
+    own = Desk(desk.workspace)
+    for _ in range(5_000):
+        own.judge(TRANSFER, {}, book(shipped=False))
+    prepared: dict[object, object] = own.authority._prepared  # pyright: ignore[reportPrivateUsage, reportAssignmentType]
+    assert len(prepared) <= 4_096
+
+
+# ── what is actually touched ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-01")
+def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x", "path": "."})
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert "no rule" not in (may("fs.read", desk.path(".env")) or "")
+    assert "'ask fs.read **/.env*'" in (may("fs.read", desk.path(".env")) or "")
+    assert "cannot ask" in (may("fs.read", desk.path("deep/id_rsa")) or "")
+    assert may("fs.read", "/etc/passwd") is not None
+    assert may("fs.read", desk.roots.workspace + "_secret/a") is not None
+    assert may("fs.write", desk.path("src/a.py")) is not None
+    assert may("net.fetch", "example.org") is not None
+    assert may("shell.run", ["ls"]) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_a_deny_holds_for_what_a_search_finds(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x"}, "allow grep", "deny fs.read private/**")
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert may("fs.read", desk.path("private/a")) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(desk: Desk) -> None:
+    may = desk.may(WRITE, {"path": "src/a.py"})
+    assert may("fs.write", desk.path("src/a.py")) is None
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert may("fs.write", desk.path("src/b.py")) is not None
+    assert may("fs.read", desk.path("src/b.py")) is not None
+    secret = desk.may(WRITE, {"path": ".env"})
+    assert secret("fs.write", desk.path(".env")) is None
+    assert secret("fs.read", desk.path(".env")) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x", "path": "/extra/lib"})
+    assert may("fs.read", "/extra/lib/a") is None
+    assert may("fs.read", "/extra/lib/.env") is not None
+    assert may("fs.read", "/extra/library/a") is not None
+
+
+@pytest.mark.proves("P-01")
+def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_rule_speaks(desk: Desk) -> None:
+    may = desk.may(HELPER, {"x": 1}, "deny fs.write private/**", "ask fs.write shared/**")
+    assert may("fs.write", desk.path("a")) is None
+    assert may("fs.write", desk.path("private/a")) is not None
+    assert may("fs.write", desk.path("shared/a")) is not None
+    assert may("fs.write", "/extra/a") is not None
+    assert may("shell.run", ["ls"]) is None
+    assert may("shell.run", ["env", "ls"]) is None  # asked about as any command here, and the call was answered
+    allowed = desk.may(HELPER, {"x": 1}, "allow helper")
+    assert allowed("shell.run", ["env", "ls"]) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_nothing_may_be_touched_by_a_denied_call(desk: Desk) -> None:
+    may = desk.may(WRITE, {"path": "a"}, "deny write")
+    assert may("fs.write", desk.path("a")) is not None
+    assert may("fs.read", desk.path("a")) is not None
+
+
+@pytest.mark.proves("P-01")
+def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) -> None:
+    before = book("allow write")
+    verdict = desk.judge(WRITE, {"path": "a"}, before)
+    later = before.with_rules(rule("deny fs.write a"))
+    may = desk.authority.may(verdict, WRITE, rules=later, roots=desk.roots)
+    assert may("fs.write", desk.path("a")) is not None
+    shell = desk.bash("ls && mkdir x", before := book("allow bash"))
+    may = desk.authority.may(shell, BASH, rules=before, roots=desk.roots)
+    assert may("shell.run", "ls && mkdir x") is None
+    may = desk.authority.may(shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots)
+    assert may("shell.run", "ls && mkdir x") is not None
+
+
+@pytest.mark.proves("P-01")
+def test_a_shell_tool_may_run_the_text_that_was_judged_and_no_other(desk: Desk) -> None:
+    may = desk.may(BASH, {"command": "mkdir x && ls $Y"})
+    assert may("shell.run", "mkdir x && ls $Y") is None
+    assert may("shell.run", "mkdir y") is not None
+    assert may("shell.run", ["mkdir", "x"]) is not None
+
+
+def test_names_of_a_file_cannot_colour_a_refusal(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x"}, "deny fs.read **/*bad*")
+    assert "\x1b" not in (may("fs.read", desk.path("bad\x1b[2J\n")) or "")
+
+
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+PATHS = st.sampled_from(["src/a.py", ".env", "private/a", "a", "way-out/passwd", "/extra/a", "../x", "."])
+PATH_RULES = st.builds(
+    "{}: {} {}".format,
+    st.sampled_from(["manifest", "mode", "project", "session"]),
+    st.sampled_from(["allow", "ask", "deny"]),
+    st.sampled_from(
+        [
+            "read",
+            "write",
+            "edit",
+            "fs.read",
+            "fs.write src/**",
+            "fs.read **/.env",
+            "*",
+            "fs.*",
+            "read src",
+            "write *",
+            "edit /extra/**",
+        ]
+    ),
+)
+
+
+@pytest.mark.proves("P-01")
+@given(
+    st.sampled_from([READ, WRITE, EDIT]),
+    PATHS,
+    st.lists(PATH_RULES, max_size=4),
+    st.sampled_from(["fs.read", "fs.write", "read", "*"]),
+)
+def test_a_further_deny_never_widens_a_path_decision_nor_what_may_be_touched(
+    desk: Desk, spec: ToolSpec, path: str, rules: list[str], denied: str
+) -> None:
+    before = desk.judge(spec, {"path": path}, *rules)
+    after = desk.judge(spec, {"path": path}, *rules, f"deny {denied}")
+    assert STRICTNESS[after.action] >= STRICTNESS[before.action]
+    if before.action == "deny":
+        return
+    touched = desk.path("src/a.py")
+    first = desk.may(spec, {"path": path}, *rules)("fs.read", touched)
+    second = desk.may(spec, {"path": path}, *rules, f"deny {denied}")("fs.read", touched)
+    assert first is None or second is not None
+
+
+@pytest.mark.proves("P-01")
+@given(st.sampled_from([READ, WRITE, EDIT, GREP]), PATHS, st.lists(PATH_RULES, max_size=4))
+def test_no_rule_lets_a_call_leave_its_capabilities(desk: Desk, spec: ToolSpec, path: str, rules: list[str]) -> None:
+    verdict = desk.judge(spec, {"path": path}, *rules)
+    for target in verdict.targets:
+        if not verdict.capabilities.allows(target.capability, target.value):
+            assert verdict.action == "deny"
+
+
+def test_a_tool_declared_without_anything_is_asked_about_by_name(tmp_path: Path) -> None:
+    own = Desk(tmp_path)
+    spec = ToolSpec("new.tool", "New.", properties())
+    assert own.judge(spec, {}).action == "ask"
+    assert own.judge(spec, {}).always == "allow new.tool"

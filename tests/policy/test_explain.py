@@ -1,0 +1,150 @@
+"""``explain``: which rule, scope, capability or watchdog decided, and the exact change that decides otherwise."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from typing import Any
+
+import pytest
+from tests.policy.desk import BASH, READ, TODO, TRANSFER, WRITE, Desk, book, rule
+
+from handrail.contract.requires import FsRequires, Requires
+from handrail.contract.spec import ToolSpec
+from handrail.policy.explain import Explanation, explain
+from handrail.policy.watchdog import deny
+
+
+async def explained(
+    desk: Desk, spec: ToolSpec, arguments: dict[str, Any], *rules: str, headless: bool = False
+) -> Explanation:
+    return await explain(desk.authority, spec, arguments, rules=book(*rules), roots=desk.roots, headless=headless)
+
+
+def suggested(explanation: Explanation) -> str | None:
+    for change in explanation.changes:
+        if match := re.search(r"--rule (.*)\Z", change):
+            (text,) = shlex.split(match.group(1))
+            return text
+    return None
+
+
+@pytest.mark.proves("P-13")
+@pytest.mark.parametrize(
+    ("spec", "arguments", "rules", "action", "decided_by"),
+    [
+        (BASH, {"command": "ls -l"}, [], "ask", "no rule"),
+        (BASH, {"command": "git push"}, ["deny bash git *"], "deny", "rule 'deny bash git *' (session scope, --rule)"),
+        (BASH, {"command": "git push"}, ["project: ask bash git *"], "ask", "project scope"),
+        (BASH, {"command": "python -c 1"}, ["allow bash"], "ask", "policy for this program"),
+        (BASH, {"command": "ls"}, ["allow bash"], "allow", "rule 'allow bash'"),
+        (READ, {"path": ".env"}, [], "ask", "shipped with Handrail"),
+        (READ, {"path": "src/a.py"}, [], "allow", "'allow fs.read **' (default scope"),
+        (WRITE, {"path": "src/a.py"}, ["allow write", "deny fs.write src/**"], "deny", "'deny fs.write src/**'"),
+        (TRANSFER, {"amount": 5}, [], "ask", "no rule"),
+        (TODO, {}, [], "allow", "default scope"),
+    ],
+)
+async def test_it_names_what_decided_and_a_rule_that_decides_otherwise(
+    desk: Desk, spec: ToolSpec, arguments: dict[str, Any], rules: list[str], action: str, decided_by: str
+) -> None:
+    explanation = await explained(desk, spec, arguments, *rules)
+    assert explanation.action == action
+    assert decided_by in explanation.decided_by
+    text = suggested(explanation)
+    assert text is not None
+    assert (await explained(desk, spec, arguments, *rules, text)).action == ("deny" if action == "allow" else "allow")
+
+
+@pytest.mark.proves("P-13")
+async def test_it_agrees_with_what_would_happen(desk: Desk) -> None:
+    for command in ("ls", "ls && rm x", "ls $X", "sleep 300"):
+        explanation = await explained(desk, BASH, {"command": command}, "allow bash", "deny bash rm *")
+        assert explanation.action == desk.bash(command, "allow bash", "deny bash rm *").action
+
+
+@pytest.mark.proves("P-13", "P-10")
+async def test_headless_an_ask_is_shown_as_the_deny_it_is(desk: Desk) -> None:
+    explanation = await explained(desk, BASH, {"command": "ls"}, headless=True)
+    assert (explanation.action, explanation.effective) == ("ask", "deny")
+    assert "headless: deny" in str(explanation)
+
+
+@pytest.mark.proves("P-13")
+async def test_a_final_deny_is_said_to_be_final(desk: Desk) -> None:
+    explanation = await explain(
+        desk.authority,
+        BASH,
+        {"command": "ls"},
+        rules=book("allow bash ls").with_rules(rule("deny bash", "manifest", "agent.toml")),
+        roots=desk.roots,
+    )
+    assert explanation.rule is not None
+    assert explanation.rule.final
+    assert suggested(explanation) is None
+    assert "agent.toml" in explanation.changes[0]
+    assert "final" in explanation.changes[0]
+
+
+@pytest.mark.proves("P-13")
+async def test_a_refusing_capability_layer_is_named_with_the_line_to_add(desk: Desk) -> None:
+    explanation = await explained(desk, READ, {"path": "/etc/passwd"}, "allow *")
+    assert explanation.decided_by == "the capability check"
+    assert any(step.stage == "capability" and step.outcome == "refused" for step in explanation.steps)
+    assert "tool read requires" in explanation.changes[0]
+    low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
+    assert "ceiling" in (await explained(low, READ, {"path": "a"})).changes[0]
+
+
+@pytest.mark.proves("P-13", "P-11")
+async def test_a_watchdog_that_decided_is_named_and_no_rule_is_promised(desk: Desk) -> None:
+    def guard(call: object) -> Any:
+        return deny("not on Fridays")
+
+    own = Desk(desk.workspace, (guard,))
+    explanation = await explained(own, BASH, {"command": "ls"}, "allow bash")
+    assert explanation.action == "deny"
+    assert explanation.decided_by == "watchdog guard: not on Fridays"
+    assert explanation.rule is None
+    assert suggested(explanation) is None
+
+
+@pytest.mark.proves("P-13")
+async def test_every_candidate_rule_is_listed_with_why_it_lost(desk: Desk) -> None:
+    explanation = await explained(
+        desk,
+        BASH,
+        {"command": "git push origin"},
+        "allow *",
+        "allow bash git *",
+        "ask bash git push *",
+        "deny bash rm *",
+        "allow shell.run",
+    )
+    fared = {step.text.partition(": ")[2]: step.outcome for step in explanation.steps if step.stage == "rule"}
+    assert fared["'ask bash git push *' (session scope, --rule)"] == "won"
+    assert any(text.startswith("'allow bash git *'") and "literal characters" in text for text in fared)
+    assert any(text.startswith("'allow *'") and "permission" in text for text in fared)
+    assert fared["'deny bash rm *' (session scope, --rule)"] == "no match"
+    assert fared["'allow shell.run' (session scope, --rule)"] == "won"
+
+
+async def test_it_is_plain_text_and_json(desk: Desk) -> None:
+    explanation = await explained(desk, BASH, {"command": "rm x && ls\tb"}, "deny bash rm *")
+    assert str(explanation).startswith("bash: deny\n")
+    assert "what would change it:" in str(explanation)
+    as_json = json.loads(json.dumps(explanation.to_dict()))
+    assert as_json["rule"]["text"] == "deny bash rm *"
+    assert as_json["steps"][0]["stage"] == "target"
+
+
+async def test_a_text_that_cannot_be_read_is_explained_by_how_to_write_it(desk: Desk) -> None:
+    explanation = await explained(desk, BASH, {"command": "ls $X\x1b[2J"}, "allow bash")
+    assert "simple commands" in explanation.changes[0]
+    assert "\x1b" not in str(explanation)
+
+
+async def test_an_endless_book_does_not_make_an_endless_explanation(desk: Desk) -> None:
+    explanation = await explained(desk, BASH, {"command": "ls"}, *(f"deny bash never-{n}" for n in range(1_000)))
+    assert len(explanation.steps) < 500
