@@ -153,7 +153,7 @@ def test_descriptions_come_from_the_docstring_unless_the_annotation_has_one() ->
     assert properties["limit"] == {"type": "integer", "minimum": 1, "description": "how many", "default": 5}
 
 
-@pytest.mark.proves("K-01", "K-11")
+@pytest.mark.proves("K-01", "K-11a")
 async def test_the_runtime_is_handed_over_and_is_no_argument() -> None:
     @tool
     async def by_annotation(a: int, around: Runtime) -> object:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
@@ -16,6 +17,13 @@ from mcp.types import CallToolResult, TextContent, Tool
 from tests.faces.conftest import Program, Sleeper
 
 Mode = Literal["auto", "legacy"]
+
+HELLO: dict[str, Any] = {
+    "jsonrpc": "2.0",
+    "id": 1,
+    "method": "initialize",
+    "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
+}
 
 
 @asynccontextmanager
@@ -126,12 +134,6 @@ async def test_calls_of_one_client_run_side_by_side_and_each_gets_its_own_answer
 
 
 async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handrail: Program) -> None:
-    hello = {
-        "jsonrpc": "2.0",
-        "id": 1,
-        "method": "initialize",
-        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "test", "version": "1"}},
-    }
     ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
     call = {
         "jsonrpc": "2.0",
@@ -144,7 +146,7 @@ async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handr
     )
     assert process.stdin is not None and process.stdout is not None
     answers: dict[int, Any] = {}
-    for message in (hello, ready, call):
+    for message in (HELLO, ready, call):
         process.stdin.write(json.dumps(message).encode() + b"\n")
         await process.stdin.drain()
         if "id" in message:
@@ -178,16 +180,24 @@ async def test_a_message_that_is_no_protocol_does_not_end_the_connection(handrai
     )
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(b"this is not JSON\n{}\n[1]\n" + b"[" * 5000 + b"\n")
-    ping = {
-        "jsonrpc": "2.0",
-        "id": 7,
-        "method": "initialize",
-        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}},
-    }
-    process.stdin.write(json.dumps(ping).encode() + b"\n")
+    process.stdin.write(json.dumps(HELLO).encode() + b"\n")
     await process.stdin.drain()
-    while (answer := json.loads(await process.stdout.readline())).get("id") != 7:
+    while (answer := json.loads(await process.stdout.readline())).get("id") != HELLO["id"]:
         pass
     assert answer["result"]["serverInfo"]["name"] == "handrail"
     process.stdin.close()
     assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_signal_ends_the_server_though_its_client_stays(handrail: Program, number: signal.Signals) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(json.dumps(HELLO).encode() + b"\n")
+    assert json.loads(await process.stdout.readline())["id"] == HELLO["id"]
+    process.send_signal(number)
+    assert await process.wait() == 130
+    assert b"Traceback" not in await process.stderr.read()
+    assert handrail("log", "verify").code == 0

@@ -89,7 +89,7 @@ def test_a_person_sees_the_whole_call_and_the_reason_and_allows_it_once(asking: 
     assert answers(terminal) == [{"choice": "once", "message": ""}]
 
 
-@pytest.mark.proves("P-08")
+@pytest.mark.proves("P-08a")
 def test_for_this_session_shows_the_rule_that_it_stores(asking: Asking) -> None:
     terminal = asking(request(command="git status"))
     assert "stores the rule  allow bash git status" in terminal.wait_for("> ")

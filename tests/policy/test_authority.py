@@ -29,7 +29,7 @@ from tests.policy.desk import (
 from handrail.contract.requires import CapabilitySet, FsRequires, NetRequires, Requires, Variables, expand
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
-from handrail.policy.defaults import SECRET_LIKE, SESSION_INTERNAL, default_book, default_rules
+from handrail.policy.defaults import SECRET_LIKE, SESSION_INTERNAL, default_book, default_rules, reading
 from handrail.policy.rules import parse_rule
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────
@@ -90,6 +90,15 @@ def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_se
     assert desk.judge(READ, {"path": "/extra/out.txt"}, rules).action == "allow"
     assert desk.judge(READ, {"path": "/extra/.env"}, rules).action == "ask"
     assert desk.judge(READ, {"path": "/extra/out.txt"}).action == "ask"
+
+
+@pytest.mark.proves("P-03a")
+def test_one_session_s_saved_outputs_are_read_by_a_rule_of_that_session_alone(desk: Desk) -> None:
+    rules = default_book().with_rules(reading("/extra/ses_1"))
+    assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"
+    assert desk.judge(READ, {"path": "/extra/ses_1"}, rules).action == "ask"
+    assert desk.judge(READ, {"path": "/extra/ses_12/out.txt"}, rules).action == "ask"
+    assert desk.judge(READ, {"path": "/extra/ses_2/out.txt"}, rules).action == "ask"
 
 
 # ── two questions ────────────────────────────────────────────────────────────────────────────────
@@ -159,7 +168,7 @@ def test_a_path_that_can_be_no_path_is_denied_with_the_reason(desk: Desk, path: 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("P-01", "K-10")
+@pytest.mark.proves("P-01a", "K-10a")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "way-out/passwd", "src/../../x"])
 def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
@@ -168,12 +177,12 @@ def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk
     assert "fs.read" in verdict.reason
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_a_sibling_with_the_same_beginning_is_outside(desk: Desk) -> None:
     assert desk.judge(READ, {"path": f"{desk.roots.workspace}_secret/a"}, "allow *").action == "deny"
 
 
-@pytest.mark.proves("K-10")
+@pytest.mark.proves("K-10a")
 def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() -> None:
     variables = Variables(workspace=("/ws",))
     own = Requires(net=NetRequires(hosts=("own.example",)))
@@ -185,7 +194,7 @@ def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() 
     assert CapabilitySet((one,)).allows("fs.write", "/ws/a")
 
 
-@pytest.mark.proves("K-10")
+@pytest.mark.proves("K-10a")
 def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
     assert not capabilities.uses("net.fetch")
@@ -193,7 +202,7 @@ def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     assert not desk.judge(BASH, {"command": "ls"}).capabilities.uses("net.fetch")
 
 
-@pytest.mark.proves("K-10")
+@pytest.mark.proves("K-10a")
 def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
     low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
     assert low.judge(READ, {"path": "src/a.py"}).action == "allow"
@@ -207,7 +216,7 @@ def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
     assert bounded.fs_read == (f"{low.roots.workspace}/src",)
 
 
-@pytest.mark.proves("K-10", "P-01")
+@pytest.mark.proves("K-10a", "P-01a")
 def test_a_call_made_by_a_call_has_no_more_than_its_parent(desk: Desk) -> None:
     parent = CapabilitySet((expand(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
     assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"
@@ -315,7 +324,7 @@ def test_a_great_many_books_do_not_grow_the_memory_of_an_authority(desk: Desk) -
 # ── what is actually touched ─────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "."})
     assert may("fs.read", desk.path("src/a.py")) is None
@@ -329,14 +338,14 @@ def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
     assert may("shell.run", ["ls"]) is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_a_deny_holds_for_what_a_search_finds(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x"}, "allow grep", "deny fs.read private/**")
     assert may("fs.read", desk.path("src/a.py")) is None
     assert may("fs.read", desk.path("private/a")) is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"})
     assert may("fs.write", desk.path("src/a.py")) is None
@@ -348,7 +357,7 @@ def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(d
     assert secret("fs.read", desk.path(".env")) is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "/extra/lib"})
     assert may("fs.read", "/extra/lib/a") is None
@@ -356,7 +365,7 @@ def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: De
     assert may("fs.read", "/extra/library/a") is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_rule_speaks(desk: Desk) -> None:
     may = desk.may(HELPER, {"x": 1}, "deny fs.write private/**", "ask fs.write shared/**")
     assert may("fs.write", desk.path("a")) is None
@@ -369,14 +378,14 @@ def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_ru
     assert allowed("shell.run", ["env", "ls"]) is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_nothing_may_be_touched_by_a_denied_call(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "a"}, "deny write")
     assert may("fs.write", desk.path("a")) is not None
     assert may("fs.read", desk.path("a")) is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) -> None:
     before = book("allow write")
     verdict = desk.judge(WRITE, {"path": "a"}, before)
@@ -390,7 +399,7 @@ def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) 
     assert may("shell.run", "ls && mkdir x") is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 def test_a_shell_tool_may_run_the_text_that_was_judged_and_no_other(desk: Desk) -> None:
     may = desk.may(BASH, {"command": "mkdir x && ls $Y"})
     assert may("shell.run", "mkdir x && ls $Y") is None
@@ -427,7 +436,7 @@ PATH_RULES = st.builds(
 )
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 @given(
     st.sampled_from([READ, WRITE, EDIT]),
     PATHS,
@@ -448,7 +457,7 @@ def test_a_further_deny_never_widens_a_path_decision_nor_what_may_be_touched(
     assert first is None or second is not None
 
 
-@pytest.mark.proves("P-01")
+@pytest.mark.proves("P-01a")
 @given(st.sampled_from([READ, WRITE, EDIT, GREP]), PATHS, st.lists(PATH_RULES, max_size=4))
 def test_no_rule_lets_a_call_leave_its_capabilities(desk: Desk, spec: ToolSpec, path: str, rules: list[str]) -> None:
     verdict = desk.judge(spec, {"path": path}, *rules)

@@ -77,7 +77,7 @@ def test_an_honest_log_holds_and_says_what_was_redacted(rows: list[Row]) -> None
 def test_any_changed_bit_of_any_field_is_found_at_its_record(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
     row = data.draw(st.sampled_from([r for r in changed if r[6] is not None]))
-    column = data.draw(st.sampled_from(range(1, 7)))
+    column = data.draw(st.sampled_from([n for n in range(1, 7) if row[n] != ""]))
     value = row[column]
     if isinstance(value, int):
         row[column] = value ^ (1 << data.draw(st.integers(0, 61)))
