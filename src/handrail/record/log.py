@@ -293,10 +293,11 @@ class _RecordTable:
                         prefix_of(kind.encode(), _utf8(session)),
                         _utf8(session).decode(),
                     )
-                call_text = _utf8(call)
+                call_text = call.encode() if call.isascii() else _utf8(call)
                 seal = seal_of(shared[0], sequence, at_ns, call_text, previous, salt, encoded)
                 previous = seal[32:64]
-                add((sequence, at_ns, kind, shared[1], call_text.decode(), bytearray(seal), bytearray(encoded)))
+                shown = call if call.isascii() else call_text.decode()
+                add((sequence, at_ns, kind, shared[1], shown, bytearray(seal), bytearray(encoded)))
                 if kind == "intended":
                     open_calls[call] = sequence
                 elif kind == "committed" or kind == "refused" or kind == "interrupted":
