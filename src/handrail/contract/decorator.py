@@ -51,6 +51,7 @@ class ToolOptions(TypedDict, total=False):
     locks: Sequence[str | LockSpec]
     targets: Mapping[str, str]
     timeout_ms: int
+    timeout_argument: str
     idempotent: bool
     mode: Mode
     concurrency_safe: bool

@@ -86,6 +86,7 @@ class RuntimeView(_View):
 
     exec_path: ExecPath | None = None
     timeout_ms: int = DEFAULT_TIMEOUT_MS
+    timeout_argument: str | None = None
     locks: tuple[Lock, ...] | None = None
     locks_background: tuple[Lock, ...] = ()
     requires: Requires = Requires()
