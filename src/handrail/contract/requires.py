@@ -22,7 +22,7 @@ from handrail.contract.patterns import (
     has_wildcard,
     host_matches,
     literal_prefix,
-    path_matches,
+    path_regex,
 )
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
@@ -273,17 +273,17 @@ def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
 
 
 def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -> bool:
-    match capability:
-        case "fs.read" | "fs.write":
-            assert isinstance(target, str)
-            patterns = layer.fs_read if capability == "fs.read" else layer.fs_write
-            return any(path_matches(p, target) for p in patterns)
-        case "net.fetch":
-            assert isinstance(target, str)
-            return any(host_matches(h, target) for h in layer.hosts)
-        case "shell.run":
-            argv = (target,) if isinstance(target, str) else target
-            return any(s.allows(argv) for s in layer.shell)
+    """Plain loops: every call of every tool comes through here, a search once for each file it finds."""
+    if capability == "shell.run":
+        argv = (target,) if isinstance(target, str) else target
+        return any(s.allows(argv) for s in layer.shell)
+    assert isinstance(target, str)
+    if capability == "net.fetch":
+        return any(host_matches(h, target) for h in layer.hosts)
+    for pattern in layer.fs_read if capability == "fs.read" else layer.fs_write:
+        if path_regex(pattern).match(target) is not None:
+            return True
+    return False
 
 
 def _folder(pattern: object) -> str:

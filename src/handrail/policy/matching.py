@@ -10,14 +10,15 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.patterns import (
     any_path_source,
+    fault_in_pattern,
     has_wildcard,
     host_matches,
     literal_prefix,
-    path_source,
+    path_matches,
     pattern_length,
     text_regex,
 )
@@ -31,8 +32,7 @@ _WHOLLY_LITERAL = 1_000_000
 _ARGV_CACHE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class PathSubject:
+class PathSubject(NamedTuple):
     """A canonical path: ``relative`` to the workspace, None outside it."""
 
     absolute: str
@@ -85,11 +85,11 @@ class Ranking:
     def _winner_of_path(self, path: PathSubject) -> Ranked | None:
         if path.relative is None:
             if self._outside is None:
-                self._outside = _PathTable(self.ranked, _outside_source)
-            return self._outside.winner(path.absolute)
+                self._outside = _PathTable(self.ranked, inside=False)
+            return self._outside.winner(path.absolute, path.absolute)
         if self._inside is None:
-            self._inside = _PathTable(self.ranked, _inside_source)
-        return self._inside.winner(f"{path.relative}\0{path.absolute}")
+            self._inside = _PathTable(self.ranked, inside=True)
+        return self._inside.winner(path.relative, path.absolute)
 
     def _for_program(self, argv: Sequence[str]) -> list[Ranked]:
         program = argv[0] if argv else ""
@@ -150,67 +150,57 @@ class _PathTable:
     Most paths match none of the others; one expression that shares the beginnings of their patterns says so.
     """
 
-    __slots__ = ("_any", "_rest", "_tests")
+    __slots__ = ("_any_absolute", "_any_relative", "_rest", "_tests")
 
-    def __init__(self, ranked: Sequence[Ranked], source_of: Callable[[Rule], tuple[str, str | None]]) -> None:
+    def __init__(self, ranked: Sequence[Ranked], *, inside: bool) -> None:
         self._rest: Ranked | None = None
-        self._tests: list[tuple[re.Pattern[str], Ranked]] = []
-        shared: list[str] = []
-        single: list[str] = []
+        self._tests: list[Ranked] = []
+        patterns: dict[_Form, list[str]] = {"relative": [], "absolute": []}
         for candidate in ranked:
-            source, pattern = source_of(candidate.rule)
-            if source in _EVERY_PATH:
+            form, pattern = _form(candidate.rule, inside=inside)
+            if form == "every":
                 self._rest = candidate
                 break
-            self._tests.append((re.compile(source, re.DOTALL), candidate))
-            if pattern is not None:
-                shared.append(pattern)
-            else:
-                single.append(source)
-        self._any = re.compile("|".join([f"{any_path_source(shared)}\0", *single]), re.DOTALL)
+            if form != "none":
+                self._tests.append(candidate)
+                patterns[form].append(pattern)
+        self._any_relative = _any(patterns["relative"])
+        self._any_absolute = _any(patterns["absolute"])
 
-    def winner(self, subject: str) -> Ranked | None:
-        if self._any.match(subject) is not None:
-            for test, candidate in self._tests:
-                if test.match(subject) is not None:
+    def winner(self, relative: str, absolute: str) -> Ranked | None:
+        if (self._any_relative is not None and self._any_relative.match(relative) is not None) or (
+            self._any_absolute is not None and self._any_absolute.match(absolute) is not None
+        ):
+            path = PathSubject(absolute, None if relative is absolute else relative)
+            for candidate in self._tests:
+                if candidate.matches(path):
                     return candidate
         return self._rest
 
 
-_EVERY_PATH = frozenset({"", r".*\0"})
+_Form = Literal["every", "relative", "absolute", "none"]
 
 
-def _source(pattern: str) -> str | None:
-    try:
-        return path_source(pattern)
-    except ValueError:
-        return None
+def _any(patterns: Sequence[str]) -> re.Pattern[str] | None:
+    return re.compile(any_path_source(patterns) + r"\Z", re.DOTALL) if patterns else None
 
 
-def _inside_source(rule: Rule) -> tuple[str, str | None]:
-    """The expression for ``relative NUL absolute``, and the relative glob it stands for, if it is just that."""
+def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
+    """What a path rule's pattern is compared with, for paths inside or outside the workspace.
+
+    A relative pattern is about the workspace only, except that a deny or ask beginning with ``**`` is about every
+    folder there is.
+    """
     if not rule.pattern or rule.pattern == "*":
-        return "", None
+        return "every", ""
     pattern = _normal(rule.pattern)
-    source = _source(pattern)
-    if source is None:
-        return "" if rule.action == "deny" else "(?!)", None
-    if rule.pattern.startswith("/"):
-        return rf"[^\0]*\0{source}\Z", None
-    return rf"{source}\0", pattern
-
-
-def _outside_source(rule: Rule) -> tuple[str, str | None]:
-    """The expression for the absolute path. A relative pattern is about the workspace only, except that a deny or ask
-    beginning with ``**`` is about every folder there is."""
-    if not rule.pattern or rule.pattern == "*":
-        return "", None
-    source = _source(_normal(rule.pattern))
-    if source is None:
-        return "" if rule.action == "deny" else "(?!)", None
-    if rule.pattern.startswith("/") or (rule.pattern.startswith("**") and rule.action != "allow"):
-        return rf"{source}\Z", None
-    return "(?!)", None
+    if fault_in_pattern(pattern) is not None:
+        return ("every" if rule.action == "deny" else "none"), ""
+    if pattern.startswith("/"):
+        return "absolute", pattern
+    if inside:
+        return ("every" if pattern == "**" else "relative"), pattern
+    return ("absolute" if pattern.startswith("**") and rule.action != "allow" else "none"), pattern
 
 
 def _normal(pattern: str) -> str:
@@ -221,13 +211,13 @@ def _normal(pattern: str) -> str:
 
 
 def _path_test(rule: Rule) -> Callable[[Any], bool]:
-    inside = re.compile(_inside_source(rule)[0], re.DOTALL)
-    outside = re.compile(_outside_source(rule)[0], re.DOTALL)
+    inside, outside = _form(rule, inside=True), _form(rule, inside=False)
 
     def test(path: PathSubject) -> bool:
-        if path.relative is None:
-            return outside.match(path.absolute) is not None
-        return inside.match(f"{path.relative}\0{path.absolute}") is not None
+        form, pattern = outside if path.relative is None else inside
+        if form == "relative":
+            return path.relative is not None and path_matches(pattern, path.relative)
+        return form == "every" or (form == "absolute" and path_matches(pattern, path.absolute))
 
     return test
 

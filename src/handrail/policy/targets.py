@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 from urllib.parse import urlsplit
 
 from handrail.contract.errors import ToolError
@@ -35,8 +34,7 @@ class PathRoots(Protocol):
         ...
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """One thing a call would touch.
 
     :param value: canonical: an absolute path, ``host[:port]``, or the command as given
@@ -62,10 +60,15 @@ def kind_of(spec: ToolSpec) -> Kind:
 
 def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
     workspace = roots.workspace
-    if absolute == workspace:
-        return PathSubject(absolute, ".")
-    prefix = workspace if workspace[-1:] == "/" else workspace + "/"
-    return PathSubject(absolute, absolute[len(prefix) :] if absolute.startswith(prefix) else None)
+    length = len(workspace)
+    if absolute.startswith(workspace):
+        if absolute[length : length + 1] == "/":
+            return PathSubject(absolute, absolute[length + 1 :])
+        if len(absolute) == length:
+            return PathSubject(absolute, ".")
+        if workspace == "/":
+            return PathSubject(absolute, absolute[1:])
+    return PathSubject(absolute, None)
 
 
 class TargetReader:
@@ -95,7 +98,7 @@ class TargetReader:
                 hosts = [host_of(text) for text in _texts(value, None)]
                 found += [Target("net.fetch", host, host, host) for host in hosts]
                 continue
-            for text in _texts(value, "."):
+            for text in (value,) if isinstance(value, str) else _texts(value, "."):
                 where = located.get(text)
                 if where is None:
                     where = located[text] = roots.locate(text)
