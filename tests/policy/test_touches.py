@@ -1,0 +1,152 @@
+"""What a running call actually touches is judged again, and there ask is deny."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, Desk, book, rule
+
+from handrail.contract.spec import ToolSpec
+
+
+@pytest.mark.proves("P-01a")
+def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x", "path": "."})
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert "no rule" not in (may("fs.read", desk.path(".env")) or "")
+    assert "'ask fs.read **/.env*'" in (may("fs.read", desk.path(".env")) or "")
+    assert "cannot ask" in (may("fs.read", desk.path("deep/id_rsa")) or "")
+    assert may("fs.read", "/etc/passwd") is not None
+    assert may("fs.read", desk.roots.workspace + "_secret/a") is not None
+    assert may("fs.write", desk.path("src/a.py")) is not None
+    assert may("net.fetch", "example.org") is not None
+    assert may("shell.run", ["ls"]) is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_a_deny_holds_for_what_a_search_finds(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x"}, "allow grep", "deny fs.read private/**")
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert may("fs.read", desk.path("private/a")) is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(desk: Desk) -> None:
+    may = desk.may(WRITE, {"path": "src/a.py"})
+    assert may("fs.write", desk.path("src/a.py")) is None
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert may("fs.write", desk.path("src/b.py")) is not None
+    assert may("fs.read", desk.path("src/b.py")) is not None
+    secret = desk.may(WRITE, {"path": ".env"})
+    assert secret("fs.write", desk.path(".env")) is None
+    assert secret("fs.read", desk.path(".env")) is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x", "path": "/extra/lib"})
+    assert may("fs.read", "/extra/lib/a") is None
+    assert may("fs.read", "/extra/lib/.env") is not None
+    assert may("fs.read", "/extra/library/a") is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_rule_speaks(desk: Desk) -> None:
+    may = desk.may(HELPER, {"x": 1}, "deny fs.write private/**", "ask fs.write shared/**")
+    assert may("fs.write", desk.path("a")) is None
+    assert may("fs.write", desk.path("private/a")) is not None
+    assert may("fs.write", desk.path("shared/a")) is not None
+    assert may("fs.write", "/extra/a") is not None
+    assert may("shell.run", ["ls"]) is None
+    assert may("shell.run", ["env", "ls"]) is None  # asked about as any command here, and the call was answered
+    allowed = desk.may(HELPER, {"x": 1}, "allow helper")
+    assert allowed("shell.run", ["env", "ls"]) is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_nothing_may_be_touched_by_a_denied_call(desk: Desk) -> None:
+    may = desk.may(WRITE, {"path": "a"}, "deny write")
+    assert may("fs.write", desk.path("a")) is not None
+    assert may("fs.read", desk.path("a")) is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) -> None:
+    before = book("allow write")
+    verdict = desk.judge(WRITE, {"path": "a"}, before)
+    later = before.with_rules(rule("deny fs.write a"))
+    may = desk.authority.may(verdict, WRITE, rules=later, roots=desk.roots)
+    assert may("fs.write", desk.path("a")) is not None
+    shell = desk.bash("ls && mkdir x", before := book("allow bash"))
+    may = desk.authority.may(shell, BASH, rules=before, roots=desk.roots)
+    assert may("shell.run", "ls && mkdir x") is None
+    may = desk.authority.may(shell, BASH, rules=before.with_rules(rule("deny bash mkdir *")), roots=desk.roots)
+    assert may("shell.run", "ls && mkdir x") is not None
+
+
+@pytest.mark.proves("P-01a")
+def test_a_shell_tool_may_run_the_text_that_was_judged_and_no_other(desk: Desk) -> None:
+    may = desk.may(BASH, {"command": "mkdir x && ls $Y"})
+    assert may("shell.run", "mkdir x && ls $Y") is None
+    assert may("shell.run", "mkdir y") is not None
+    assert may("shell.run", ["mkdir", "x"]) is not None
+
+
+def test_names_of_a_file_cannot_colour_a_refusal(desk: Desk) -> None:
+    may = desk.may(GREP, {"pattern": "x"}, "deny fs.read **/*bad*")
+    assert "\x1b" not in (may("fs.read", desk.path("bad\x1b[2J\n")) or "")
+
+
+STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
+PATHS = st.sampled_from(["src/a.py", ".env", "private/a", "a", "way-out/passwd", "/extra/a", "../x", "."])
+PATH_RULES = st.builds(
+    "{}: {} {}".format,
+    st.sampled_from(["manifest", "mode", "project", "session"]),
+    st.sampled_from(["allow", "ask", "deny"]),
+    st.sampled_from(
+        [
+            "read",
+            "write",
+            "edit",
+            "fs.read",
+            "fs.write src/**",
+            "fs.read **/.env",
+            "*",
+            "fs.*",
+            "read src",
+            "write *",
+            "edit /extra/**",
+        ]
+    ),
+)
+
+
+@pytest.mark.proves("P-01a")
+@given(
+    st.sampled_from([READ, WRITE, EDIT]),
+    PATHS,
+    st.lists(PATH_RULES, max_size=4),
+    st.sampled_from(["fs.read", "fs.write", "read", "*"]),
+)
+def test_a_further_deny_never_widens_a_path_decision_nor_what_may_be_touched(
+    desk: Desk, spec: ToolSpec, path: str, rules: list[str], denied: str
+) -> None:
+    before = desk.judge(spec, {"path": path}, *rules)
+    after = desk.judge(spec, {"path": path}, *rules, f"deny {denied}")
+    assert STRICTNESS[after.action] >= STRICTNESS[before.action]
+    if before.action == "deny":
+        return
+    touched = desk.path("src/a.py")
+    first = desk.may(spec, {"path": path}, *rules)("fs.read", touched)
+    second = desk.may(spec, {"path": path}, *rules, f"deny {denied}")("fs.read", touched)
+    assert first is None or second is not None
+
+
+@pytest.mark.proves("P-01a")
+@given(st.sampled_from([READ, WRITE, EDIT, GREP]), PATHS, st.lists(PATH_RULES, max_size=4))
+def test_no_rule_lets_a_call_leave_its_capabilities(desk: Desk, spec: ToolSpec, path: str, rules: list[str]) -> None:
+    verdict = desk.judge(spec, {"path": path}, *rules)
+    for target in verdict.targets:
+        if not verdict.capabilities.allows(target.capability, target.value):
+            assert verdict.action == "deny"
