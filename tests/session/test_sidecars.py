@@ -22,7 +22,7 @@ async def _truncated(kernel: Kernel) -> tuple[Session, Result]:
     return session, result
 
 
-@pytest.mark.proves("O-01", "O-02")
+@pytest.mark.proves("O-01")
 async def test_the_rest_of_a_truncated_output_is_read_from_its_sidecar() -> None:
     async with temporary_kernel() as kernel:
         session, cut = await _truncated(kernel)
