@@ -74,7 +74,7 @@ class Arbiter:
         call.lane.running[call.id] = call
         try:
             try:
-                if (recorded := await self.repeats.answer_to(call)) is not None:
+                if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                     return recorded
                 self._resolve(call)  # 1
                 self._validate(call)  # 2
@@ -98,7 +98,8 @@ class Arbiter:
             del call.lane.running[call.id]
         if call.execution.caller_cancelled:
             raise asyncio.CancelledError
-        call.emit("finished", {"type": shaped.result.type, "error_kind": shaped.result.error_kind})
+        if call.watched:
+            call.emit("finished", {"type": shaped.result.type, "error_kind": shaped.result.error_kind})
         return Answer(call.id, call.tool_id, shaped.result, shaped.model)
 
     # ── 1 resolve ────────────────────────────────────────────────────────────────────────────────
@@ -157,7 +158,8 @@ class Arbiter:
         if call.parent is not None:
             body["parent"] = call.parent.id
         call.note("proposed", body)
-        call.emit("proposed", {"arguments": arguments})
+        if call.watched:
+            call.emit("proposed", {"arguments": arguments})
 
     # ── 4 lock ───────────────────────────────────────────────────────────────────────────────────
 
@@ -231,7 +233,12 @@ class Arbiter:
                 await call.interruptible("intend", lambda: self.log.backlog_below(self.limits.max_backlog))
         else:
             records, call.records = call.records, []
-            await uninterrupted(self.log.commit(records), call.execution)
+            try:
+                await uninterrupted(self.log.commit(records), call.execution)
+            except LogUnavailable:
+                # Nothing of it was written. What was proposed and decided is still true; the intent is not.
+                call.records = [record for record in records if record.kind != "intended"]
+                raise
         if call.execution.reason is not None or call.execution.caller_cancelled:
             raise call.stopped("intend", call.execution.reason or "user")
         call.begun = True

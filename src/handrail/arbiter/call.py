@@ -147,6 +147,11 @@ class Call:
         text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
         return Refusal(step, "cancelled", text, stopped_by=reason)
 
+    @property
+    def watched(self) -> bool:
+        """Whether anybody would see an event."""
+        return bool(self.lane.listeners)
+
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Tell whoever watches the session; costs nothing when nobody does."""
         listeners = self.lane.listeners

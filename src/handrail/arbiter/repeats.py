@@ -17,9 +17,7 @@ class Repeats:
         self._shaper = shaper
 
     async def answer_to(self, call: Call) -> Answer | None:
-        """What was answered before under this call's durable id, so that nothing runs twice."""
-        if not call.replayable:
-            return None
+        """What was answered before under the key that is this call's durable id, or None."""
         before, outcome = await self._log.proposal_of(call.id), await self._log.outcome_of(call.id)
         if before is None or outcome is None:
             return None  # never proposed, or proposed and not begun

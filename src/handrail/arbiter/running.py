@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -105,12 +104,14 @@ class ToolRuns:
             await asyncio.wait(tuple(self._late))
 
 
-@dataclass(frozen=True, slots=True)
 class _Doors:
     """Whoever carries the call out, as its runtime sees them."""
 
-    runs: ToolRuns
-    of: Call
+    __slots__ = ("of", "runs")
+
+    def __init__(self, runs: ToolRuns, of: Call) -> None:
+        self.runs = runs
+        self.of = of
 
     @property
     def cancellation(self) -> Execution:
