@@ -1,7 +1,7 @@
 """One tool over MCP stdio: through our server, and as the same function on bare SDK servers; interleaved.
 
-Every server is a process of its own, every call a round trip of the SDK's real client. Ours carries out all nine
-steps and keeps its log meanwhile.
+Every server is a process of its own, every call a round trip of the SDK's real client; the function is a
+coroutine, which all three await on their event loop. Ours carries out all nine steps and keeps its log meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BOUND = 1.3
 SERVERS = ("bare low-level Server", "bare MCPServer", "handrail")
 
 
-def add(a: int, b: int) -> dict[str, int]:
+async def add(a: int, b: int) -> dict[str, int]:
     """Add two numbers."""
     return {"sum": a + b}
 
@@ -44,7 +44,7 @@ async def serve_low_level() -> None:
         )
 
     async def on_call(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
-        found = add(**(params.arguments or {}))
+        found = await add(**(params.arguments or {}))
         text = types.TextContent(type="text", text=json.dumps(found))
         return types.CallToolResult(content=[text], structured_content=found)
 

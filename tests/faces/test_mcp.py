@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -201,3 +202,40 @@ async def test_a_signal_ends_the_server_though_its_client_stays(handrail: Progra
     assert await process.wait() == 130
     assert b"Traceback" not in await process.stderr.read()
     assert handrail("log", "verify").code == 0
+
+
+async def test_a_message_of_any_length_is_refused_and_the_connection_goes_on(handrail: Program) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdin is not None and process.stdout is not None
+    hello = json.dumps(HELLO).encode() + b"\n"
+    process.stdin.write(hello)
+    assert json.loads(await process.stdout.readline())["id"] == HELLO["id"]
+    before = peak_kib(process.pid)
+    piece = b"x" * 1024 * 1024
+    process.stdin.write(b'{"jsonrpc": "2.0", "id": 9, "method": "ping", "params": {"_meta": {"more": "')
+    for _ in range(200):
+        process.stdin.write(piece)
+        await process.stdin.drain()
+    process.stdin.write(b'"}}}\n' + json.dumps({**HELLO, "id": 10, "method": "ping", "params": {}}).encode() + b"\n")
+    while (answer := json.loads(await process.stdout.readline())).get("id") != 10:
+        assert answer.get("id") != 9
+    assert "result" in answer
+    assert peak_kib(process.pid) - before < 120 * 1024, "200 MiB of one message were held"
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+def peak_kib(process_id: int) -> int:
+    """The most memory a process ever held."""
+    with open(f"/proc/{process_id}/status", encoding="utf-8") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("VmHWM"))
+
+
+def test_stdin_from_a_file_is_served_too(handrail: Program, tmp_path: Path) -> None:
+    asked = tmp_path / "asked"
+    asked.write_text(json.dumps(HELLO) + "\n")
+    with asked.open("rb") as stdin:
+        done = subprocess.run(handrail.command("mcp"), stdin=stdin, capture_output=True, check=False)
+    assert done.returncode == 0 and json.loads(done.stdout)["id"] == HELLO["id"]

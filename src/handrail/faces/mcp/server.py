@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import mcp_types as types
 import orjson
 from mcp.server.lowlevel import Server
-from mcp.server.stdio import stdio_server
 
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.names import wire_name
+from handrail.faces.mcp.stdio import streams
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
@@ -39,7 +39,7 @@ async def serve(kernel: Kernel) -> None:
     session = await kernel.session(headless=True)
     try:
         server = build(kernel, session)
-        async with stdio_server() as (incoming, outgoing):
+        async with streams() as (incoming, outgoing):
             await server.run(incoming, outgoing, server.create_initialization_options())
     finally:
         await session.close()
