@@ -64,7 +64,7 @@ def of_kernel(kernel: Kernel) -> list[Check]:
     """What this workspace's kernel has: state, log, tools and who confines them."""
     entries = kernel.generation.entries.values()
     withheld = [entry for entry in entries if entry.withheld is not None]
-    trusted = [entry.id for entry in entries if entry.confined_by == IN_PROCESS and entry.source != "built-in"]
+    trusted = [entry.id for entry in entries if entry.confined_by.startswith(IN_PROCESS) and entry.source != "built-in"]
     checks = [
         Check("workspace", "ok", kernel.workdir),
         Check("state", "ok", kernel.state_folder),

@@ -1,11 +1,12 @@
-"""A kernel with the toolbox in it."""
+"""A kernel with the toolbox in it, and a shaper with real folders."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 
 import pytest
+from tests.arbiter.shaping import Room
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate
 
 from handrail import Kernel, Session
@@ -26,3 +27,16 @@ async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
 @pytest.fixture
 async def session(kernel: Kernel) -> Session:
     return await kernel.session()
+
+
+@pytest.fixture
+def room(tmp_path: Path) -> Room:
+    return Room(tmp_path)
+
+
+@pytest.fixture
+def new_room(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Room]:
+    def new(**secrets: str) -> Room:
+        return Room(tmp_path_factory.mktemp("room"), **secrets)
+
+    return new

@@ -1,13 +1,8 @@
-"""Outputs as the face, the model and the log get them: cut with the whole kept, without secrets, whatever comes."""
+"""Outputs as the face, the model and the log get them: one envelope, cut with the whole kept, artifacts apart."""
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import os
-import resource
-import stat
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,65 +11,11 @@ import orjson
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.arbiter.shaping import METADATA, Room, logged
 
-from handrail.arbiter import sidecar
-from handrail.arbiter.output import Shaped, Shaper
-from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.sidecar import file_name
+from handrail.arbiter.output import Shaped
 from handrail.contract.result import Blob, Result
 from handrail.contract.spec import ToolSpec
-from handrail.record.artifacts import Artifacts
-
-SECRET = 'hunter2-"quoted"\\é'
-METADATA = {"duration_ms": 1.5, "confined_by": "operator"}
-
-
-class Room:
-    """One kernel's shaper with real folders."""
-
-    def __init__(self, folder: Path, **secrets: str) -> None:
-        self.output = folder / "output"
-        self.output.mkdir()
-        (folder / "artifacts").mkdir()
-        self.artifacts = Artifacts(folder / "artifacts")
-        self.shaper = Shaper(Redactor(secrets), self.artifacts, lambda session: self.output)
-
-    async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> Shaped:
-        """As the arbiter does it: the quick way first."""
-        tool = ToolSpec("tool", "…", **spec)
-        small = self.shaper.shape_small(tool, value, dict(METADATA))
-        return small or await self.shaper.shape(tool, value, METADATA, call_id=call_id, session_id="s")
-
-    def sidecar(self, shaped: Shaped) -> str:
-        path = Path(shaped.result.metadata["output_path"])
-        assert path.parent == self.output
-        return path.read_bytes().decode()
-
-    def everything_written(self, shaped: Shaped) -> bytes:
-        files = [path.read_bytes() for path in (self.output.parent).rglob("*") if path.is_file()]
-        names = [str(path).encode() for path in self.output.parent.rglob("*")]
-        texts = [orjson.dumps(part) for part in (shaped.result.to_dict(), shaped.model.to_dict(), shaped.logged)]
-        return b"\0".join([*files, *names, *texts])
-
-
-@pytest.fixture
-def room(tmp_path: Path) -> Room:
-    return Room(tmp_path)
-
-
-@pytest.fixture
-def new_room(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Room]:
-    def new(**secrets: str) -> Room:
-        return Room(tmp_path_factory.mktemp("room"), **secrets)
-
-    return new
-
-
-def logged(shaped: Shaped) -> dict[str, Any]:
-    return orjson.loads(orjson.dumps(shaped.logged))["result"]
-
-
-# ── the envelope ─────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.proves("K-07")
@@ -135,9 +76,6 @@ async def test_nothing_a_tool_returns_raises(room: Room) -> None:
         assert shaped.result.metadata.get("adapted") or not shaped.result.ok
         assert logged(shaped) == shaped.result.to_dict()
     assert (await room.shape(range(10**18))).result.error_kind == "limit"
-
-
-# ── limits ───────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.proves("O-01")
@@ -269,132 +207,6 @@ async def test_metadata_of_a_tool_is_bounded_as_well(room: Room) -> None:
     assert shaped.result.metadata == {"small": "y", "odd": "NaN", "metadata_dropped": ["huge"], **METADATA}
 
 
-# ── sidecars ─────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.proves("O-01")
-async def test_a_sidecar_is_private_and_named_for_its_call(room: Room) -> None:
-    first, again = [await room.shape("x" * 20, "ses_1.2-3", max_output=10) for _ in range(2)]
-    path = Path(first.result.metadata["output_path"])
-    assert path.name == f"{file_name('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert Path(again.result.metadata["output_path"]) != path, "another attempt's file is not overwritten"
-
-
-@given(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)))
-def test_a_call_id_becomes_one_safe_file_name(one: str, other: str) -> None:
-    name = file_name(one)
-    assert name.isascii() and "/" not in name and "." not in name and 0 < len(name) < 120
-    assert (name == file_name(other)) is (one == other)
-
-
-@pytest.mark.proves("O-01")
-async def test_a_link_in_the_sidecars_place_is_not_followed(room: Room, tmp_path: Path) -> None:
-    victim = tmp_path / "victim"
-    (room.output / "call-1.txt").symlink_to(victim)
-    shaped = await room.shape("x" * 20, max_output=10)
-    assert not victim.exists() and room.sidecar(shaped) == "x" * 20
-
-
-@pytest.mark.proves("O-01")
-async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert sidecar.MAX_SIDECAR == 64 * 1024 * 1024
-    limit = 1000
-    monkeypatch.setattr(sidecar, "MAX_SIDECAR", limit)
-    text = "€" * limit
-    shaped = await room.shape(text, max_output=10)
-    metadata = shaped.result.metadata
-    path = Path(metadata["output_path"])
-    assert limit - 3 <= path.stat().st_size <= limit
-    whole = path.read_bytes().decode()
-    kept, _, note = whole.rpartition("\n[")
-    assert text.startswith(kept) and "first 1,000 of 3,000 bytes" in note
-    assert metadata["output_kept_bytes"] == len(kept.encode()) and "first" in metadata["output_lost"]
-    assert metadata["output_bytes"] == len(text.encode())
-
-
-@pytest.mark.proves("O-01")
-async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lost(room: Room) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
-    try:
-        shaped = await room.shape({"output": "x" * 100_000, "exit_code": 0}, max_output=1000)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert shaped.result.ok and shaped.result.data["head"].startswith("xxx") and shaped.result.data["exit_code"] == 0
-    assert shaped.result.metadata["truncated"] and "output_path" not in shaped.result.metadata
-    assert "could not be kept: File too large" in shaped.result.metadata["output_lost"]
-    assert not list(room.output.iterdir()), "no part of a file is left on a full disk"
-
-
-async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -> None:
-    shaper = Shaper(Redactor(), Artifacts(tmp_path / "none"), lambda session: tmp_path / "none")
-    spec = ToolSpec("tool", "…", max_output=10)
-    shaped = await shaper.shape(spec, "x" * 20, METADATA, call_id="c", session_id="s")
-    assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]
-    spec = ToolSpec("tool", "…")
-    shaped = await shaper.shape(spec, b"bytes", METADATA, call_id="c", session_id="s")
-    assert (
-        shaped.result.ok and shaped.result.data["artifact"] is None and "cannot be stored" in shaped.result.data["lost"]
-    )
-
-
-class Busy:
-    """Stores nothing before it is told to."""
-
-    def __init__(self) -> None:
-        self.go_on = threading.Event()
-
-    def put(self, data: bytes, media_type: str) -> str:
-        assert self.go_on.wait(60)
-        return "sha256:0"
-
-
-async def test_a_cancelled_wait_whose_turn_has_not_come_still_leaves_its_file(tmp_path: Path) -> None:
-    busy = Busy()
-    shaper = Shaper(Redactor(), busy, lambda session: tmp_path)
-    spec = ToolSpec("tool", "…", max_output=300)
-    tasks = [
-        asyncio.create_task(shaper.shape(spec, value, METADATA, call_id="c", session_id="s"))
-        for value in [b"a", b"b", b"c", b"d", "x" * 400]
-    ]
-    await asyncio.sleep(0)
-    tasks[-1].cancel()
-    await asyncio.wait(tasks[-1:])
-    busy.go_on.set()
-    assert all(shaped.result.ok for shaped in await asyncio.gather(*tasks[:-1]))
-    shaper.close()
-    assert [path.stat().st_size for path in tmp_path.iterdir()] == [400]
-
-
-async def test_a_cancelled_wait_still_leaves_the_whole_file(room: Room) -> None:
-    task = asyncio.create_task(room.shape("x" * 5_000_000, max_output=10))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    room.shaper.close()
-    (path,) = room.output.iterdir()
-    assert path.stat().st_size == 5_000_000
-    assert (await room.shape("y" * 20, "call-2", max_output=10)).result.metadata["output_path"]
-
-
-async def test_large_outputs_do_not_hold_the_event_loop_up(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened: list[threading.Thread] = []
-    real = os.open
-
-    def watched(path: Any, *rest: Any, **named: Any) -> int:
-        if str(path).startswith(str(room.output)):
-            opened.append(threading.current_thread())
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(os, "open", watched)
-    await room.shape([{"a": None}] * 5_000, max_output=10)
-    assert opened and threading.main_thread() not in opened
-
-
-# ── artifacts ────────────────────────────────────────────────────────────────────────────────────
-
-
 @pytest.mark.proves("O-03")
 async def test_binary_parts_become_artifacts(room: Room) -> None:
     image = b"\x89PNG\r\n" + bytes(range(256)) * 1000
@@ -409,114 +221,6 @@ async def test_binary_parts_become_artifacts(room: Room) -> None:
     assert not shaped.result.metadata.get("truncated"), "what is stored does not count against the limit"
     raw = await room.shape(b"\0\1")
     assert room.artifacts.get(raw.result.data["artifact"]).data == b"\0\1"
-
-
-# ── secrets ──────────────────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.proves("O-07")
-@pytest.mark.parametrize("limit", [15, 40, 200, 10_000])
-@pytest.mark.parametrize(
-    "value",
-    [
-        f"before {SECRET} after {SECRET}",
-        {"output": f"x{SECRET}y" * 20, "code": 1},
-        {SECRET: [SECRET, {"k": SECRET}], "n": None},
-        [f"{SECRET}:{n}" for n in range(50)],
-        {"json": orjson.dumps({"inner": SECRET}).decode()},
-        {"blob": Blob(f"key={SECRET}".encode(), "text/plain")},
-        f"key={SECRET}".encode(),
-        Result.error("failed", f"bad {SECRET}", {"partial": SECRET}, note=SECRET, more={SECRET: SECRET}),
-        {"notes": {SECRET: float("nan")}},
-        [{"path": "a", "line": 1, "text": SECRET}] * 30,
-        [SECRET[:7], SECRET[7:]],
-    ],
-)
-async def test_a_secret_is_nowhere(tmp_path: Path, value: object, limit: int) -> None:
-    room = Room(tmp_path, key=SECRET)
-    shaped = await room.shape(value, max_output=limit, max_entries=10)
-    room.shaper.close()
-    written = room.everything_written(shaped)
-    assert SECRET.encode() not in written and orjson.dumps(SECRET)[1:-1] not in written
-    if limit == 10_000 and isinstance(value, str):
-        assert shaped.result.data == "before [secret:key] after [secret:key]"
-
-
-@pytest.mark.proves("O-07")
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    pieces=st.lists(st.text('abc"\\\n', max_size=8) | st.just("SECRET"), max_size=30),
-    limit=st.integers(4, 80),
-    as_list=st.booleans(),
-)
-async def test_a_secret_is_gone_wherever_the_cut_falls(
-    new_room: Callable[..., Room], pieces: list[str], limit: int, as_list: bool
-) -> None:
-    secret = 'abca"bc\\ab'
-    room = new_room(key=secret)
-    texts = [piece.replace("SECRET", secret) for piece in pieces]
-    shaped = await room.shape(texts if as_list else "".join(texts), max_output=limit, max_entries=4)
-    room.shaper.close()
-    written = room.everything_written(shaped)
-    assert secret.encode() not in written and orjson.dumps(secret)[1:-1] not in written
-
-
-@pytest.mark.proves("O-07")
-async def test_a_secret_across_the_borders_of_json_is_redacted_as_text(tmp_path: Path) -> None:
-    room = Room(tmp_path, odd='":[1,2')
-    shaped = await room.shape({"a": [1, 2, 3]})
-    assert shaped.result.data == '{"a[secret:odd],3]}'
-
-
-@pytest.mark.proves("O-07")
-@pytest.mark.parametrize(
-    ("secret", "value", "most"),
-    [
-        ("a.py:12:x", [{"path": "a.py", "line": 12, "text": "xyz"}] * 30, 10),
-        ("ab\nabc", ["ab", "abc"] * 30, 10),
-        ("[\n    1,\n", {"k": [1, 2] * 30}, None),
-    ],
-)
-async def test_a_secret_that_only_the_sidecars_text_spells_is_redacted_there(
-    tmp_path: Path, secret: str, value: object, most: int | None
-) -> None:
-    room = Room(tmp_path, key=secret)
-    shaped = await room.shape(value, max_output=100 if most is None else 1000, max_entries=most)
-    assert "[secret:key]" in room.sidecar(shaped)
-    assert secret.encode() not in room.everything_written(shaped)
-    assert "[secret:key]" in str(shaped.result.data["head"]) or most is not None
-
-
-@pytest.mark.proves("O-07")
-def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
-    shaper = Room(tmp_path, key=SECRET).shaper
-    assert shaper.redact(f"a {SECRET}") == "a [secret:key]"
-    arguments = {"a": [SECRET], "b": float("nan"), "c": {1}}
-    assert shaper.redact(arguments) == {"a": ["[secret:key]"], "b": "NaN", "c": [1]}
-    plain = {"a": [1]}
-    assert shaper.redact(plain) == plain and shaper.redact(plain)["a"] is not plain["a"]
-    assert shaper.redact(range(10**18)).startswith("<a range")
-
-
-def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
-    hashed = room.shaper.hash
-    assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
-    different = [
-        {"a": 1},
-        {"a": "1"},
-        {"a": None},
-        {"a": float("nan")},
-        {"a": b"1"},
-        {"a": b"2"},
-        {},
-        "a",
-        None,
-        10**30,
-    ]
-    assert len({hashed(value) for value in different}) == len(different)
-
-
-# ── views ────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.proves("O-06")

@@ -126,3 +126,16 @@ async def test_a_command_that_takes_too_long_is_ended_in_the_time_its_caller_gav
         assert result.error_kind == "timeout"
         assert result.error_text is not None and "1500 ms" in result.error_text and "timeout_ms" in result.error_text
         assert result.data == {"output": "begun\n"}
+
+
+@pytest.mark.proves("X-08")
+async def test_a_callers_cancellation_comes_back_as_the_very_one_it_was(session: Session) -> None:
+    async def caller() -> None:
+        await session.call("test.hold", {"name": "x"})
+
+    task = asyncio.create_task(caller())
+    await gate.entered.wait()
+    task.cancel("a scope's own sign")
+    with pytest.raises(asyncio.CancelledError) as caught:
+        await task
+    assert caught.value.args == ("a scope's own sign",)

@@ -44,7 +44,10 @@ WHOLE: dict[str, Any] = {
         "description": "Make a report.",
         "parameters": {
             "type": "object",
-            "properties": {"path": {"type": "string", "format": "path"}, "host": {"type": "string"}},
+            "properties": {
+                "path": {"type": "string", "format": "path"},
+                "host": {"type": "string"},
+            },
         },
     },
     "runtime": {
@@ -113,7 +116,7 @@ def test_a_model_is_shown_three_things_of_a_manifest() -> None:
 
 @pytest.mark.proves("K-03")
 def test_every_field_of_the_runtime_view_is_read() -> None:
-    assert set(WHOLE["runtime"]) | {"network"} == set(RuntimeView.model_fields)
+    assert set(WHOLE["runtime"]) | {"network", "timeout_argument"} == set(RuntimeView.model_fields)
     spec = read_manifest(WHOLE, "x")
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
@@ -316,3 +319,11 @@ def test_any_value_anywhere_is_a_spec_or_faults_and_never_an_exception(place: tu
 def test_any_json_is_a_spec_or_faults_and_never_an_exception(manifest: dict[str, Any]) -> None:
     with pytest.raises(LoadError):
         read_manifest(manifest, "x")
+
+
+@pytest.mark.proves("K-03")
+def test_the_argument_that_shortens_the_time_is_one_of_the_parameters() -> None:
+    parameters = {"type": "object", "properties": {"most_ms": {"type": "integer"}}}
+    llm = {**COMMIT["llm"], "parameters": parameters}
+    assert read_manifest({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
+    assert "runtime.timeout_argument" in faults({"llm": llm, "runtime": {"timeout_argument": "least_ms"}})

@@ -96,8 +96,8 @@ class Arbiter:
         finally:
             call.has_entered()
             del call.lane.running[call.id]
-        if call.execution.caller_cancelled:
-            raise asyncio.CancelledError
+        if call.execution.owed is not None:
+            raise call.execution.owed  # the very one: structured concurrency tells its own cancellations by it
         if call.watched:
             call.emit("finished", {"type": shaped.result.type, "error_kind": shaped.result.error_kind})
         return Answer(call.id, call.tool_id, shaped.result, shaped.model)
@@ -239,7 +239,7 @@ class Arbiter:
                 # Nothing of it was written. What was proposed and decided is still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
-        if call.execution.reason is not None or call.execution.caller_cancelled:
+        if call.execution.reason is not None or call.execution.owed is not None:
             raise call.stopped("intend", call.execution.reason or "user")
         call.begun = True
         call.emit("started")

@@ -22,13 +22,7 @@ class Authorisation:
         assert call.entry is not None and call.arguments is not None
         lane = call.lane
         call.rules = lane.rules
-        verdict = self.authority.judge(
-            call.entry.spec,
-            call.arguments,
-            rules=lane.rules,
-            roots=lane.around.roots,
-            parent=None if call.parent is None or call.parent.verdict is None else call.parent.verdict.capabilities,
-        )
+        verdict = self._judged(call)
         if self.authority.watchdogs and verdict.action != "deny":
             verdict = await self._watch(call, verdict)
         call.verdict = verdict
@@ -95,9 +89,21 @@ class Authorisation:
         call.emit("approved", {"choice": answer.choice})
 
     def again(self, call: Call) -> None:
-        """The session's rules changed while the call waited: a new deny counts, an answered ask stays answered."""
-        assert call.entry is not None and call.arguments is not None
-        lane = call.lane
-        verdict = self.authority.judge(call.entry.spec, call.arguments, rules=lane.rules, roots=lane.around.roots)
+        """The session's rules changed while the call waited: a new deny counts, an answered ask stays answered.
+
+        :raises Refusal: ``denied``
+        """
+        verdict = self._judged(call)
         if verdict.action == "deny":
             raise Refusal("intend", "denied", verdict.reason)
+
+    def _judged(self, call: Call) -> Verdict:
+        assert call.entry is not None and call.arguments is not None
+        lane, caller = call.lane, call.parent
+        return self.authority.judge(
+            call.entry.spec,
+            call.arguments,
+            rules=lane.rules,
+            roots=lane.around.roots,
+            parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
+        )

@@ -54,7 +54,7 @@ class Execution:
         "_requests",
         "_task",
         "_waiter",
-        "caller_cancelled",
+        "owed",
         "grace_s",
         "loop",
         "reason",
@@ -70,8 +70,8 @@ class Execution:
         self._requests = 0
         self.grace_s = grace_s
         self.reason: StopReason | None = None
-        self.caller_cancelled = False
-        """The awaiting task itself was cancelled: its CancelledError is owed to it once the call is on record."""
+        self.owed: asyncio.CancelledError | None = None
+        """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
 
     @property
     def requested(self) -> bool:
@@ -114,11 +114,11 @@ class Execution:
         timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.stop, "timeout")
         try:
             return await _Begun(work, first)
-        except asyncio.CancelledError:
+        except asyncio.CancelledError as cancellation:
             if self.reason is None:
                 self.reason = "user"
             if self._requests == 0:
-                self.caller_cancelled = True
+                self.owed = cancellation
             raise Stopped(self.reason) from None
         finally:
             self._task = None
@@ -148,8 +148,8 @@ class Execution:
                 self._waiter = self.loop.create_future()
                 try:
                     await self._waiter
-                except asyncio.CancelledError:
-                    self.caller_cancelled = True
+                except asyncio.CancelledError as cancellation:
+                    self.owed = cancellation
                     self.stop("user")
         finally:
             timer.cancel()
@@ -208,6 +208,6 @@ async def uninterrupted(work: Coroutine[Any, Any, T], execution: Execution) -> T
     while not task.done():
         try:
             await asyncio.wait((task,))
-        except asyncio.CancelledError:
-            execution.caller_cancelled = True
+        except asyncio.CancelledError as cancellation:
+            execution.owed = cancellation
     return task.result()

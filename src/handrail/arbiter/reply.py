@@ -41,14 +41,14 @@ class Reply:
 
         :raises asyncio.CancelledError: if cancelled, after every call was stopped and is on record
         """
-        cancelled = False
+        owed: asyncio.CancelledError | None = None
         while pending := [task for task in self._tasks if not task.done()]:
             try:
                 await asyncio.wait(pending)
-            except asyncio.CancelledError:
-                cancelled = True
+            except asyncio.CancelledError as cancellation:
+                owed = cancellation
                 for call in self._calls:
                     call.execution.stop("user")
-        if cancelled:
-            raise asyncio.CancelledError
+        if owed is not None:
+            raise owed
         return [task.result() for task in self._tasks]

@@ -22,7 +22,7 @@ class Entry:
 
     :param source: the file, module or entry point it came from, as the operator knows it
     :param withheld: why it may not run here and is not shown to models, or None
-    :param confined_by: the sandbox tier that holds it, or :data:`IN_PROCESS`; stated in every result
+    :param confined_by: the sandbox tier that holds it, :data:`IN_PROCESS`, or both; stated in every result
     :param blocking: its code holds a thread, which a cancellation does not end
     """
 

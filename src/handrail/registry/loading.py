@@ -87,7 +87,7 @@ class _Table:
             place,
             spec.definition_hash,
             withheld=reason_to_withhold(tool, self.tier),
-            confined_by=IN_PROCESS if tool.trusted else self.tier.name,
+            confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
         )
         self.rows[spec.id] = _Row(entry, rank)
@@ -124,6 +124,13 @@ class _Table:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
         return found
+
+
+def confinement_of(tool: Tool, tier: Tier) -> str:
+    """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
+    if not tool.trusted:
+        return tier.name
+    return f"{IN_PROCESS}+{tier.name}" if tool.spec.requires.shell else IN_PROCESS
 
 
 def reason_to_withhold(tool: Tool, tier: Tier) -> str | None:

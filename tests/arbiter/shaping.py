@@ -1,0 +1,48 @@
+"""A shaper with real folders, and what its outputs are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from handrail.arbiter.output import Shaped, Shaper
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.spec import ToolSpec
+from handrail.record.artifacts import Artifacts
+
+SECRET = 'hunter2-"quoted"\\é'
+METADATA = {"duration_ms": 1.5, "confined_by": "operator"}
+
+
+class Room:
+    """One kernel's shaper with real folders."""
+
+    def __init__(self, folder: Path, **secrets: str) -> None:
+        self.output = folder / "output"
+        self.output.mkdir()
+        (folder / "artifacts").mkdir()
+        self.artifacts = Artifacts(folder / "artifacts")
+        self.shaper = Shaper(Redactor(secrets), self.artifacts, lambda session: self.output)
+
+    async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> Shaped:
+        """As the arbiter does it: the quick way first."""
+        tool = ToolSpec("tool", "…", **spec)
+        small = self.shaper.shape_small(tool, value, dict(METADATA))
+        return small or await self.shaper.shape(tool, value, METADATA, call_id=call_id, session_id="s")
+
+    def sidecar(self, shaped: Shaped) -> str:
+        path = Path(shaped.result.metadata["output_path"])
+        assert path.parent == self.output
+        return path.read_bytes().decode()
+
+    def everything_written(self, shaped: Shaped) -> bytes:
+        files = [path.read_bytes() for path in (self.output.parent).rglob("*") if path.is_file()]
+        names = [str(path).encode() for path in self.output.parent.rglob("*")]
+        texts = [orjson.dumps(part) for part in (shaped.result.to_dict(), shaped.model.to_dict(), shaped.logged)]
+        return b"\0".join([*files, *names, *texts])
+
+
+def logged(shaped: Shaped) -> dict[str, Any]:
+    return orjson.loads(orjson.dumps(shaped.logged))["result"]

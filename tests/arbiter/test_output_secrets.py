@@ -1,0 +1,116 @@
+"""No registered secret in any part of an output, wherever the cut falls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.arbiter.shaping import SECRET, Room
+
+from handrail.contract.result import Blob, Result
+
+
+@pytest.mark.proves("O-07")
+@pytest.mark.parametrize("limit", [15, 40, 200, 10_000])
+@pytest.mark.parametrize(
+    "value",
+    [
+        f"before {SECRET} after {SECRET}",
+        {"output": f"x{SECRET}y" * 20, "code": 1},
+        {SECRET: [SECRET, {"k": SECRET}], "n": None},
+        [f"{SECRET}:{n}" for n in range(50)],
+        {"json": orjson.dumps({"inner": SECRET}).decode()},
+        {"blob": Blob(f"key={SECRET}".encode(), "text/plain")},
+        f"key={SECRET}".encode(),
+        Result.error("failed", f"bad {SECRET}", {"partial": SECRET}, note=SECRET, more={SECRET: SECRET}),
+        {"notes": {SECRET: float("nan")}},
+        [{"path": "a", "line": 1, "text": SECRET}] * 30,
+        [SECRET[:7], SECRET[7:]],
+    ],
+)
+async def test_a_secret_is_nowhere(tmp_path: Path, value: object, limit: int) -> None:
+    room = Room(tmp_path, key=SECRET)
+    shaped = await room.shape(value, max_output=limit, max_entries=10)
+    room.shaper.close()
+    written = room.everything_written(shaped)
+    assert SECRET.encode() not in written and orjson.dumps(SECRET)[1:-1] not in written
+    if limit == 10_000 and isinstance(value, str):
+        assert shaped.result.data == "before [secret:key] after [secret:key]"
+
+
+@pytest.mark.proves("O-07")
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    pieces=st.lists(st.text('abc"\\\n', max_size=8) | st.just("SECRET"), max_size=30),
+    limit=st.integers(4, 80),
+    as_list=st.booleans(),
+)
+async def test_a_secret_is_gone_wherever_the_cut_falls(
+    new_room: Callable[..., Room], pieces: list[str], limit: int, as_list: bool
+) -> None:
+    secret = 'abca"bc\\ab'
+    room = new_room(key=secret)
+    texts = [piece.replace("SECRET", secret) for piece in pieces]
+    shaped = await room.shape(texts if as_list else "".join(texts), max_output=limit, max_entries=4)
+    room.shaper.close()
+    written = room.everything_written(shaped)
+    assert secret.encode() not in written and orjson.dumps(secret)[1:-1] not in written
+
+
+@pytest.mark.proves("O-07")
+async def test_a_secret_across_the_borders_of_json_is_redacted_as_text(tmp_path: Path) -> None:
+    room = Room(tmp_path, odd='":[1,2')
+    shaped = await room.shape({"a": [1, 2, 3]})
+    assert shaped.result.data == '{"a[secret:odd],3]}'
+
+
+@pytest.mark.proves("O-07")
+@pytest.mark.parametrize(
+    ("secret", "value", "most"),
+    [
+        ("a.py:12:x", [{"path": "a.py", "line": 12, "text": "xyz"}] * 30, 10),
+        ("ab\nabc", ["ab", "abc"] * 30, 10),
+        ("[\n    1,\n", {"k": [1, 2] * 30}, None),
+    ],
+)
+async def test_a_secret_that_only_the_sidecars_text_spells_is_redacted_there(
+    tmp_path: Path, secret: str, value: object, most: int | None
+) -> None:
+    room = Room(tmp_path, key=secret)
+    shaped = await room.shape(value, max_output=100 if most is None else 1000, max_entries=most)
+    assert "[secret:key]" in room.sidecar(shaped)
+    assert secret.encode() not in room.everything_written(shaped)
+    assert "[secret:key]" in str(shaped.result.data["head"]) or most is not None
+
+
+@pytest.mark.proves("O-07")
+def test_arguments_and_texts_are_redacted_for_the_log(tmp_path: Path) -> None:
+    shaper = Room(tmp_path, key=SECRET).shaper
+    assert shaper.redact(f"a {SECRET}") == "a [secret:key]"
+    arguments = {"a": [SECRET], "b": float("nan"), "c": {1}}
+    assert shaper.redact(arguments) == {"a": ["[secret:key]"], "b": "NaN", "c": [1]}
+    plain = {"a": [1]}
+    assert shaper.redact(plain) == plain and shaper.redact(plain)["a"] is not plain["a"]
+    assert shaper.redact(range(10**18)).startswith("<a range")
+
+
+def test_a_hash_is_of_the_value_and_not_of_its_spelling(room: Room) -> None:
+    hashed = room.shaper.hash
+    assert hashed({"a": 1, "b": [None]}) == hashed({"b": [None], "a": 1})
+    different = [
+        {"a": 1},
+        {"a": "1"},
+        {"a": None},
+        {"a": float("nan")},
+        {"a": b"1"},
+        {"a": b"2"},
+        {},
+        "a",
+        None,
+        10**30,
+    ]
+    assert len({hashed(value) for value in different}) == len(different)

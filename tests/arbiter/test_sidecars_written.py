@@ -1,0 +1,143 @@
+"""The file with the whole of a cut output: written safely, bounded, and never in the way of the answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import stat
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.arbiter.shaping import METADATA, Room
+
+from handrail.arbiter import sidecar
+from handrail.arbiter.output import Shaper
+from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.sidecar import file_name
+from handrail.contract.spec import ToolSpec
+from handrail.record.artifacts import Artifacts
+
+
+@pytest.mark.proves("O-01")
+async def test_a_sidecar_is_private_and_named_for_its_call(room: Room) -> None:
+    first, again = [await room.shape("x" * 20, "ses_1.2-3", max_output=10) for _ in range(2)]
+    path = Path(first.result.metadata["output_path"])
+    assert path.name == f"{file_name('ses_1.2-3')}.txt" and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Path(again.result.metadata["output_path"]) != path, "another attempt's file is not overwritten"
+
+
+@given(st.text(st.characters(codec=None)), st.text(st.characters(codec=None)))
+def test_a_call_id_becomes_one_safe_file_name(one: str, other: str) -> None:
+    name = file_name(one)
+    assert name.isascii() and "/" not in name and "." not in name and 0 < len(name) < 120
+    assert (name == file_name(other)) is (one == other)
+
+
+@pytest.mark.proves("O-01")
+async def test_a_link_in_the_sidecars_place_is_not_followed(room: Room, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    (room.output / "call-1.txt").symlink_to(victim)
+    shaped = await room.shape("x" * 20, max_output=10)
+    assert not victim.exists() and room.sidecar(shaped) == "x" * 20
+
+
+@pytest.mark.proves("O-01")
+async def test_a_sidecar_ends_at_its_limit_and_says_so(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sidecar.MAX_SIDECAR == 64 * 1024 * 1024
+    limit = 1000
+    monkeypatch.setattr(sidecar, "MAX_SIDECAR", limit)
+    text = "€" * limit
+    shaped = await room.shape(text, max_output=10)
+    metadata = shaped.result.metadata
+    path = Path(metadata["output_path"])
+    assert limit - 3 <= path.stat().st_size <= limit
+    whole = path.read_bytes().decode()
+    kept, _, note = whole.rpartition("\n[")
+    assert text.startswith(kept) and "first 1,000 of 3,000 bytes" in note
+    assert metadata["output_kept_bytes"] == len(kept.encode()) and "first" in metadata["output_lost"]
+    assert metadata["output_bytes"] == len(text.encode())
+
+
+@pytest.mark.proves("O-01")
+async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lost(room: Room) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        shaped = await room.shape({"output": "x" * 100_000, "exit_code": 0}, max_output=1000)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert shaped.result.ok and shaped.result.data["head"].startswith("xxx") and shaped.result.data["exit_code"] == 0
+    assert shaped.result.metadata["truncated"] and "output_path" not in shaped.result.metadata
+    assert "could not be kept: File too large" in shaped.result.metadata["output_lost"]
+    assert not list(room.output.iterdir()), "no part of a file is left on a full disk"
+
+
+async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -> None:
+    shaper = Shaper(Redactor(), Artifacts(tmp_path / "none"), lambda session: tmp_path / "none")
+    spec = ToolSpec("tool", "…", max_output=10)
+    shaped = await shaper.shape(spec, "x" * 20, METADATA, call_id="c", session_id="s")
+    assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]
+    spec = ToolSpec("tool", "…")
+    shaped = await shaper.shape(spec, b"bytes", METADATA, call_id="c", session_id="s")
+    assert (
+        shaped.result.ok and shaped.result.data["artifact"] is None and "cannot be stored" in shaped.result.data["lost"]
+    )
+
+
+class Busy:
+    """Stores nothing before it is told to."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+
+    def put(self, data: bytes, media_type: str) -> str:
+        assert self.go_on.wait(60)
+        return "sha256:0"
+
+
+async def test_a_cancelled_wait_whose_turn_has_not_come_still_leaves_its_file(tmp_path: Path) -> None:
+    busy = Busy()
+    shaper = Shaper(Redactor(), busy, lambda session: tmp_path)
+    spec = ToolSpec("tool", "…", max_output=300)
+    tasks = [
+        asyncio.create_task(shaper.shape(spec, value, METADATA, call_id="c", session_id="s"))
+        for value in [b"a", b"b", b"c", b"d", "x" * 400]
+    ]
+    await asyncio.sleep(0)
+    tasks[-1].cancel()
+    await asyncio.wait(tasks[-1:])
+    busy.go_on.set()
+    assert all(shaped.result.ok for shaped in await asyncio.gather(*tasks[:-1]))
+    shaper.close()
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [400]
+
+
+async def test_a_cancelled_wait_still_leaves_the_whole_file(room: Room) -> None:
+    task = asyncio.create_task(room.shape("x" * 5_000_000, max_output=10))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    room.shaper.close()
+    (path,) = room.output.iterdir()
+    assert path.stat().st_size == 5_000_000
+    assert (await room.shape("y" * 20, "call-2", max_output=10)).result.metadata["output_path"]
+
+
+async def test_large_outputs_do_not_hold_the_event_loop_up(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[threading.Thread] = []
+    real = os.open
+
+    def watched(path: Any, *rest: Any, **named: Any) -> int:
+        if str(path).startswith(str(room.output)):
+            opened.append(threading.current_thread())
+        return real(path, *rest, **named)
+
+    monkeypatch.setattr(os, "open", watched)
+    await room.shape([{"a": None}] * 5_000, max_output=10)
+    assert opened and threading.main_thread() not in opened
