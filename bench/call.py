@@ -59,8 +59,8 @@ async def pydantic_ai() -> dict[str, Call]:
 async def langchain() -> dict[str, Call]:
     from langchain_core.messages import AIMessage
     from langchain_core.tools import tool
-    from langgraph.prebuilt import ToolNode
     from langgraph.graph import END, START, MessagesState, StateGraph
+    from langgraph.prebuilt import ToolNode
 
     added = tool(add)
     graph = StateGraph(MessagesState)
@@ -87,7 +87,7 @@ async def fastmcp() -> dict[str, Call]:
 
 async def measure(contenders: dict[str, Call]) -> dict[str, list[float]]:
     times: dict[str, list[float]] = {name: [] for name in contenders}
-    for name, call in contenders.items():
+    for call in contenders.values():
         for _ in range(20):
             await call()
     for _ in range(ROUNDS):

@@ -69,7 +69,7 @@ _HOME = {
     "tool": "contract.decorator",
 }
 
-__all__ = [  # noqa: PLE0604, RUF022 - the names are exactly those of the table
+__all__ = [
     "Answer",
     "ApprovalAnswer",
     "ApprovalRequest",

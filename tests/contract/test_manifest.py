@@ -324,6 +324,6 @@ def test_any_json_is_a_spec_or_faults_and_never_an_exception(manifest: dict[str,
 @pytest.mark.proves("K-03")
 def test_the_argument_that_shortens_the_time_is_one_of_the_parameters() -> None:
     parameters = {"type": "object", "properties": {"most_ms": {"type": "integer"}}}
-    llm = {**COMMIT["llm"], "parameters": parameters}
+    llm = {"name": "report.make", "description": "Make a report.", "parameters": parameters}
     assert read_manifest({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
     assert "runtime.timeout_argument" in faults({"llm": llm, "runtime": {"timeout_argument": "least_ms"}})

@@ -49,14 +49,13 @@ class Execution:
     __slots__ = (
         "_cancellable",
         "_child",
-        "_loop",
         "_overdue",
         "_requests",
         "_task",
         "_waiter",
-        "owed",
         "grace_s",
         "loop",
+        "owed",
         "reason",
     )
 
