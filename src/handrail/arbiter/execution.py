@@ -49,6 +49,7 @@ class Execution:
     __slots__ = (
         "_cancellable",
         "_child",
+        "_grace",
         "_overdue",
         "_requests",
         "_task",
@@ -66,6 +67,7 @@ class Execution:
         self._cancellable = True
         self._waiter: asyncio.Future[None] | None = None
         self._overdue = False
+        self._grace: asyncio.TimerHandle | None = None
         self._requests = 0
         self.grace_s = grace_s
         self.reason: StopReason | None = None
@@ -87,11 +89,11 @@ class Execution:
             self.reason = reason
         if self._child is not None:
             if self._cancellable:
-                self._child.cancel()
-            self.loop.call_later(self.grace_s, self._give_up)
+                self._strike(self._child)
+            if self._grace is None:
+                self._grace = self.loop.call_later(self.grace_s, self._give_up)
         elif self._task is not None:
-            self._requests += 1
-            self._task.cancel()
+            self._strike(self._task)
             # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
             self.loop.call_later(self.grace_s, self._insist, self._task)
 
@@ -107,18 +109,26 @@ class Execution:
             first = work.send(None)
         except StopIteration as ended:  # it never had to wait: no timer, nothing to stop
             return ended.value
+        except _ORDINARY:
+            raise
+        except BaseException as error:
+            raise _own_failure(error) from error
         task = asyncio.current_task()
         assert task is not None
+        before = task.cancelling()
         self._task = task
+        if self.reason is not None:  # stopped in its first step
+            self.stop(self.reason)
         timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.stop, "timeout")
+        struck: asyncio.CancelledError | None = None
         try:
             return await _Begun(work, first)
         except asyncio.CancelledError as cancellation:
-            if self.reason is None:
-                self.reason = "user"
-            if self._requests == 0:
-                self.owed = cancellation
-            raise Stopped(self.reason) from None
+            struck = cancellation
+        except _ORDINARY:
+            raise
+        except BaseException as error:
+            raise _own_failure(error) from error
         finally:
             self._task = None
             if timer is not None:
@@ -126,6 +136,14 @@ class Execution:
             while self._requests:
                 self._requests -= 1
                 task.uncancel()
+            # What is still counted was asked for by others, whatever the work made of it. The caller may also have
+            # cancelled its own task just before, so that it strikes here.
+            if task.cancelling() > before or (struck and self.reason is None and before and self.owed is None):
+                self.owed = struck or asyncio.CancelledError()
+                self.reason = self.reason or "user"
+        if self.reason is not None:
+            raise Stopped(self.reason) from None
+        raise _own_failure(struck or asyncio.CancelledError()) from struck
 
     async def apart(self, work: Coroutine[Any, Any, Any], timeout_s: float, *, cancellable: bool = True) -> Any:
         """Await ``work`` in a task of its own.
@@ -137,7 +155,7 @@ class Execution:
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
-        child = self.loop.create_task(work)
+        child = self.loop.create_task(_contained(work))
         child.add_done_callback(self._wake)
         self._child = child
         self._cancellable = cancellable
@@ -152,13 +170,34 @@ class Execution:
                     self.stop("user")
         finally:
             timer.cancel()
+            if self._grace is not None:
+                self._grace.cancel()
+                self._grace = None
             self._child = None
             self._waiter = None
         if not child.done():
             raise StillRunning(self.reason or "user", child)
-        if child.cancelled():
-            raise Stopped(self.reason or "user")
-        return child.result()
+        work.close()  # cancelled before its first step, it would complain of never having been awaited
+        if not child.cancelled():
+            return child.result()
+        if self.reason is None:
+            raise _own_failure(asyncio.CancelledError())
+        raise Stopped(self.reason)
+
+    def _strike(self, task: asyncio.Task[Any]) -> None:
+        """Cancel the work where it waits. Asked by the work itself, that is where it waits next: a running task would
+        keep the cancellation for whatever it awaits after the work."""
+        if task is asyncio.current_task(self.loop):
+            self.loop.call_soon(self._cancel, task)
+        else:
+            self._cancel(task)
+
+    def _cancel(self, task: asyncio.Task[Any]) -> None:
+        if task is self._child:
+            task.cancel()
+        elif task is self._task:
+            self._requests += 1
+            task.cancel()
 
     def _give_up(self) -> None:
         self._overdue = True
@@ -169,10 +208,30 @@ class Execution:
             self._waiter.set_result(None)
 
     def _insist(self, task: asyncio.Task[Any]) -> None:
-        if self._task is task and self.reason is not None:
-            self._requests += 1
-            task.cancel()
+        if self._task is task:
+            self._cancel(task)
             self.loop.call_later(self.grace_s, self._insist, task)
+
+
+_ORDINARY = (Exception, KeyboardInterrupt, GeneratorExit)
+"""What work may raise and passes on as it is. Anything else, as a tool's ``sys.exit()``, would end the kernel or pass
+by everything that answers its call."""
+
+
+def _own_failure(error: BaseException) -> RuntimeError:
+    """What work raised that must not reach the kernel as it is."""
+    if isinstance(error, asyncio.CancelledError):
+        return RuntimeError("it awaited something that had been cancelled (CancelledError)")
+    return RuntimeError(f"it raised {type(error).__name__}: {error}")
+
+
+async def _contained(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except (*_ORDINARY, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise _own_failure(error) from error
 
 
 class _Begun:

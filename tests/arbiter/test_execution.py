@@ -1,0 +1,392 @@
+"""Execution alone: stops, time-outs and the caller's own cancellation, at every moment, each accounted for once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, Literal
+
+import pytest
+
+from handrail.arbiter.execution import Execution, StillRunning, Stopped, uninterrupted
+
+Way = Literal["inline", "apart"]
+both_ways = pytest.mark.parametrize("way", ["inline", "apart"])
+pytestmark = pytest.mark.proves("X-08")
+
+
+def execution(grace_s: float = 0.01) -> Execution:
+    return Execution(asyncio.get_running_loop(), grace_s)
+
+
+def begin(run: Execution, way: Way, work: Coroutine[Any, Any, Any], timeout_s: float = 60) -> Coroutine[Any, Any, Any]:
+    return run.inline(work, timeout_s) if way == "inline" else run.apart(work, timeout_s)
+
+
+def cancelling() -> int:
+    task = asyncio.current_task()
+    assert task is not None
+    return task.cancelling()
+
+
+async def turns(count: int = 5) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+class Held:
+    """Work that waits until it is let go, and says how it ended."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.open = asyncio.Event()
+        self.ended = ""
+
+    async def work(self) -> str:
+        self.entered.set()
+        try:
+            await self.open.wait()
+        except asyncio.CancelledError:
+            self.ended = "cancelled"
+            raise
+        self.ended = "returned"
+        return "value"
+
+
+@both_ways
+async def test_a_stop_ends_the_work_and_leaves_no_cancellation_behind(way: Way) -> None:
+    held, run = Held(), execution()
+
+    async def stop_when_it_waits() -> None:
+        await held.entered.wait()
+        run.stop("shutdown")
+
+    stopping = asyncio.create_task(stop_when_it_waits())
+    with pytest.raises(Stopped) as stopped:
+        await begin(run, way, held.work())
+    await stopping
+    assert stopped.value.reason == "shutdown"
+    assert run.owed is None
+    assert held.ended == "cancelled"
+    assert cancelling() == 0
+    await turns()  # nothing strikes later
+
+
+@both_ways
+async def test_a_stop_asked_for_by_the_work_itself_strikes_the_work_and_nothing_after_it(way: Way) -> None:
+    run = execution()
+
+    async def stops_itself(first: bool) -> str:
+        if not first:
+            await asyncio.sleep(0)
+        run.stop("user")
+        return "done all the same"
+
+    for first in (True, False):
+        run = execution()
+        assert await begin(run, way, stops_itself(first)) == "done all the same"
+        await turns()
+        assert run.owed is None
+        assert cancelling() == 0
+
+
+@both_ways
+async def test_a_stop_asked_for_in_the_first_step_of_work_that_goes_on_to_wait_ends_it(way: Way) -> None:
+    held, run = Held(), execution()
+
+    async def stops_then_waits() -> str:
+        run.stop("user")
+        return await held.work()
+
+    with pytest.raises(Stopped):
+        async with asyncio.timeout(30):
+            await begin(run, way, stops_then_waits())
+    assert held.ended == "cancelled" and run.owed is None and cancelling() == 0
+
+
+@both_ways
+async def test_a_cancelled_caller_is_owed_its_very_cancellation(way: Way) -> None:
+    held, run = Held(), execution()
+
+    async def caller() -> None:
+        with pytest.raises(Stopped):
+            await begin(run, way, held.work())
+
+    task = asyncio.create_task(caller())
+    await held.entered.wait()
+    task.cancel("sign")
+    await asyncio.wait([task])
+    assert run.owed is not None and run.owed.args == ("sign",)
+    assert run.reason == "user" and held.ended == "cancelled"
+
+
+@both_ways
+@pytest.mark.parametrize("stop_first", [True, False])
+async def test_a_stop_and_the_callers_cancellation_in_one_moment_lose_neither(way: Way, stop_first: bool) -> None:
+    held, run = Held(), execution()
+    left: list[int] = []
+
+    async def caller() -> None:
+        with pytest.raises(Stopped):
+            await begin(run, way, held.work())
+        left.append(cancelling())
+
+    task = asyncio.create_task(caller())
+    await held.entered.wait()
+    if stop_first:
+        run.stop("user")
+        task.cancel()
+    else:
+        task.cancel()
+        run.stop("user")
+    await asyncio.wait([task])
+    assert run.owed is not None
+    assert left == [1]  # the caller's own request is still counted, ours are not
+
+
+@both_ways
+async def test_work_that_swallows_its_callers_cancellation_does_not_swallow_it_for_the_caller(way: Way) -> None:
+    run = execution(grace_s=60)
+    entered = asyncio.Event()
+
+    async def swallows() -> str:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            pass
+        return "never mind"
+
+    async def caller() -> object:
+        return await begin(run, way, swallows())
+
+    task = asyncio.create_task(caller())
+    await entered.wait()
+    task.cancel()
+    assert await task == "never mind"
+    assert run.owed is not None
+
+
+@both_ways
+async def test_the_callers_cancellation_in_the_moment_the_work_ends_is_owed_or_delivered(way: Way) -> None:
+    held, run = Held(), execution()
+    outcome: list[object] = []
+
+    async def caller() -> None:
+        try:
+            outcome.append(await begin(run, way, held.work()))
+        except Stopped:
+            outcome.append("stopped")
+
+    task = asyncio.create_task(caller())
+    await held.entered.wait()
+    held.open.set()
+    task.cancel()
+    await asyncio.wait([task])
+    assert outcome in (["value"], ["stopped"])
+    assert run.owed is not None
+
+
+@both_ways
+@pytest.mark.parametrize("first", [True, False])
+async def test_a_cancellation_that_nobody_asked_for_is_the_works_own_failure(way: Way, first: bool) -> None:
+    run = execution()
+
+    async def awaits_something_cancelled() -> None:
+        if not first:
+            await asyncio.sleep(0)
+        gone = asyncio.get_running_loop().create_future()
+        gone.cancel()
+        await gone
+
+    with pytest.raises(RuntimeError, match="cancelled"):
+        await begin(run, way, awaits_something_cancelled())
+    assert run.owed is None and run.reason is None and cancelling() == 0
+
+
+@both_ways
+@pytest.mark.parametrize("first", [True, False])
+async def test_work_that_wants_to_exit_the_process_only_fails(way: Way, first: bool) -> None:
+    run = execution()
+
+    async def exits() -> None:
+        if not first:
+            await asyncio.sleep(0)
+        raise SystemExit(3)
+
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await begin(run, way, exits())
+
+
+@both_ways
+async def test_a_time_limit_around_a_call_works_as_around_anything(way: Way) -> None:
+    held, run = Held(), execution()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            with pytest.raises(Stopped):
+                await begin(run, way, held.work())
+            assert run.owed is not None
+            raise run.owed
+    assert cancelling() == 0
+
+
+@both_ways
+async def test_time_limits_and_task_groups_inside_the_work_are_its_own_affair(way: Way) -> None:
+    run = execution()
+
+    async def failing() -> None:
+        raise ValueError("one of the group")
+
+    async def inside() -> str:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await asyncio.Event().wait()
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(failing())
+                await asyncio.Event().wait()
+        return "went on"
+
+    assert await begin(run, way, inside()) == "went on"
+    assert run.owed is None and run.reason is None and cancelling() == 0
+
+
+@both_ways
+async def test_a_stop_reaches_the_members_of_a_group_inside_the_work(way: Way) -> None:
+    run, members = execution(), [Held(), Held()]
+
+    async def inside() -> None:
+        async with asyncio.TaskGroup() as group:
+            for member in members:
+                group.create_task(member.work())
+
+    async def stop_when_both_wait() -> None:
+        for member in members:
+            await member.entered.wait()
+        run.stop("user")
+
+    stopping = asyncio.create_task(stop_when_both_wait())
+    with pytest.raises(Stopped):
+        await begin(run, way, inside())
+    await stopping
+    assert [member.ended for member in members] == ["cancelled", "cancelled"]
+    assert run.owed is None and cancelling() == 0
+
+
+@both_ways
+async def test_the_first_reason_counts_and_a_second_stop_does_no_harm(way: Way) -> None:
+    held, run = Held(), execution()
+    loop = asyncio.get_running_loop()
+    loop.call_soon(run.stop, "user")
+    loop.call_soon(run.stop, "shutdown")
+    with pytest.raises(Stopped) as stopped:
+        await begin(run, way, held.work())
+    assert stopped.value.reason == "user" and cancelling() == 0
+
+
+@both_ways
+async def test_what_was_stopped_before_it_began_is_not_begun(way: Way) -> None:
+    held, run = Held(), execution()
+    run.stop("user")
+    with pytest.raises(Stopped):
+        await begin(run, way, held.work())
+    assert not held.entered.is_set()
+
+
+@both_ways
+async def test_a_time_out_is_told_from_a_stop(way: Way) -> None:
+    held, run = Held(), execution()
+    with pytest.raises(Stopped) as stopped:
+        await begin(run, way, held.work(), timeout_s=0.001)
+    assert stopped.value.reason == "timeout" and run.owed is None and cancelling() == 0
+
+
+async def test_work_apart_that_does_not_end_is_left_behind_with_its_task() -> None:
+    run, may_end = execution(grace_s=0), asyncio.Event()
+
+    async def stubborn() -> str:
+        while not may_end.is_set():
+            try:
+                await may_end.wait()
+            except asyncio.CancelledError:
+                pass
+        return "late"
+
+    with pytest.raises(StillRunning) as still:
+        await run.apart(stubborn(), 0.001)
+    may_end.set()
+    assert await still.value.task == "late"
+
+
+async def test_work_inline_that_swallows_its_cancellation_is_told_again_until_it_heeds() -> None:
+    run = execution(grace_s=0.001)
+    told = 0
+
+    async def hard_of_hearing() -> None:
+        nonlocal told
+        while True:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                told += 1
+                if told == 3:
+                    raise
+
+    with pytest.raises(Stopped):
+        await run.inline(hard_of_hearing(), 0.001)
+    assert told == 3 and run.owed is None and cancelling() == 0
+
+
+async def test_a_stop_reaches_through_a_run_within_a_run() -> None:
+    """As a tool's nested call: both are stopped in one moment, in one task, and each has to hear of it."""
+    outer, inner, held = execution(), execution(), Held()
+    went_on: list[str] = []
+
+    async def nesting() -> None:
+        with pytest.raises(Stopped):
+            await inner.inline(held.work())
+        if inner.owed is not None:
+            raise inner.owed
+        went_on.append("as if nothing had happened")
+        await asyncio.Event().wait()
+
+    def stop_both() -> None:
+        outer.stop("user")
+        inner.stop("user")
+
+    asyncio.get_running_loop().call_soon(stop_both)
+    with pytest.raises(Stopped):
+        async with asyncio.timeout(30):
+            await outer.apart(nesting(), 60)
+    assert went_on == [] and cancelling() == 0
+
+
+@pytest.mark.parametrize("times", [1, 2, 5])
+async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellation_is_owed(times: int) -> None:
+    held, run = Held(), execution()
+
+    async def caller() -> str:
+        return await uninterrupted(held.work(), run)
+
+    task = asyncio.create_task(caller())
+    await held.entered.wait()
+    for _ in range(times):
+        task.cancel()
+        await turns(2)
+    held.open.set()
+    assert await task == "value"
+    assert run.owed is not None and held.ended == "returned"
+
+
+async def _never_awaited(make: Callable[[], Awaitable[object]]) -> None:
+    """Coroutines that are never begun are closed: no warning at their end (warnings are errors here)."""
+    with pytest.raises(Stopped):
+        await make()
+
+
+@pytest.mark.filterwarnings("error")
+@both_ways
+async def test_no_coroutine_is_left_unawaited(way: Way) -> None:
+    run = execution()
+    run.stop("shutdown")
+    await _never_awaited(lambda: begin(run, way, Held().work()))
