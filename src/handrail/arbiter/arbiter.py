@@ -217,7 +217,11 @@ class Arbiter:
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────
 
     async def _intend(self, call: Call) -> None:
-        """The last look before anything happens, and the record that it is about to."""
+        """The last look before anything happens, and the record that it is about to.
+
+        With side effects that record is durable first. A read's goes out when the read first waits for something, or
+        with its outcome, whichever comes first.
+        """
         assert call.entry is not None and call.verdict is not None
         if call.rules is not call.lane.rules:
             self.authorisation.again(call)
@@ -228,7 +232,6 @@ class Arbiter:
         if call.entry.spec.side_effect == "read":
             if self.log.refusal is not None:
                 raise LogUnavailable(self.log.refusal)
-            call.flush()
             if self.log.backlog > self.limits.max_backlog:
                 await call.interruptible("intend", lambda: self.log.backlog_below(self.limits.max_backlog))
         else:
@@ -261,7 +264,7 @@ class Arbiter:
 
     async def _shape(self, call: Call, value: object) -> Shaped:
         assert call.entry is not None
-        metadata: dict[str, Any] = {"duration_ms": round(call.elapsed_ms, 3), "confined_by": call.entry.confined_by}
+        metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by}
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         small = self.shaper.shape_small(call.entry.spec, value, metadata)

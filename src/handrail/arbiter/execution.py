@@ -8,7 +8,7 @@ can be left behind after a grace period while the caller is answered; its locks 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Generator
+from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
@@ -97,9 +97,15 @@ class Execution:
             # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
             self.loop.call_later(self.grace_s, self._insist, self._task)
 
-    async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
+    async def inline(
+        self,
+        work: Coroutine[Any, Any, Any],
+        timeout_s: float | None = None,
+        before_waiting: Callable[[], None] | None = None,
+    ) -> Any:
         """Await ``work`` in this task.
 
+        :param before_waiting: called if ``work`` does not end in its first step
         :raises Stopped: when it ended because it was told to
         """
         if self.reason is not None:
@@ -113,6 +119,8 @@ class Execution:
             raise
         except BaseException as error:
             raise _own_failure(error) from error
+        if before_waiting is not None:
+            before_waiting()
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()

@@ -45,7 +45,8 @@ class ToolRuns:
         work = entry.tool.execute(arguments, runtime)
         try:
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
-                return await execution.inline(work, budget_ms / 1000)
+                return await execution.inline(work, budget_ms / 1000, call.flush)
+            call.flush()
             return await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
         except StillRunning as still:
             result = self._stop_result(call, still.reason, budget_ms, runtime.kept, still_running=True)
