@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,14 @@ class Concern:
 
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"})
-_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/[^/]+/fd/\d+")
+_STANDARD_INPUT = re.compile(r"-|/dev/stdin|/dev/fd/\d+|/proc/.+/fd/\d+")
+
+
+def _is_standard_input(word: str) -> bool:
+    """Whether a program that is given this file to run reads what it is fed, however the path is written."""
+    return (
+        _STANDARD_INPUT.fullmatch(word if word[:1] != "/" else "/" + posixpath.normpath(word).lstrip("/")) is not None
+    )
 
 
 def all_words(argv: Sequence[str], reason: str) -> Concern:
@@ -86,6 +94,16 @@ def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | Non
     return form
 
 
+def shell_settings(argv: Sequence[str]) -> Concern | None:
+    """``set -k`` makes variables of ``NAME=value`` anywhere in later commands, which nobody then judges as one."""
+    for word in argv[1:]:
+        if word == "--":
+            return None
+        if word == "keyword" or (word[:1] in ("-", "+") and "k" in word):
+            return all_words(argv, f"{argv[0]} {word} makes variables of the words of later commands")
+    return None
+
+
 def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
     """``uniq`` and ``xxd`` write to their second operand; an option's own value may look like one."""
     operands = [index for index, word in enumerate(argv) if index and (word == "-" or word[:1] != "-")]
@@ -94,9 +112,12 @@ def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
     return Concern(f"{argv[0]} writes to its second operand", frozenset((0, *operands)))
 
 
+_LESS = frozenset("NRSFXi")
+
+
 def less(argv: Sequence[str]) -> Concern | None:
     found = [
-        i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and word[1:2] not in "NRSFXi"))
+        i for i, word in enumerate(argv) if i and (word[:1] == "+" or (word[:1] == "-" and not set(word[1:]) <= _LESS))
     ]
     return _these(argv, found, f"less {argv[found[0]]} can run a command or write a file") if found else None
 
@@ -173,6 +194,7 @@ _GIT_RUNS = frozenset(
     | {"upload-pack", "receive-pack", "interpret-trailers", "citool", "http-backend", "fsmonitor--daemon", "var"}
 )  # fmt: skip
 _GIT_READS_CONFIG = frozenset({"--get", "--get-all", "--get-regexp", "--list", "-l", "get", "list"})
+_GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree", "-z", "--null", "--name-only"})
 
 
 def git(argv: Sequence[str]) -> Concern | None:
@@ -187,7 +209,7 @@ def git(argv: Sequence[str]) -> Concern | None:
     if index == len(argv):
         return None
     command, rest = argv[index], argv[index + 1 :]
-    if command in _GIT_RUNS or (command == "config" and _GIT_READS_CONFIG.isdisjoint(rest)):
+    if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
         return _from(argv, index, f"git {command} runs programs, or sets which are run")
     if (command, rest[:1]) in (("bisect", ("run",)), ("bisect", ["run"])) or (
         command == "submodule" and "foreach" in rest
@@ -205,6 +227,12 @@ def git(argv: Sequence[str]) -> Concern | None:
             concern = _these(argv, [offset], f"git {command} {word} can write a file or run a program")
             return None if concern is None else Concern(concern.reason, concern.words | {index})
     return None
+
+
+def _only_reads_config(words: Sequence[str]) -> bool:
+    """By the first word that is no scope: further on ``get`` is a value, and ``git config KEY VALUE get`` writes."""
+    first = next((word for word in words if word not in _GIT_CONFIG_SCOPES), None)
+    return first in _GIT_READS_CONFIG
 
 
 # ── sed and awk ──────────────────────────────────────────────────────────────────────────────────
@@ -315,7 +343,7 @@ def _by_options(argv: Sequence[str], harmless: re.Pattern[str]) -> Concern | Non
     for word in argv[1:]:
         if word in _ENDS_AT_ONCE and len(argv) == 2:
             return None
-        if _STANDARD_INPUT.fullmatch(word):
+        if _is_standard_input(word):
             break
         if word[:1] not in ("-", "+"):
             return None
@@ -332,7 +360,7 @@ def _python(argv: Sequence[str]) -> Concern | None:
         word = argv[index]
         if (word in _ENDS_AT_ONCE or word in ("-V", "-VV", "-h")) and len(argv) == 2:
             return None
-        if _STANDARD_INPUT.fullmatch(word):
+        if _is_standard_input(word):
             break
         if word[:1] != "-":
             return None

@@ -69,9 +69,17 @@ RUNNERS = frozenset(
         "linux64",
         "dbus-run-session",
     }
+    | {"setpriv", "capsh", "sg", "newgrp", "hyperfine", "watchexec", "chpst", "gosu", "su-exec", "dumb-init", "tini"}
     | {"ssh-agent", "xvfb-run", "faketime", "numactl", "prlimit", "start-stop-daemon", "run-parts", "ld.so", "rlwrap"}
 )
 """Run the command that their own words hold. Read through when something forbidden is looked for."""
+
+_MANAGERS = frozenset(
+    {"uv", "poetry", "pipenv", "pdm", "hatch", "rye", "pixi", "conda", "mamba", "micromamba", "mise", "asdf", "bundle"}
+    | {"rbenv", "pyenv", "nodenv", "direnv", "opam"}
+)
+"""Managers of environments, whose ``run`` and ``exec`` start any program there is (``uv run rm``)."""
+_RUN_IN_IT = frozenset({"run", "exec", "x"})
 
 _CHANGE_THE_SHELL = frozenset(
     {"source", ".", "trap", "alias", "unalias", "hash", "enable", "shopt", "bind", "complete", "compgen", "compopt"}
@@ -80,7 +88,7 @@ _CHANGE_THE_SHELL = frozenset(
 )
 _OPEN_A_SHELL_INSIDE = frozenset(
     {"vi", "vim", "nvim", "view", "vimdiff", "ex", "ed", "emacs", "nano", "pico", "more", "sqlite3", "psql", "mysql"}
-    | {"ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
+    | {"dc", "m4", "ftp", "telnet", "crontab", "xdg-open", "irb", "tclsh", "wish", "ghci", "osascript", "mail", "mutt"}
 )
 
 _Form = Callable[[Sequence[str]], Concern | None]
@@ -129,6 +137,9 @@ _FORMS: Mapping[str, _Form] = {
     "bun": program_forms.package_runner,
     "deno": program_forms.package_runner,
     "uv": program_forms.package_runner,
+    "iconv": options("writes a file", "o", "--output"),
+    "nm": options("loads a plugin", "", "--plugin"),
+    "set": program_forms.shell_settings,
     "go": program_forms.single_dash("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
     "gcc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
     "cc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
@@ -142,6 +153,8 @@ _FORMS: Mapping[str, _Form] = {
 def concern(argv: Sequence[str]) -> Concern | None:
     """What makes this argv more than its first words show, or None."""
     program = program_name(argv)
+    if program in _MANAGERS and (found := _in_environment(argv)) is not None:
+        return found
     form = _FORMS.get(program)
     if form is not None:
         return form(argv)
@@ -152,6 +165,22 @@ def concern(argv: Sequence[str]) -> Concern | None:
     if program in _OPEN_A_SHELL_INSIDE:
         return all_words(argv, f"{program} takes commands of its own, a shell among them")
     return program_forms.interpreter(program, argv)
+
+
+def _in_environment(argv: Sequence[str]) -> Concern | None:
+    """``uv run PROGRAM …``: a rule has to name the program, and what it would have to name of the program's own words."""
+    at = next((index for index, word in enumerate(argv) if index and word in _RUN_IN_IT), None)
+    if at is None:
+        return None
+    reason = f"{argv[0]} {argv[at]} runs the program in its own words"
+    if (
+        at + 1 >= len(argv) or argv[at + 1][:1] == "-"
+    ):  # which option takes a value is not known, so neither is the program
+        return all_words(argv, reason)
+    inner = concern(argv[at + 1 :])
+    if inner is None:
+        return Concern(reason, frozenset(range(at + 2)))
+    return Concern(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
 
 
 def program_name(argv: Sequence[str]) -> str:
@@ -168,9 +197,11 @@ def reachable(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Iterator[tuple[st
     program = program_name(argv)
     if argv and argv[0] != program:
         yield (program, *argv[1:])
+    for start in _behind_options(argv):
+        yield (program, *argv[start:])
     if depth == 0:
         return
-    if program in RUNNERS or program == "find":
+    if program in RUNNERS or program in _MANAGERS or program == "find":
         for start in range(1, min(len(argv), _MAX_SUFFIXES)):
             inner = tuple(argv[start:])
             yield inner
@@ -186,6 +217,20 @@ def reachable(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Iterator[tuple[st
             for command in parse(text).commands:
                 yield command.argv
                 yield from reachable(command.argv, depth - 1)
+
+
+def _behind_options(argv: Sequence[str]) -> Iterator[int]:
+    """Where a program's own words may begin after options of its own: ``git --no-pager push`` is a ``git push``.
+
+    Which options take the next word as their value is not known, so both are tried.
+    """
+    places = {1}
+    for index in range(1, min(len(argv), _MAX_SUFFIXES)):
+        if index in places:
+            if index > 1:
+                yield index
+            if argv[index][:1] == "-":
+                places |= {index + 1, index + 2}
 
 
 def pure_wait_s(commands: Sequence[Command]) -> float | None:

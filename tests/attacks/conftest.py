@@ -1,0 +1,74 @@
+"""A kernel to attack, and a way to run a probe in it that first sees that the namespaces are the sandbox's own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.runtime import Question
+from handrail.kernel import Kernel
+from handrail.sandbox import tiers
+from handrail.session.session import Session
+from handrail.testing.kernels import temporary_kernel
+
+NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
+
+
+class Agreeing:
+    """A person who says yes to everything, as the attacker hopes, and remembers what was shown."""
+
+    def __init__(self) -> None:
+        self.requests: list[ApprovalRequest] = []
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        self.requests.append(request)
+        return ApprovalAnswer("once")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+        return [["yes"]] * len(questions)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """The folder that holds ``ws``, ``state`` and ``config``, with something worth stealing beside them."""
+    folder = tmp_path.resolve()
+    (folder / "ws").mkdir()
+    (folder / "beside").mkdir()
+    (folder / "beside" / "key").write_text("TOP-SECRET")
+    return folder
+
+
+@pytest.fixture
+async def kernel(place: Path) -> AsyncIterator[Kernel]:
+    async with temporary_kernel(place) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(kernel: Kernel) -> Session:
+    return await kernel.session(attendant=Agreeing())
+
+
+Probe = Callable[[str], Awaitable[str]]
+
+
+@pytest.fixture
+async def probe(session: Session) -> Probe:
+    """Runs a shell text by the bash tool of a session whose person agrees, and gives its output."""
+    if not tiers.probe().confines:
+        pytest.skip("this machine cannot confine programs")
+
+    async def run(command: str) -> str:
+        result = await session.call("bash", {"command": command, "timeout_ms": 60_000})
+        assert result.ok, result.error_text
+        return str(result.data["output"])
+
+    inside = (await run("readlink " + " ".join(f"/proc/self/ns/{name}" for name in NAMESPACES))).split()
+    outside = [os.readlink(f"/proc/self/ns/{name}") for name in NAMESPACES]
+    assert len(inside) == len(outside)
+    assert not set(inside) & set(outside), "the probe would run on the machine itself"
+    return run

@@ -1,0 +1,148 @@
+"""Commands that are more than they look: what a hostile model writes to ride on a rule that was meant for less."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from tests.policy.desk import Desk
+
+from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Profile
+from handrail.policy.shell import parse
+from handrail.sandbox import tiers
+
+pytestmark = pytest.mark.proves("P-05a")
+
+
+@pytest.fixture
+def desk(tmp_path: Path) -> Desk:
+    return Desk(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("rule", "command"),
+    [
+        # git-config(1): a third word is a value pattern, so the second is written whatever the third says.
+        ("allow bash git *", "git config core.fsmonitor ./evil.sh get"),
+        ("allow bash git *", "git config core.pager list"),
+        ("allow bash", "git config --add core.pager evil --list"),
+        # Environment managers start any program that is given to them.
+        ("allow bash uv *", "uv run rm x"),
+        ("allow bash uv run *", "uv run rm x"),
+        ("allow bash poetry *", "poetry run rm x"),
+        ("allow bash bundle *", "bundle exec rm x"),
+        ("allow bash uv run python *", "uv run python -c x"),
+        ("allow bash uv run -* *", "uv run --with x rm"),
+        # less(1): options cluster, so a log file hides behind a harmless first letter.
+        ("allow bash", "less -No written read"),
+        # Standard input under other spellings of its path.
+        ("allow bash python *", "python //dev/stdin"),
+        ("allow bash python *", "python /dev/./stdin"),
+        ("allow bash python *", "python /proc/self/../self/fd/0"),
+        ("allow bash bash *", "bash /dev/../dev/fd/0"),
+        # bash(1), set -k: assignments anywhere in later words.
+        ("allow bash", "set -k && ls LD_PRELOAD=./evil.so"),
+        ("allow bash", "set -o keyword; ls LD_PRELOAD=./evil.so"),
+        # dc(1) and m4(1) run commands; nm(1) loads a plugin; iconv(1) writes.
+        ("allow bash", "dc -e '!rm x'"),
+        ("allow bash", "m4 file"),
+        ("allow bash", "nm --plugin=./evil.so a.o"),
+        ("allow bash iconv *", "iconv in -o out"),
+        # util-linux and others: more programs that run their own words.
+        ("allow bash", "setpriv --reset-env rm x"),
+        ("allow bash", "hyperfine 'rm x'"),
+    ],
+)
+def test_a_rule_meant_for_less_does_not_carry_it(desk: Desk, rule: str, command: str) -> None:
+    assert desk.bash(command, rule).action == "ask"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        # Options before the sub-command, harmless ones included.
+        *("git --no-pager push origin", "git -P push", "git --no-optional-locks push", "git -C . push"),
+        *("/usr/bin/git --literal-pathspecs push", "git -c a.b=c --no-pager push"),
+        *("env git -P push", "uv run git push", "poetry run git -P push", "bash -c 'git -P push'"),
+        *("(git --no-pager push)", "git --no-pager push &", "x=$(git -P push)", "time git -P push"),
+    ],
+)
+def test_a_denied_sub_command_is_denied_behind_options_too(desk: Desk, command: str) -> None:
+    assert desk.bash(command, "allow bash", "deny bash git push *").action == "deny"
+
+
+@pytest.mark.parametrize(
+    ("rule", "command"),
+    [
+        ("allow bash uv run pytest *", "uv run pytest tests"),
+        ("allow bash bundle exec rake *", "bundle exec rake test"),
+        ("allow bash", "git config --get user.name"),
+        ("allow bash", "git config --global --list"),
+        ("allow bash", "set -euo pipefail"),
+        ("allow bash", "less -NRS file"),
+        ("allow bash", "uv sync"),
+    ],
+)
+def test_what_is_no_more_than_it_looks_still_runs(desk: Desk, rule: str, command: str) -> None:
+    assert desk.bash(command, rule, "deny bash git push *").action == "allow"
+
+
+_PIECES = (
+    *r"""aa b -c x=1 'q' "d" "d\"e" ' " \ ; && || | & 2>&1 >/dev/null &>/dev/null < > # #c $ $x ` ( ) { } [ * ~ ! ^ = + @ , :
+    -- \\ \' \a \; \# \$ é if then in do function case $'a' <<E <<< 7 a#b '' "" a[0]=1 =b 3>&1 |& ./ “""".split(),  # noqa: SIM905
+    *("'q q'", '"d d"', r"\ ", " ", "\t", "\n", "\\\n"),
+)
+_LISTEN = r"""
+command_not_found_handle() { printf '%s\0' "$@" >&9; printf '\1\0' >&9; return "$answer"; }
+PATH=/nonexistent
+while IFS= read -r -d '' text <&8; do
+  for answer in 0 1; do ( eval -- "$text" ) 9>>heard </dev/null >/dev/null 2>&1; done
+  printf '\2\0' >>heard
+done 8<texts
+"""
+"""bash says itself which commands it would run: none exists, so each one ends in the handler, with its words."""
+
+
+def _clear_texts(count: int) -> dict[str, set[tuple[str, ...]]]:
+    """Texts taken for plain, with the commands seen in them. Names that a shell knows itself do not reach the handler."""
+    made = random.Random(20)
+    found: dict[str, set[tuple[str, ...]]] = {}
+    while len(found) < count:
+        head = made.choice(("", "zz "))
+        text = head + "".join(made.choice(_PIECES) + made.choice(("", " ")) for _ in range(made.randint(1, 9)))
+        script = parse(text)
+        if script.unclear is None and not any(c.argv[0] in (":", "", "[") or "/" in c.argv[0] for c in script.commands):
+            found[text] = {command.argv for command in script.commands}
+    return found
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(6_000, marks=pytest.mark.slow)])
+async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Path, count: int) -> None:
+    """Source: parser differentials, where the checker and the shell disagree on one text."""
+    sandbox = tiers.choose()
+    if not sandbox.tier.confines:
+        pytest.skip("this machine cannot confine programs")
+    place = tmp_path.resolve()
+    workspace, scratch = place / "ws", place / "scratch"
+    workspace.mkdir()
+    scratch.mkdir()
+    texts = _clear_texts(count)
+    (workspace / "texts").write_bytes(b"".join(text.encode() + b"\0" for text in texts))
+    layer = Layer("t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),))
+    process = await sandbox.start(
+        CapabilitySet((layer,)),
+        Profile(str(workspace), str(scratch)),
+        ("/bin/bash", "--noprofile", "--norc", "-c", _LISTEN),
+    )
+    try:
+        await process.communicate(b"", 10_000)
+    finally:
+        await process.kill()
+    heard = (workspace / "heard").read_bytes().split(b"\2\0")[:-1]
+    assert len(heard) == count
+    for (text, expected), said in zip(texts.items(), heard, strict=True):
+        run = {tuple(word.decode() for word in one.split(b"\0")[:-1]) for one in said.split(b"\1\0")[:-1]}
+        assert run == expected, text
+    assert sorted(path.name for path in workspace.iterdir()) == ["heard", "texts"], "a text wrote a file"
