@@ -95,7 +95,7 @@ _PIECES = (
     *("'q q'", '"d d"', r"\ ", " ", "\t", "\n", "\\\n"),
 )
 _LISTEN = r"""
-command_not_found_handle() { printf '%s\0' "$@" >&9; printf '\1\0' >&9; return "$answer"; }
+command_not_found_handle() { printf '%s\0' "$@" $'\1' >&9; return "$answer"; }
 PATH=/nonexistent
 while IFS= read -r -d '' text <&8; do
   for answer in 0 1; do ( eval -- "$text" ) 9>>heard </dev/null >/dev/null 2>&1; done
