@@ -144,5 +144,6 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     assert len(heard) == count
     for (text, expected), said in zip(texts.items(), heard, strict=True):
         run = {tuple(word.decode() for word in one.split(b"\0")[:-1]) for one in said.split(b"\1\0")[:-1]}
-        assert run == expected, text
+        assert run <= expected, text
+        assert run == expected or ">&" in text, text  # a descriptor that is not open ends a command before it begins
     assert sorted(path.name for path in workspace.iterdir()) == ["heard", "texts"], "a text wrote a file"
