@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any
 
 import orjson
 
@@ -351,7 +351,7 @@ def _lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
 
 def _arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, str]:
     """The arguments as an object, or None and why they are not one."""
-    given = proposed.arguments
+    given: Any = proposed.arguments
     if proposed.fault is not None:
         return None, proposed.fault
     if isinstance(given, (str, bytes)):
@@ -359,7 +359,7 @@ def _arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, str]:
             return parse_arguments(given), ""
         except ArgumentText as error:
             return None, str(error)
-    return (cast("dict[str, Any]", given) if type(given) is dict else dict(given)), ""
+    return given if isinstance(given, dict) else dict(given), ""  # pyright: ignore[reportUnknownVariableType]
 
 
 async def _until(entered: asyncio.Future[None]) -> None:

@@ -61,28 +61,20 @@ class Lane:
 class Call:
     """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
 
-    __slots__ = (
-        "arguments",
-        "begun",
-        "children",
-        "entered",
-        "entry",
-        "execution",
-        "generation",
-        "grant",
-        "id",
-        "lane",
-        "lock_wait_ms",
-        "log",
-        "parent",
-        "proposed",
-        "records",
-        "replayable",
-        "rules",
-        "started_ns",
-        "verdict",
-        "wants",
-    )
+    # What most calls never set stands on the class, which keeps making one cheap.
+    parent: Call | None = None
+    replayable: bool = False
+    entry: Entry | None = None
+    arguments: dict[str, Any] | None = None
+    verdict: Verdict | None = None
+    rules: RuleBook | None = None
+    wants: tuple[Want, ...] = ()
+    grant: Grant | None = None
+    entered: asyncio.Future[None] | None = None
+    children: int = 0
+    begun: bool = False
+    """Its intent is on record and its tool has been started."""
+    lock_wait_ms: float = 0.0
 
     def __init__(
         self,
@@ -102,21 +94,12 @@ class Call:
         self.generation = generation
         self.execution = execution
         self.log = log
-        self.parent = parent
-        self.replayable = replayable
-        self.entry: Entry | None = None
-        self.arguments: dict[str, Any] | None = None
-        self.verdict: Verdict | None = None
-        self.rules: RuleBook | None = None
-        self.wants: tuple[Want, ...] = ()
-        self.grant: Grant | None = None
-        self.entered: asyncio.Future[None] | None = None
         self.records: list[Record] = []
-        self.children = 0
-        self.begun = False
-        """Its intent is on record and its tool has been started."""
-        self.lock_wait_ms = 0.0
         self.started_ns = time.monotonic_ns()
+        if parent is not None:
+            self.parent = parent
+        if replayable:
+            self.replayable = True
 
     @property
     def tool_id(self) -> str:

@@ -106,15 +106,15 @@ class FunctionTool(Tool, Generic[P, R]):
         return returned if type(returned) in _AS_THEY_ARE else _jsonable(returned, self.spec.id)
 
     def _prepared(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
-        if self._adapters or self._integers:
+        for name in self._integers:  # JSON Schema counts 1.0 as an integer, Python does not
+            if type(args.get(name)) is float:
+                args = {**args, name: int(args[name])}
+        if self._adapters:
             args = self._built(args)
         return args if self._runtime_name is None else {**args, self._runtime_name: runtime}
 
     def _built(self, args: dict[str, Any]) -> dict[str, Any]:
         built = args
-        for name in self._integers:  # JSON Schema counts 1.0 as an integer, Python does not
-            if type(args.get(name)) is float:
-                built = {**built, name: int(args[name])}
         problems: list[str] = []
         for name, adapter in self._adapters.items():
             if name not in args:

@@ -21,13 +21,16 @@ class Blob:
     media_type: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Result:
     """One call's answer: ``output`` with :attr:`data`, or ``error`` with :attr:`error_text`.
 
     ``metadata`` always has ``duration_ms`` once the arbiter has answered; ``truncated`` and
     ``output_path`` where the data was cut, ``error_kind`` on errors. An error may carry ``data``
     too: the partial output from before it failed.
+
+    A value: make another instead of changing one. It is not frozen only because that would cost a microsecond in
+    each call; the log keeps a copy of its own.
     """
 
     type: Literal["output", "error"]

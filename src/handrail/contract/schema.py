@@ -322,7 +322,7 @@ def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:
     The native checker looks only where its schema does, and recurses: so this comes first.
     """
     for value in arguments.values():
-        kind = cast("object", type(value))
+        kind = type(value)  # pyright: ignore[reportUnknownVariableType]
         if kind is str:
             if not value.isascii():
                 break
