@@ -230,10 +230,10 @@ class Arbiter:
             intent["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         call.note("intended", intent)
         if call.entry.spec.side_effect == "read":
-            if self.log.refusal is not None:
-                raise LogUnavailable(self.log.refusal)
-            if self.log.backlog > self.limits.max_backlog:
+            if not self.log.takes_more(self.limits.max_backlog):
                 await call.interruptible("intend", lambda: self.log.backlog_below(self.limits.max_backlog))
+                if self.log.refusal is not None:
+                    raise LogUnavailable(self.log.refusal)
         else:
             records, call.records = call.records, []
             try:

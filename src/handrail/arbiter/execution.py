@@ -46,33 +46,21 @@ class Execution:
     Also the :class:`~handrail.contract.runtime.Cancellation` that the tool sees.
     """
 
-    __slots__ = (
-        "_cancellable",
-        "_child",
-        "_grace",
-        "_overdue",
-        "_requests",
-        "_task",
-        "_waiter",
-        "grace_s",
-        "loop",
-        "owed",
-        "reason",
-    )
+    # What a run that is not stopped never sets stands on the class, which keeps making one cheap.
+    reason: StopReason | None = None
+    owed: asyncio.CancelledError | None = None
+    """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
+    _task: asyncio.Task[Any] | None = None
+    _child: asyncio.Task[Any] | None = None
+    _cancellable: bool = True
+    _waiter: asyncio.Future[None] | None = None
+    _overdue: bool = False
+    _grace: asyncio.TimerHandle | None = None
+    _requests: int = 0
 
     def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         self.loop = loop
-        self._task: asyncio.Task[Any] | None = None
-        self._child: asyncio.Task[Any] | None = None
-        self._cancellable = True
-        self._waiter: asyncio.Future[None] | None = None
-        self._overdue = False
-        self._grace: asyncio.TimerHandle | None = None
-        self._requests = 0
         self.grace_s = grace_s
-        self.reason: StopReason | None = None
-        self.owed: asyncio.CancelledError | None = None
-        """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
 
     @property
     def requested(self) -> bool:

@@ -93,10 +93,9 @@ class CommitLog:
         itself with every :meth:`commit` and :meth:`flush`, and each second while appended records wait."""
         return self._writer.refusal
 
-    @property
-    def backlog(self) -> int:
-        """How many appends wait to be written."""
-        return self._writer.backlog
+    def takes_more(self, waiting: int) -> bool:
+        """Whether the log takes records now and fewer than ``waiting`` appends wait to be written."""
+        return self._writer.refusal is None and self._writer.backlog < waiting
 
     @property
     def reader(self) -> LogReader:

@@ -84,17 +84,12 @@ class Doors(Protocol):
 class CallRuntime:
     """Implements :class:`~handrail.contract.runtime.Runtime` for one call."""
 
-    __slots__ = (
-        "_around",
-        "_doors",
-        "_files",
-        "_search",
-        "_shell",
-        "_spec",
-        "call_id",
-        "capabilities",
-        "kept",
-    )
+    # A door stands on the class until it is touched, which keeps making a runtime cheap.
+    kept: Any = None
+    """What the tool wants shown should it be stopped."""
+    _files: RootedFiles | None = None
+    _search: RipgrepSearch | None = None
+    _shell: SandboxedShell | None = None
 
     def __init__(
         self,
@@ -107,10 +102,6 @@ class CallRuntime:
         self._spec = spec
         self._around = around
         self._doors = doors
-        self._files: RootedFiles | None = None
-        self._search: RipgrepSearch | None = None
-        self._shell: SandboxedShell | None = None
-        self.kept: Any = None
         self.call_id = call_id
         self.capabilities = capabilities
 

@@ -38,12 +38,9 @@ class Session:
         self._generation = generation
         self._on_close = on_close
         self._turns = turns
+        self.id = lane.session_id
         self._keys: dict[str, asyncio.Lock] = {}
         self.closed = False
-
-    @property
-    def id(self) -> str:
-        return self._lane.session_id
 
     @property
     def headless(self) -> bool:
