@@ -139,3 +139,18 @@ async def test_a_callers_cancellation_comes_back_as_the_very_one_it_was(session:
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
     assert caught.value.args == ("a scope's own sign",)
+
+
+@pytest.mark.proves("X-07")
+async def test_functions_that_hang_take_no_place_from_other_work(tmp_path: Path) -> None:
+    thread_may_end.clear()
+    try:
+        async with temporary_kernel(tmp_path, tools=TOOLS, rules=ALLOW, settings="[limits]\ngrace_ms = 5\n") as kernel:
+            hanging = [await (await kernel.session()).call("test.thread_free", {}) for _ in range(40)]
+            assert {result.error_kind for result in hanging} == {"timeout"}
+            session = await kernel.session()
+            (tmp_path / "ws" / "a.txt").write_text("here\n")
+            assert (await session.call("read", {"path": "a.txt"})).data["text"] == "here"
+            thread_may_end.set()
+    finally:
+        thread_may_end.set()

@@ -88,6 +88,13 @@ def thread() -> str:
     return "late"
 
 
+@tool(id="test.thread_free", side_effect="external", locks=[], timeout_ms=5)
+def thread_free() -> str:
+    """Holds a thread, and no lock, until told to end."""
+    thread_may_end.wait(30)
+    return "late"
+
+
 @tool(id="test.fail", side_effect="read", locks=[])
 async def fail(how: str) -> str:
     """Fail in some way."""
@@ -103,7 +110,7 @@ async def outer(inner: str, runtime: Runtime) -> dict[str, object]:
     return result.to_dict()
 
 
-TOOLS = (add, note, hold, look, glance, slow, stubborn, thread, fail, outer)
+TOOLS = (add, note, hold, look, glance, slow, stubborn, thread, thread_free, fail, outer)
 ALLOW = ["allow test.*"]
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import contextvars
+import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
@@ -11,6 +14,7 @@ from typing import Any
 from handrail.arbiter.call import Call
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason
 from handrail.arbiter.locks import LockTable
+from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
 from handrail.policy.authority import Authority
@@ -42,7 +46,11 @@ class ToolRuns:
             budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
         runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
         call.started_ns = time.monotonic_ns()
-        work = entry.tool.execute(arguments, runtime)
+        tool = entry.tool
+        if isinstance(tool, FunctionTool) and tool.blocking:
+            work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
+        else:
+            work = tool.execute(arguments, runtime)
         try:
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
                 return await execution.inline(work, budget_ms / 1000, call.flush)
@@ -135,3 +143,36 @@ class _Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nested(self.of, tool_id, arguments)
+
+
+async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> object:
+    """Run ``work`` in a daemon thread.
+
+    Not in a pool: a function that hangs would take one of its places for ever, and hold up the end of the process.
+    Cancelling the wait leaves the thread to itself.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[object] = loop.create_future()
+
+    def settle(value: object, error: BaseException | None) -> None:
+        if ended.done():
+            return
+        if error is None:
+            ended.set_result(value)
+        elif isinstance(error, Exception) and not isinstance(error, StopIteration):
+            ended.set_exception(error)
+        else:  # what would end the event loop, or what no future takes: a thread's way out is its own
+            ended.set_exception(RuntimeError(f"the function raised {type(error).__name__}: {error}"))
+
+    def run() -> None:
+        value, failure = None, None
+        try:
+            value = context.run(work)
+        except BaseException as error:
+            failure = error
+        with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits any more
+            loop.call_soon_threadsafe(settle, value, failure)
+
+    context = contextvars.copy_context()
+    threading.Thread(target=run, name=f"handrail-{name}", daemon=True).start()
+    return await ended
