@@ -18,7 +18,7 @@ from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.call import Lane
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
-from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.redaction import RedactedValues, Redactor
 from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
 from handrail.contract.errors import Fault, LoadError, ToolError, UsageError
@@ -210,21 +210,24 @@ class Kernel:
             scratch=str(scratch),
             roots=Roots(self.workdir, (str(output),)),
             sandbox=self._sandbox,
-            values=self._store.state,
+            values=RedactedValues(self._store.state, self._arbiter.shaper.redactor),
             attendant=attendant,
             topic=topic,
             client=client,
         )
-        turns = self._last_turn(session_id) if id is not None else 0
-        await self._store.sessions.open(
-            SessionRow(session_id, time.time_ns(), agent=AGENT, topic=topic, headless=attendant is None)
-        )
-        self.log.append([Record("session-opened", session_id, "", {"agent": AGENT, "headless": attendant is None})])
         own = _parsed([("session", "session", text) for text in rules], self.generation)
-        book = self._rules.with_rules(reading(str(output)), *own)
-        lane = Lane(around, book, attendant)
+        lane = Lane(around, self._rules.with_rules(reading(str(output)), *own), attendant)
+        turns = self._last_turn(session_id) if id is not None else 0
         session = Session(self._arbiter, lane, lambda: self.generation, self._closed, turns)
         self._sessions[session_id] = session
+        try:
+            await self._store.sessions.open(
+                SessionRow(session_id, time.time_ns(), agent=AGENT, topic=topic, headless=attendant is None)
+            )
+        except BaseException:
+            del self._sessions[session_id]
+            raise
+        self.log.append([Record("session-opened", session_id, "", {"agent": AGENT, "headless": attendant is None})])
         return session
 
     def _last_turn(self, session_id: str) -> int:
@@ -269,7 +272,7 @@ async def _assemble(
 
     def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
         """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
-        scratch = store.folders.scratch(f"tool-{wire_name(spec.id)}"[:64])
+        scratch = store.folders.scratch(f"tool-{wire_name(spec.id)[-59:]}")
         return call_set(spec, variables, agent, ceiling), Profile(workspace, str(scratch), spec.side_effect != "read")
 
     confinement = Confinement(sandbox, _profile_of, own)
