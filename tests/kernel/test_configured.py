@@ -1,0 +1,151 @@
+"""What an operator configures takes effect in the whole kernel, and what it cannot serve is withheld and says why."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Event, tool
+from handrail.testing.kernels import temporary_kernel
+
+WATCHDOG = """\
+import json, sys
+call = json.load(sys.stdin)
+bad = "forbidden" in json.dumps(call["arguments"])
+print(json.dumps({"decision": "deny", "reason": "a forbidden word"} if bad else {"decision": "allow"}))
+"""
+
+
+@tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+async def send(to: str) -> str:
+    """Send a mail."""
+    return to
+
+
+def put_tool(folder: Path, name: str, **runtime: Any) -> None:
+    """A tool that answers with its own name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    llm = {"name": name, "description": "Says its name.", "parameters": parameters}
+    view: dict[str, Any] = {"side_effect": "read", "locks": [], **runtime}
+    (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": view}))
+    (folder / name).write_text(f'#!/bin/sh\necho \'{{"tool": "{name}"}}\'\n')
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.proves("P-11")
+async def test_a_watchdog_of_the_configuration_sees_every_call(tmp_path: Path) -> None:
+    (tmp_path / "watchdog.py").write_text(WATCHDOG)
+    command = json.dumps([sys.executable, str(tmp_path / "watchdog.py")])
+    settings = f"[[watchdogs]]\ncommand = {command}\ntimeout_ms = 60000\n"
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.send"], settings=settings) as kernel:
+        session = await kernel.session()
+        assert (await session.call("mail.send", {"to": "ann"})).data == "ann"
+        refused = await session.call("mail.send", {"to": "a forbidden person"})
+        assert refused.error_kind == "denied"
+        assert refused.error_text is not None and "a forbidden word" in refused.error_text
+        assert (await session.call("read", {"path": "forbidden"})).error_kind == "denied"
+
+
+@pytest.mark.proves("P-03a")
+async def test_project_rules_come_from_the_configuration_and_session_rules_from_the_start(tmp_path: Path) -> None:
+    settings = 'rules = ["allow mail.send", "deny mail.send to=eve"]\n'
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.send to=eve"], settings=settings) as kernel:
+        session = await kernel.session(rules=["deny mail.send to=bob"])
+        allowed = [name for name in ("ann", "bob", "eve") if (await session.call("mail.send", {"to": name})).ok]
+        assert allowed == ["ann"]  # of equally specific rules the stricter holds, whatever its scope
+        assert {rule.scope for rule in session.rules.rules} == {"default", "project", "session"}
+
+
+@pytest.mark.proves("K-10a")
+async def test_the_ceiling_of_the_configuration_bounds_every_tool(tmp_path: Path) -> None:
+    settings = '[ceiling.fs]\nread = ["{workspace}/open"]\n'
+    async with temporary_kernel(tmp_path, settings=settings, rules=["allow *"]) as kernel:
+        for name in ("open", "closed"):
+            (tmp_path / "ws" / name).mkdir()
+            (tmp_path / "ws" / name / "a.txt").write_text(name)
+        session = await kernel.session()
+        assert (await session.call("read", {"path": "open/a.txt"})).ok
+        beyond = await session.call("read", {"path": "closed/a.txt"})
+        assert beyond.error_kind == "denied" and beyond.error_text is not None and "ceiling" in beyond.error_text
+
+
+@pytest.mark.proves("R-01", "R-04")
+async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_stands_for_the_global_one(
+    tmp_path: Path,
+) -> None:
+    put_tool(tmp_path / "config" / "tools", "here")
+    put_tool(tmp_path / "config" / "tools", "both", version="global")
+    put_tool(tmp_path / "config" / "agents" / "default" / "tools", "both", version="agent")
+    put_tool(tmp_path / "config" / "agents" / "another" / "tools", "elsewhere")
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        ids = [tool_id for tool_id, entry in kernel.generation.entries.items() if entry.source != "built-in"]
+        assert ids[-3:] == ["both", "here", "mail.send"]
+        assert kernel.generation.entries["both"].spec.version == "agent"
+
+
+@pytest.mark.proves("R-01", "S-08a")
+async def test_what_needs_hosts_or_secrets_is_loaded_withheld_and_answered_with_the_reason(tmp_path: Path) -> None:
+    tools = tmp_path / "config" / "tools"
+    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}})
+    put_tool(tools, "anywhere", network=True)
+    put_tool(tools, "billing", secrets=["BILLING_KEY"])
+    async with temporary_kernel(tmp_path, rules=["allow *"], secrets={"BILLING_KEY": "0123456789"}) as kernel:
+        session = await kernel.session()
+        for name, word in (("weather", "api.example.org"), ("anywhere", "hosts"), ("billing", "BILLING_KEY")):
+            answer = await session.call(name, {})
+            assert answer.error_kind == "unavailable"
+            assert answer.error_text is not None and "withheld" in answer.error_text and word in answer.error_text
+        assert {"weather", "anywhere", "billing"}.isdisjoint(spec.id for spec in session.turn().specs)
+        shown = {check.name: check.detail for check in kernel.doctor()}
+        assert {"tool weather", "tool anywhere", "tool billing"} <= set(shown)
+
+
+@pytest.mark.proves("R-02", "R-03", "L-01")
+async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_starts_once(tmp_path: Path) -> None:
+    tools = tmp_path / "config" / "tools"
+    put_tool(tools, "once")
+    put_tool(tools, "stays", persistent=True)
+    (tools / "stays").write_text(
+        "#!/usr/bin/env python3\n"
+        "import json, os, sys\n"
+        "for line in sys.stdin:\n"
+        "    print(json.dumps({'id': json.loads(line)['id'], 'result': os.stat('/proc/self').st_ctime_ns}), flush=True)\n"
+    )
+    async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
+        session, other = await kernel.session(), await kernel.session()
+        assert (await session.call("once", {})).data == {"tool": "once"}
+        answers = [await one.call("stays", {}) for one in (session, session, other)]
+        assert all(answer.ok for answer in answers), answers
+        assert len({answer.data for answer in answers}) == 1  # one process, from its first call on
+        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox.tier.name}
+
+
+@pytest.mark.proves("L-05")
+async def test_the_configured_wait_for_locks_holds(tmp_path: Path) -> None:
+    inside, leave = asyncio.Event(), asyncio.Event()
+
+    @tool(id="hold", side_effect="external", locks=["outbox:X"])
+    async def hold() -> str:
+        """Hold the outbox."""
+        inside.set()
+        await leave.wait()
+        return "held"
+
+    settings = "[limits]\nlock_wait_ms = 20\n"
+    async with temporary_kernel(tmp_path, tools=[send, hold], rules=["allow *"], settings=settings) as kernel:
+        session = await kernel.session()
+        seen: list[Event] = []
+        session.watch(seen.append)
+        holding = asyncio.create_task(session.call("hold", {}))
+        await inside.wait()
+        late = await session.call("mail.send", {"to": "ann"})
+        assert late.error_kind == "timeout" and late.error_text is not None and "20 ms" in late.error_text
+        leave.set()
+        assert (await holding).ok
+        assert "waiting" in {event.kind for event in seen}

@@ -1,0 +1,165 @@
+"""The record of whole calls: durable before an effect, true after a crash, and no call where there is none."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Session, tool
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+from handrail.testing.kernels import temporary_kernel
+
+PATIENCE_S = 60
+
+PRELUDE = """
+import asyncio, json, resource, sys
+from pathlib import Path
+from handrail import tool
+from handrail.testing.kernels import temporary_kernel
+
+effects = Path(sys.argv[1], "effects")
+
+@tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+async def send(to: str) -> str:
+    '''Send a mail.'''
+    with effects.open("a") as file:
+        file.write(to + "\\n")
+    if to == "never":
+        print("in the middle", flush=True)
+        await asyncio.Event().wait()
+    return to
+
+@tool(id="mail.count", side_effect="read", locks=[])
+async def count() -> int:
+    '''Count what was sent.'''
+    with effects.open("a") as file:
+        file.write("counted\\n")
+    return 1
+
+def kernel():
+    return temporary_kernel(Path(sys.argv[1]), tools=[send, count], rules=["allow mail.*"])
+"""
+
+KILLED = """
+async def main():
+    async with kernel() as opened:
+        session = await opened.session("ses_known")
+        await session.call("mail.send", {"to": "done"}, key="k1")
+        await session.call("mail.send", {"to": "never"}, key="k2")
+
+asyncio.run(main())
+"""
+
+FULL = """
+def bound(size):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+async def main():
+    said = []
+    async with kernel() as opened:
+        session = await opened.session()
+        async def say(step, calls):
+            for result in await session.call_all(calls):
+                said.append((step, result.type, result.error_kind, result.error_text))
+        send, count = ("mail.send", {"to": "x"}), ("mail.count", {})
+        await say("room", [send])
+        effects.write_text("")
+        bound(1000)
+        # The first may be refused only after it was tried, which tells the log that there is no room.
+        await say("full", [send, send])
+        await say("full", [count, send, ("read", {"path": "a.txt"})])
+        ran = effects.read_text()
+        bound(resource.RLIM_INFINITY)
+        await opened.log.flush()
+        await say("again", [send, count])
+    print(json.dumps({"said": said, "ran while full": ran}))
+
+asyncio.run(main())
+"""
+
+
+def process(folder: Path, script: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", PRELUDE + script, str(folder)], stdout=subprocess.PIPE, text=True)
+
+
+@pytest.mark.proves("G-01")
+async def test_an_intent_can_be_read_from_the_disk_while_its_call_runs_and_its_outcome_before_the_next(
+    tmp_path: Path,
+) -> None:
+    @tool(id="look", side_effect="external", locks=["one:X"])
+    async def look() -> list[list[str]]:
+        """Look at the log as another process would."""
+        with LogReader.at(next((tmp_path / "state").rglob("handrail.db"))) as reader:
+            return [[entry.call_id.rpartition("/")[2], entry.kind] for entry in reader.records() if entry.call_id]
+
+    async with temporary_kernel(tmp_path, tools=[look], rules=["allow look"]) as kernel:
+        session = await kernel.session()
+        first, second = await session.call_all([("look", {}), ("look", {})])
+        assert first.ok and second.ok
+    assert [kind for call, kind in first.data if call == "1.0"] == ["proposed", "authorised", "intended"]
+    assert [kind for call, kind in second.data if call == "1.0"][-1] == "committed"
+    assert [kind for call, kind in second.data if call == "1.1"][-1] == "intended"
+
+
+@pytest.mark.proves("G-05", "L-10")
+async def test_a_call_killed_in_its_middle_is_interrupted_at_the_next_start_and_never_run_again(tmp_path: Path) -> None:
+    with process(tmp_path, KILLED) as killed:
+        assert killed.stdout is not None and killed.stdout.readline() == "in the middle\n"
+        killed.kill()
+    ran: list[str] = []
+
+    @tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+    async def send(to: str) -> str:
+        """Send a mail."""
+        ran.append(to)
+        return to
+
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
+        assert [(lost.call_id, lost.tool) for lost in kernel.interrupted] == [("ses_known/key:k2", "mail.send")]
+        session = await kernel.session("ses_known")
+        done = await session.call("mail.send", {"to": "done"}, key="k1")
+        assert done.ok and done.data == "done" and done.metadata["recorded"] is True
+        lost = await session.call("mail.send", {"to": "never"}, key="k2")
+        assert lost.error_kind == "interrupted"
+        assert lost.error_text is not None and "not run again" in lost.error_text
+        states = {row.call_id.rpartition(":")[2]: row.state for row in kernel.log.reader.calls()}
+        assert states == {"k1": "output", "k2": "interrupted"}
+        assert verify(kernel.log.reader).ok
+    assert ran == [] and (tmp_path / "effects").read_text() == "done\nnever\n"
+
+
+@pytest.mark.proves("G-10")
+def test_on_a_full_disk_nothing_runs_and_every_call_is_unavailable_until_there_is_room(tmp_path: Path) -> None:
+    with process(tmp_path, FULL) as full:
+        assert full.stdout is not None
+        output = json.loads(full.stdout.read())
+    said: list[tuple[str, str, str | None, str | None]] = [tuple(row) for row in output["said"]]
+    while_full = [row for row in said if row[0] == "full"]
+    assert len(while_full) == 5 and {row[2] for row in while_full} == {"unavailable"}
+    assert all(text is not None and "log" in text for *_, text in while_full)
+    assert output["ran while full"] == ""
+    assert [row[1] for row in said if row[0] != "full"] == ["output", "output", "output"]
+
+
+@pytest.mark.proves("R-06")
+async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: Path) -> None:
+    @tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+    async def send(to: str) -> str:
+        """Send a mail."""
+        return to
+
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
+        session: Session = await kernel.session()
+        assert (await session.call("mail.send", {"to": "ann"})).ok
+        (named,) = kernel.log.reader.records(kind="generation")
+        (proposed,) = kernel.log.reader.records(kind="proposed")
+    body: dict[str, Any] = dict(named.body or {})
+    assert body["number"] == 1 == (proposed.body or {})["generation"]
+    definition = body["tools"]["mail.send"]["definition"]
+    assert definition == kernel.generation.entries["mail.send"].definition_hash == (proposed.body or {})["definition"]
