@@ -174,6 +174,7 @@ class Arbiter:
                 and not earlier.entered.done()
                 and (call.entry.spec.side_effect != "read" or conflict(call.wants, earlier.wants))
             ):
+                call.own_arguments()
                 await call.interruptible("lock", partial(_until, earlier.entered))
         if not call.wants:
             call.has_entered()
@@ -182,6 +183,7 @@ class Arbiter:
         if call.grant is not None:
             call.has_entered()
             return
+        call.own_arguments()
         call.flush()
         began = time.monotonic_ns()
         request = self.locks.enqueue(call.wants, call.id)
@@ -235,6 +237,7 @@ class Arbiter:
                 if self.log.refusal is not None:
                     raise LogUnavailable(self.log.refusal)
         else:
+            call.own_arguments()
             records, call.records = call.records, []
             try:
                 await uninterrupted(self.log.commit(records), call.execution)
@@ -331,7 +334,10 @@ class Arbiter:
     ) -> Call:
         """A call at the start of its way."""
         execution = Execution(asyncio.get_running_loop(), self.limits.grace_ms / 1000)
-        return Call(call_id, proposed, lane, generation, execution, self.log, parent=parent, replayable=replayable)
+        redactor = self.shaper.redactor
+        return Call(
+            call_id, proposed, lane, generation, execution, self.log, redactor, parent=parent, replayable=replayable
+        )
 
     def _frozen(self, arguments: Any) -> Any:
         """The arguments as they go on record: redacted, and out of reach of a tool that changes its own."""

@@ -35,6 +35,7 @@ class Authorisation:
 
     async def _watch(self, call: Call, verdict: Verdict) -> Verdict:
         assert call.entry is not None and call.arguments is not None
+        call.own_arguments()
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
         call.flush()
         return await call.interruptible(
@@ -43,7 +44,11 @@ class Authorisation:
         )
 
     async def _ask(self, call: Call) -> None:
-        """Put the call to a person. No locks are held and no time-out runs while they think."""
+        """Put the call to a person. No locks are held and no time-out runs while they think.
+
+        What they see is a copy, with the names of registered secrets in the secrets' places; what runs is what the
+        hash was made of.
+        """
         assert call.entry is not None and call.arguments is not None and call.verdict is not None
         verdict, lane = call.verdict, call.lane
         if call.parent is not None:
@@ -57,22 +62,25 @@ class Authorisation:
                 "denied",
                 f"{verdict.reason} Nobody is attached to this session who could be asked, so it is denied.",
             )
+        call.own_arguments()
         arguments_hash = self._shaper.hash(call.arguments)
+        reason = self._shaper.redact(verdict.reason)
+        always = verdict.always
+        if always is not None and self._shaper.redact(always) != always:
+            always = None  # a rule is stored and shown as it is
         request = ApprovalRequest(
             call_id=call.id,
             session_id=lane.session_id,
             tool_id=call.entry.spec.id,
-            arguments=call.arguments,
+            arguments=self._shaper.redact(call.arguments),
             arguments_hash=arguments_hash,
             definition_hash=call.entry.definition_hash,
-            reason=verdict.reason,
-            always=verdict.always,
+            reason=reason,
+            always=always,
         )
-        call.note(
-            "approval-requested", {"reason": verdict.reason, "arguments_hash": arguments_hash, "always": verdict.always}
-        )
+        call.note("approval-requested", {"reason": reason, "arguments_hash": arguments_hash, "always": always})
         call.flush()
-        call.emit("asking", {"reason": verdict.reason, "always": verdict.always})
+        call.emit("asking", {"reason": reason, "always": always})
         answer = await call.interruptible("authorise", lambda: attendant.approve(request))
         call.note(
             "approval-responded", {"choice": answer.choice, "message": answer.message, "arguments_hash": arguments_hash}
@@ -80,10 +88,8 @@ class Authorisation:
         if answer.choice == "reject":
             said = f": {answer.message}" if answer.message else "."
             raise Refusal("authorise", "denied", f"the user rejected this call{said}")
-        if answer.choice == "session" and verdict.always is not None:
-            lane.rules = lane.rules.with_rules(
-                parse_rule(verdict.always, scope="session", source="answered for this session")
-            )
+        if answer.choice == "session" and always is not None:
+            lane.rules = lane.rules.with_rules(parse_rule(always, scope="session", source="answered for this session"))
         call.rules = lane.rules
         call.note("authorised", {"by": "person", "choice": answer.choice, "arguments_hash": arguments_hash})
         call.emit("approved", {"choice": answer.choice})

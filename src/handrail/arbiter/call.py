@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any, Literal
 
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
 from handrail.arbiter.locks import Grant, Want
+from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
@@ -66,6 +68,7 @@ class Call:
     replayable: bool = False
     entry: Entry | None = None
     arguments: dict[str, Any] | None = None
+    owns_arguments: bool = False
     verdict: Verdict | None = None
     rules: RuleBook | None = None
     wants: tuple[Want, ...] = ()
@@ -84,6 +87,7 @@ class Call:
         generation: Generation,
         execution: Execution,
         log: CommitLog,
+        redactor: Redactor,
         *,
         parent: Call | None = None,
         replayable: bool = False,
@@ -94,6 +98,7 @@ class Call:
         self.generation = generation
         self.execution = execution
         self.log = log
+        self.redactor = redactor
         self.records: list[Record] = []
         self.started_ns = time.monotonic_ns()
         if parent is not None:
@@ -106,8 +111,18 @@ class Call:
         return self.entry.spec.id if self.entry is not None else self.proposed.name
 
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
-        """Add a record to those that the next write takes along."""
+        """Add a record to those that the next write takes along, without any secret in it."""
+        if self.redactor.active:
+            body = self.redactor.value(body)
         self.records.append(_new_record(Record, (kind, self.lane.around.session_id, self.id, body)))
+
+    def own_arguments(self) -> None:
+        """Part from the object that was proposed, before anything is awaited: whoever keeps it could still change what
+        has been judged. Text that was parsed here is nobody else's."""
+        if not self.owns_arguments and self.arguments is not None:
+            self.owns_arguments = True
+            if not isinstance(self.proposed.arguments, (str, bytes)):
+                self.arguments = copy.deepcopy(self.arguments)
 
     def flush(self) -> None:
         """Hand what was noted to the log, without waiting for it."""
@@ -139,7 +154,10 @@ class Call:
         """Tell whoever watches the session; costs nothing when nobody does."""
         listeners = self.lane.listeners
         if listeners:
-            event = Event(kind, self.lane.session_id, self.id, self.tool_id, time.time_ns(), data or {})
+            told, redactor = data or {}, self.redactor
+            if redactor.active:
+                told = redactor.value(dict(told))
+            event = Event(kind, self.lane.session_id, self.id, redactor.text(self.tool_id), time.time_ns(), told)
             for listener in listeners:
                 listener(event)
 

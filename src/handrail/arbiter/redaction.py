@@ -10,10 +10,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
 
 import orjson
+
+from handrail.runtime.surface import Values
 
 MIN_SECRET = 4
 """Characters. A shorter value would occur in ordinary text and redact that."""
@@ -95,8 +98,8 @@ class Redactor:
             return self.text(value)
         if isinstance(value, dict):
             return self._walk_object(cast("dict[str, Any]", value))
-        if isinstance(value, list):
-            items = cast("list[Any]", value)
+        if isinstance(value, (list, tuple)):
+            items = cast("list[Any] | tuple[Any, ...]", value)
             walked = [self._walk(item) for item in items]
             return items if all(new is old for new, old in zip(walked, items, strict=True)) else walked
         if self._numeric and type(value) in (int, float):
@@ -172,6 +175,20 @@ class RedactedStream:
         shown, self._covered = self._redactor._cut(text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
+
+
+@dataclass(frozen=True, slots=True)
+class RedactedValues:
+    """What tools keep in a session, without secrets; implements :class:`~handrail.runtime.surface.Values`."""
+
+    values: Values
+    redactor: Redactor
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any:
+        return await self.values.get(session_id, tool_id, self.redactor.text(key))
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
+        await self.values.put(session_id, tool_id, self.redactor.text(key), self.redactor.value(value))
 
 
 def _fault(value: object) -> str | None:

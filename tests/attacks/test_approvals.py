@@ -1,0 +1,103 @@
+"""What a person said yes to is what runs, and what they saw is what they said yes to."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from handrail import tool
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.policy.opinions import Opinion, WatchdogCall, allow
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+pytestmark = pytest.mark.proves("P-07a")
+
+
+@tool(id="bank.transfer", side_effect="external", locks=["account:{source}:X"])
+async def transfer(source: str, steps: list[dict[str, int]]) -> dict[str, Any]:
+    """Pay."""
+    return {"source": source, "steps": steps}
+
+
+class Tampering(ScriptedPerson):
+    """A face that changes the request it was shown."""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        shown = cast("dict[str, Any]", request.arguments)
+        shown["source"] = "changed"
+        shown["steps"][0]["amount"] = 999
+        return await super().approve(request)
+
+
+@pytest.mark.parametrize("person", [ScriptedPerson, Tampering])
+async def test_arguments_changed_while_a_person_thinks_do_not_run(tmp_path: Path, person: type[ScriptedPerson]) -> None:
+    """Source: time of check to time of use, between the approval and the call."""
+    asked = person([ApprovalAnswer("once")])
+    asked.may_answer.clear()
+    arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
+    async with temporary_kernel(tmp_path, tools=[transfer]) as kernel:
+        session = await kernel.session(attendant=asked)
+        call = asyncio.create_task(session.call("bank.transfer", arguments))
+        await asked.asked.wait()
+        arguments["source"] = "b"
+        arguments["steps"][0]["amount"] = 999
+        asked.may_answer.set()
+        result = await call
+    assert result.data == {"source": "a", "steps": [{"amount": 1}]}
+
+
+async def test_arguments_changed_while_a_watchdog_looks_do_not_run(tmp_path: Path) -> None:
+    arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
+
+    async def slow(_call: WatchdogCall) -> Opinion:
+        arguments["steps"][0]["amount"] = 999
+        return allow()
+
+    async with temporary_kernel(tmp_path, tools=[transfer], rules=["allow bank.transfer"], watchdogs=[slow]) as kernel:
+        result = await (await kernel.session()).call("bank.transfer", arguments)
+    assert result.data["steps"] == [{"amount": 1}]
+
+
+async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path: Path) -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+
+    @tool(id="hold", side_effect="external", locks=["account:a:X"])
+    async def hold() -> None:
+        """Hold the lock."""
+        entered.set()
+        await leave.wait()
+
+    arguments: dict[str, Any] = {"source": "a", "steps": [{"amount": 1}]}
+    rules = ["allow bank.transfer", "allow hold"]
+    async with temporary_kernel(tmp_path, tools=[transfer, hold], rules=rules) as kernel:
+        session = await kernel.session()
+        waiting = asyncio.Event()
+        session.watch(lambda event: waiting.set() if event.kind == "waiting" else None)
+        holding = asyncio.create_task(session.call("hold", {}))
+        await entered.wait()
+        call = asyncio.create_task(session.call("bank.transfer", arguments))
+        await waiting.wait()
+        arguments["steps"][0]["amount"] = 999
+        leave.set()
+        await holding
+        assert (await call).data["steps"] == [{"amount": 1}]
+
+
+async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown_rule(tmp_path: Path) -> None:
+    """Source: "allow once" keyed by the tool's name, so that one approved command approved every other."""
+    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(attendant=person)
+        other = await kernel.session(attendant=ScriptedPerson())
+        command = {"command": "printf '%s' '*'"}
+        assert (await session.call("bash", command)).ok
+        assert (await session.call("bash", command)).ok
+        assert person.requests[1].always == "allow bash printf %s '*'"
+        assert (await session.call("bash", command)).ok
+        assert len(person.requests) == 2
+        for more in ("printf '%s' b", "printf '%s' '*' b", "printf '%s' '*' && ls", "printf '%s' '*' > f", "printf"):
+            assert (await session.call("bash", {"command": more})).error_kind == "denied", more
+        assert (await other.call("bash", command)).error_kind == "denied"

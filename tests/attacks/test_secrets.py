@@ -1,0 +1,60 @@
+"""Registered secrets: whatever a model writes them into, nothing that is kept, told or answered has them in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.events import Event
+from handrail.contract.people import ApprovalAnswer
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+pytestmark = pytest.mark.proves("O-07")
+
+SECRET = "hunter2-Zx81-€-top"
+CALLS: list[tuple[str, dict[str, Any] | str]] = [
+    ("bash", {"command": f"cat {SECRET} && true"}),
+    ("bash", {"command": f"ls '{SECRET}'"}),
+    ("bash", {"command": f"printf '{SECRET}'"}),
+    ("bash", {"command": f"echo '{SECRET}'"}),
+    ("bash", {"command": f"sleep 100 # {SECRET}"}),
+    ("read", {"path": f"{SECRET}.txt"}),
+    ("read", {"path": f"../{SECRET}"}),
+    ("read", {SECRET: 1}),
+    ("read", f'{{"path": "{SECRET}", broken'),
+    ("write", {"path": f"../{SECRET}", "content": "x"}),
+    ("write", {"path": "a.txt", "content": f"key = {SECRET}\n"}),
+    ("read", {"path": "a.txt"}),
+    ("grep", {"pattern": "hunter2"}),
+    ("todo", {"todos": [{"content": SECRET, "status": "pending"}]}),
+    ("todo", {}),
+    ("question", {"questions": [{"question": "which?"}]}),
+    (f"tool_{SECRET}", {SECRET: SECRET}),
+]
+
+
+async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
+    """Source: tokens found in audit logs, traces and approval dialogues of agent products."""
+    told: list[Event] = []
+    said: list[str] = []
+    answers = [ApprovalAnswer("session"), ApprovalAnswer("session"), ApprovalAnswer("reject", f"not {SECRET}")]
+    person = ScriptedPerson(answers, [[[SECRET]]])
+    rules = ["allow write", "allow bash echo *"]
+    async with temporary_kernel(tmp_path, rules=rules, secrets={"token": SECRET}) as kernel:
+        session = await kernel.session(attendant=person)
+        session.watch(told.append)
+        said += [repr(await session.call(name, arguments)) for name, arguments in CALLS]
+        said.append(repr(await session.call_all(CALLS[5:8])))
+        said.append(repr(await (await kernel.session()).call(*CALLS[0])))
+        assert len(person.requests) >= 3
+    said += map(repr, (*told, *person.requests))
+    assert not [text for text in said if "hunter2" in text.replace("'pattern': 'hunter2'", "")]
+    assert "[secret:token]" in repr(person.requests[0].arguments)
+    assert person.requests[0].always is None, (
+        "a rule is stored as it is shown, so none is offered that would hold a secret"
+    )
+    kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert kept
+    assert not [path for path in kept if b"hunter2-" in path.read_bytes()]
