@@ -6,6 +6,7 @@ takes them down in reverse. Nothing else in the project constructs more than its
 
 from __future__ import annotations
 
+import asyncio
 import secrets as randomness
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -217,7 +218,8 @@ class Kernel:
         )
         own = _parsed([("session", "session", text) for text in rules], self.generation)
         lane = Lane(around, self._rules.with_rules(reading(str(output)), *own), attendant)
-        turns = self._last_turn(session_id) if id is not None else 0
+        # Call ids stay unique when a session goes on.
+        turns = self.log.reader.last_turn(session_id) if id is not None else 0
         session = Session(self._arbiter, lane, lambda: self.generation, self._closed, turns)
         self._sessions[session_id] = session
         try:
@@ -230,28 +232,27 @@ class Kernel:
         self.log.append([Record("session-opened", session_id, "", {"agent": AGENT, "headless": attendant is None})])
         return session
 
-    def _last_turn(self, session_id: str) -> int:
-        """So that call ids stay unique when a session goes on."""
-        for record in self.log.reader.records(session=session_id, kind="proposed", newest_first=True):
-            number = record.call_id.removeprefix(session_id + "/").partition(".")[0]
-            if number.isdigit():
-                return int(number)
-        return 0
-
     async def _closed(self, session: Session) -> None:
-        self._sessions.pop(session.id, None)
+        """Taken from the list last: until its folders are gone nobody may open it again."""
         self.log.append([Record("session-closed", session.id, "", {})])
-        await self._store.sessions.close(session.id, time.time_ns())
-        self._store.folders.discard(session.id)
+        try:
+            await self._store.sessions.close(session.id, time.time_ns())
+        finally:
+            await asyncio.to_thread(self._store.folders.discard, session.id)
+            self._sessions.pop(session.id, None)
 
     async def _shut_down(self) -> None:
-        """Stop what runs, wait for it, write what is left. Sessions are suspended, not closed."""
-        for session in self._sessions.values():
-            session.cancel("shutdown")
-        await self._arbiter.runs.settled()
-        await self.generation.aclose()
-        await self.log.flush()
-        self._arbiter.shaper.close()
+        """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
+        why = "has ended with its kernel, which is closed; open a kernel anew"
+        try:
+            await asyncio.gather(*(session.end("shutdown", why) for session in self._sessions.values()))
+            await self._arbiter.runs.settled()
+            await self.generation.aclose()
+        finally:
+            try:
+                await self.log.flush()
+            finally:
+                self._arbiter.shaper.close()
 
 
 async def _assemble(

@@ -7,7 +7,6 @@ says no by raising :class:`~handrail.arbiter.call.Refusal`, and whatever happens
 from __future__ import annotations
 
 import asyncio
-import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,11 +25,11 @@ from handrail.arbiter.resources import Resources
 from handrail.arbiter.running import ToolRuns
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.contract.jsontext import ArgumentText, parse_arguments
-from handrail.contract.result import Result
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, json_type, parse_arguments
 from handrail.policy.authority import Authority
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
+from handrail.store.encoding import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +61,7 @@ class Arbiter:
         self.shaper = shaper
         self.limits = limits
         self.authorisation = Authorisation(authority, shaper)
-        self.runs = ToolRuns(authority, locks, self._nested)
+        self.runs = ToolRuns(authority, locks, self._nested, self.carry_out)
         self.repeats = Repeats(log, shaper)
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
@@ -95,7 +94,10 @@ class Arbiter:
                 self._release(call)  # 9
         finally:
             call.has_entered()
-            del call.lane.running[call.id]
+            lane = call.lane
+            del lane.running[call.id]
+            if lane.emptied is not None and not lane.running:
+                lane.emptied.set()
         if call.execution.owed is not None:
             raise call.execution.owed  # the very one: structured concurrency tells its own cancellations by it
         if call.watched:
@@ -128,8 +130,8 @@ class Arbiter:
         assert call.entry is not None
         spec = call.entry.spec
         arguments, fault = _arguments(call.proposed)
-        self._propose(call, call.proposed.arguments if arguments is None else arguments)
-        problems = [fault] if arguments is None else call.entry.schema.problems(arguments)
+        fault = self._propose(call, call.proposed.arguments if arguments is None else arguments) or fault
+        problems = [fault] if fault or arguments is None else call.entry.schema.problems(arguments)
         if arguments is None or problems:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
             raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems))
@@ -139,13 +141,15 @@ class Arbiter:
         except ToolError as error:
             raise Refusal("validate", error.kind, error.text) from None
 
-    def _propose(self, call: Call, arguments: Any) -> None:
+    def _propose(self, call: Call, arguments: Any) -> str | None:
+        """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
         if isinstance(arguments, (str, bytes)):  # not JSON: keep the head, as text, for whoever asks what was sent
             head = arguments[:2_000]
             arguments = {"unparsed": head if isinstance(head, str) else head.decode("utf-8", "replace")}
+        recorded, fault = self._frozen(arguments)
         body = {
             "tool": call.tool_id,
-            "arguments": self._frozen(arguments),
+            "arguments": recorded,
             "generation": call.generation.number,
         }
         if call.replayable:
@@ -160,6 +164,7 @@ class Arbiter:
         call.note("proposed", body)
         if call.watched:
             call.emit("proposed", {"arguments": arguments})
+        return fault
 
     # ── 4 lock ───────────────────────────────────────────────────────────────────────────────────
 
@@ -252,16 +257,15 @@ class Arbiter:
 
     # ── 6 execute ────────────────────────────────────────────────────────────────────────────────
 
-    async def _nested(self, parent: Call, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+    def _nested(self, parent: Call, tool_id: str, arguments: Mapping[str, Any], fault: str | None) -> Call:
         parent.children += 1
-        child = self.call(
+        return self.call(
             f"{parent.id}.{parent.children}",
-            ProposedCall(tool_id, arguments),
+            ProposedCall(tool_id, arguments, fault=fault, fault_kind="cancelled"),
             parent.lane,
             parent.generation,
             parent=parent,
         )
-        return (await self.carry_out(child)).result
 
     # ── 7 shape ──────────────────────────────────────────────────────────────────────────────────
 
@@ -339,14 +343,21 @@ class Arbiter:
             call_id, proposed, lane, generation, execution, self.log, redactor, parent=parent, replayable=replayable
         )
 
-    def _frozen(self, arguments: Any) -> Any:
-        """The arguments as they go on record: redacted, and out of reach of a tool that changes its own."""
-        if self.shaper.redactor.active:
-            return self.shaper.redactor.value(arguments)
+    def _frozen(self, arguments: Any) -> tuple[Any, str | None]:
+        """The arguments as they go on record, redacted and out of reach of a tool that changes its own; and what is
+        wrong where they are too much to be kept whole."""
         try:
-            return orjson.Fragment(orjson.dumps(arguments))
-        except TypeError:  # half surrogate pairs, huge integers: the log keeps what it can of them
-            return copy.deepcopy(arguments)
+            encoded, plain = orjson.dumps(arguments), True
+        except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log keeps what it can of them
+            encoded, plain = encode(arguments, max_bytes=2**62), False
+        if len(encoded) > MAX_ARGUMENT_BYTES:
+            size = f"{len(encoded):,} bytes of JSON; at most {MAX_ARGUMENT_BYTES:,} are taken"
+            return {"$oversized": len(encoded)}, f"the arguments are {size}. Pass a path to a file instead"
+        if not plain:
+            arguments = decode(encoded)
+        if self.shaper.redactor.active:
+            return self.shaper.redactor.value(arguments), None
+        return (orjson.Fragment(encoded) if plain else arguments), None
 
 
 @lru_cache(maxsize=1024)
@@ -365,7 +376,11 @@ def _arguments(proposed: ProposedCall) -> tuple[dict[str, Any] | None, str]:
             return parse_arguments(given), ""
         except ArgumentText as error:
             return None, str(error)
-    return given if isinstance(given, dict) else dict(given), ""  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(given, dict):
+        return given, ""  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(given, Mapping):
+        return dict(given), ""  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return None, f"the arguments are a JSON {json_type(given)}; expected an object"
 
 
 async def _until(entered: asyncio.Future[None]) -> None:

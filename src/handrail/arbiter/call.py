@@ -53,11 +53,21 @@ class Lane:
     """None: headless, so ask is deny."""
     listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
     running: dict[str, Call] = field(default_factory=dict[str, "Call"])
-    on_close: list[Callable[[], None]] = field(default_factory=list[Callable[[], None]])
+    closed: str | None = None
+    """Why it takes no more calls."""
+    emptied: asyncio.Event | None = None
+    """Set by the last call in flight, while somebody waits for it."""
 
     @property
     def session_id(self) -> str:
         return self.around.session_id
+
+    async def answered(self) -> None:
+        """Return when no call is in flight."""
+        while self.running:
+            self.emptied = self.emptied or asyncio.Event()
+            self.emptied.clear()
+            await self.emptied.wait()
 
 
 class Call:
@@ -75,6 +85,12 @@ class Call:
     grant: Grant | None = None
     entered: asyncio.Future[None] | None = None
     children: int = 0
+    nested: tuple[Call, ...] = ()
+    """The calls that its tool is making now."""
+    left: asyncio.Future[None] | None = None
+    """Set when it is answered, where its caller waits for that."""
+    over: bool = False
+    """Its tool has ended, or was told to: it makes no further calls."""
     begun: bool = False
     """Its intent is on record and its tool has been started."""
     lock_wait_ms: float = 0.0
@@ -158,8 +174,12 @@ class Call:
             if redactor.active:
                 told = redactor.value(dict(told))
             event = Event(kind, self.lane.session_id, self.id, redactor.text(self.tool_id), time.time_ns(), told)
-            for listener in listeners:
-                listener(event)
+            for listener in tuple(listeners):
+                try:
+                    listener(event)
+                except Exception as error:  # whoever watches a call has no say in how it ends
+                    about = f"a listener to the events of session {self.lane.session_id} failed at {kind!r}"
+                    self.execution.loop.call_exception_handler({"message": about, "exception": error})
 
     def has_entered(self) -> None:
         """Its place in the lock queue is taken, or will never be: later calls of its reply may go on."""

@@ -8,6 +8,9 @@ from handrail.contract.call import Answer
 from handrail.contract.result import Result
 from handrail.record.log import CommitLog
 
+_MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
+"""Kinds of refusals that a later try need not meet: a full disk, a stop, a lock that was not to be had in time."""
+
 
 class Repeats:
     """Looks a call's key up in the log."""
@@ -34,6 +37,8 @@ class Repeats:
                 "unavailable",
                 "was answered before and its result has been removed from the log; use a new key",
             )
+        elif outcome.kind == "refused" and body["result"].get("metadata", {}).get("error_kind") in _MAY_PASS:
+            return None  # nothing was run, and what stood in the way may be over
         else:
             result = Result.from_dict(body["result"]).with_metadata(recorded=True)
             entry = call.generation.resolve(call.proposed.name)

@@ -7,13 +7,14 @@ import contextlib
 import contextvars
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from handrail.arbiter.call import Call
-from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
+from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
@@ -21,19 +22,25 @@ from handrail.policy.authority import Authority
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
-Nested = Callable[[Call, str, Mapping[str, Any]], Awaitable[Result]]
-
 
 class ToolRuns:
     """Runs tools, and keeps the locks of those that go on after their caller was answered.
 
-    :param nested: carries out a call that a tool makes
+    :param nested: makes the call that a tool asks for, with a fault where it asks too late
+    :param carry_out: carries it out
     """
 
-    def __init__(self, authority: Authority, locks: LockTable, nested: Nested) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        locks: LockTable,
+        nested: Callable[[Call, str, Mapping[str, Any], str | None], Call],
+        carry_out: Callable[[Call], Awaitable[Answer]],
+    ) -> None:
         self.authority = authority
         self.locks = locks
         self.nested = nested
+        self.carry_out = carry_out
         self._late: set[asyncio.Task[Any]] = set()
 
     async def run(self, call: Call) -> object:
@@ -47,11 +54,11 @@ class ToolRuns:
         runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
         call.started_ns = time.monotonic_ns()
         tool = entry.tool
-        if isinstance(tool, FunctionTool) and tool.blocking:
-            work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
-        else:
-            work = tool.execute(arguments, runtime)
         try:
+            if isinstance(tool, FunctionTool) and tool.blocking:
+                work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
+            else:
+                work = tool.execute(arguments, runtime)
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
                 return await execution.inline(work, budget_ms / 1000, call.flush)
             call.flush()
@@ -65,7 +72,39 @@ class ToolRuns:
         except ToolError as error:
             return Result.of(error)
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
-            return Result.error("backend", f"{spec.id} failed unexpectedly: {type(error).__name__}: {str(error)[:500]}")
+            said = f"{type(error).__name__}: {str(error)[:500]}"
+            if execution.reason is None:
+                return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
+            stopped = self._stop_result(call, execution.reason, budget_ms, runtime.kept)
+            return stopped.with_metadata(failed_when_stopped=said)
+        finally:
+            call.over = True
+            if call.nested:
+                await self._end_nested(call)
+
+    async def nest(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
+        """Carry out a call that the tool of ``parent`` makes, for as long as that tool runs.
+
+        :param make: the call, faulty with this text where there is one
+        """
+        stopped = parent.execution.reason
+        over = STOPPED_TEXT[stopped] if stopped else "over"
+        child = make(f"{parent.tool_id}, which makes this call, was {over}" if parent.over or stopped else None)
+        parent.nested = (*parent.nested, child)
+        try:
+            return (await self.carry_out(child)).result
+        finally:
+            parent.nested = tuple(other for other in parent.nested if other is not child)
+            if child.left is not None:
+                child.left.set_result(None)
+
+    async def _end_nested(self, call: Call) -> None:
+        """End the calls that a tool has left running: the locks they run under are about to go."""
+        for child in call.nested:
+            child.left = asyncio.get_running_loop().create_future()
+            child.execution.stop(call.execution.reason or "user")
+        waiting = [child.left for child in call.nested if child.left is not None]
+        await uninterrupted(_all(waiting), call.execution)
 
     def _stop_result(self, call: Call, reason: StopReason, budget_ms: float, kept: Any, **metadata: Any) -> Result:
         assert call.entry is not None
@@ -134,15 +173,23 @@ class _Doors:
 
     def tell(self, message: str, fraction: float | None) -> None:
         emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})
+        home = self.of.execution.loop
         try:
-            asyncio.get_running_loop()
-        except RuntimeError:  # a tool's thread: whoever watches lives on the event loop
-            self.of.execution.loop.call_soon_threadsafe(emit)
-        else:
+            here = asyncio.get_running_loop() is home
+        except RuntimeError:
+            here = False
+        if here:
             emit()
+        else:  # a tool's thread, perhaps with a loop of its own: whoever watches lives on the kernel's
+            with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
+                home.call_soon_threadsafe(emit)
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        return await self.runs.nested(self.of, tool_id, arguments)
+        return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))
+
+
+async def _all(waiting: Sequence[asyncio.Future[None]]) -> None:
+    await asyncio.wait(waiting)
 
 
 async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> object:

@@ -204,6 +204,12 @@ class LogReader:
         """The first record of how a call was proposed, or None."""
         return self._one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
 
+    def last_turn(self, session: str) -> int:
+        """The highest turn in the ids of a session's calls, ``session/turn.index``; 0 if it has none."""
+        sql = "SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND kind = 'proposed'"
+        (turn,) = self._connection.execute(sql, (len(session) + 2, session)).fetchone()
+        return turn or 0
+
     def unfinished(self) -> list[LoggedRecord]:
         """The ``intended`` record of every call that has begun and not ended."""
         sql = (
@@ -267,7 +273,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
             error_text = _text(result.get("error_text"))
             ended_as: CallState = "error" if result.get("type") == "error" else "output"
             state = "refused" if entry.kind == "refused" else ended_as
-    if state in ("proposed", "authorised") and records[-1].sequence <= began:
+    if state in ("proposed", "waiting", "authorised") and records[-1].sequence <= began:
         state = "not-run"
     return CallRow(
         first.call_id,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
@@ -19,7 +21,8 @@ from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Generation
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
-_MAX_WAITING_EVENTS = 10_000
+_MAX_PROGRESS_WAITING = 10_000
+_MAX_EVENTS_WAITING = 20_000
 
 
 class Session:
@@ -39,7 +42,8 @@ class Session:
         self._on_close = on_close
         self._turns = turns
         self.id = lane.session_id
-        self._keys: dict[str, asyncio.Lock] = {}
+        self._keys: dict[str, _KeyInUse] = {}
+        self._readers: list[_EventQueue] = []
         self.closed = False
 
     @property
@@ -100,49 +104,119 @@ class Session:
         return len(running)
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it."""
-        self._lane.listeners.append(listener)
-        return lambda: self._lane.listeners.remove(listener)
+        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it.
+
+        What it raises is told to the event loop's exception handler and changes nothing about the call.
+        """
+        listeners = self._lane.listeners
+        listeners.append(listener)
+
+        def stop() -> None:
+            if listener in listeners:
+                listeners.remove(listener)
+
+        return stop
 
     async def events(self) -> AsyncIterator[Event]:
-        """The events from now on, until the session is closed. A reader that falls 10,000 behind misses progress only."""
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        """The events from the first step of the iteration on, until the session or its kernel is closed.
 
-        def put(event: Event) -> None:
-            if event.kind != "progress" or queue.qsize() < _MAX_WAITING_EVENTS:
-                queue.put_nowait(event)
+        A reader that falls 10,000 behind misses progress only; one that falls 20,000 behind is let go.
 
-        stop = self.watch(put)
-        self._lane.on_close.append(lambda: queue.put_nowait(None))
-        try:
-            while (event := await queue.get()) is not None:
-                yield event
-        finally:
-            stop()
-
-    async def close(self) -> None:
-        """Close it for good: calls in flight are stopped, its output and scratch folders are removed."""
+        :raises UsageError: when it was let go, after the events up to there
+        """
         if self.closed:
             return
-        self.closed = True
-        self.cancel("user")
-        for closer in self._lane.on_close:
-            closer()
+        queue = _EventQueue()
+        stop = self.watch(queue.put)
+        self._readers.append(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                if queue.overrun:
+                    stop()
+                yield event
+            if queue.overrun:
+                raise UsageError(
+                    f"this reader of the events of session {self.id} fell {_MAX_EVENTS_WAITING:,} behind; read faster, "
+                    "or use watch() and keep only what you need"
+                )
+        finally:
+            stop()
+            self._readers.remove(queue)
+
+    async def close(self) -> None:
+        """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
+        if self.closed:
+            return
+        await self.end("user", "is closed; open another with kernel.session()")
         await self._on_close(self)
+
+    async def end(self, reason: StopReason, why: str) -> None:
+        """Take no more calls, stop those in flight and wait until each has its answer. Its folders stay.
+
+        :param why: what a later call is told, as ``is closed``
+        """
+        self.closed = True
+        self._lane.closed = f"session {self.id} {why}"
+        self.cancel(reason)
+        # Work in the event loop that never heeds its cancellation must not keep everybody else from ending.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):
+                await self._lane.answered()
+        for reader in self._readers:
+            reader.end()
 
     async def _keyed(self, proposed: ProposedCall, key: str) -> Result:
         if not key or len(key) > 200 or not key.isprintable() or "/" in key:
             raise UsageError(f"{key[:50]!r} is not a key: 1 to 200 printable characters without '/'")
-        lock = self._keys.setdefault(key, asyncio.Lock())
-        async with lock:
-            call = self._arbiter.call(f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True)
-            answer = await self._arbiter.carry_out(call)
-        self._keys.pop(key, None)
-        return answer.result
+        in_use = self._keys.setdefault(key, _KeyInUse())
+        in_use.users += 1
+        try:
+            async with in_use.lock:
+                self._check_open()
+                call = self._arbiter.call(
+                    f"{self.id}/key:{key}", proposed, self._lane, self._generation(), replayable=True
+                )
+                return (await self._arbiter.carry_out(call)).result
+        finally:
+            in_use.users -= 1
+            if not in_use.users:
+                del self._keys[key]
 
     def _check_open(self) -> None:
-        if self.closed:
-            raise UsageError(f"session {self.id} is closed; open another with kernel.session()")
+        if self._lane.closed is not None:
+            raise UsageError(self._lane.closed)
+
+
+@dataclass(slots=True)
+class _KeyInUse:
+    """Lets the calls with one key through one by one."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+class _EventQueue:
+    """What one reader of events has still to read, within bounds."""
+
+    def __init__(self) -> None:
+        self._waiting: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.overrun = False
+
+    def put(self, event: Event) -> None:
+        behind = self._waiting.qsize()
+        if self.overrun or (event.kind == "progress" and behind >= _MAX_PROGRESS_WAITING):
+            return
+        if behind >= _MAX_EVENTS_WAITING:
+            self.overrun = True
+            self.end()
+        else:
+            self._waiting.put_nowait(event)
+
+    def end(self) -> None:
+        self._waiting.put_nowait(None)
+
+    async def get(self) -> Event | None:
+        return await self._waiting.get()
 
 
 class Turn:
@@ -179,6 +253,8 @@ class Turn:
     def _make(self, proposed: ProposedCall) -> Call:
         index = self._calls
         self._calls += 1
+        if self._lane.closed is not None:
+            proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
         return self._arbiter.call(
             f"{self._lane.session_id}/{self.number}.{index}", proposed, self._lane, self.generation
         )

@@ -48,6 +48,7 @@ class _Flush:
 
 
 _FLUSH = _Flush()
+_CLOSED = "the log is closed: the kernel has been shut down"
 _Waiting = asyncio.Future[None]
 _Entry = tuple[T | _Flush, _Waiting | None]
 
@@ -97,7 +98,7 @@ class Writer(Generic[T]):
     @property
     def refusal(self) -> str | None:
         """Why nothing can be written at the moment, or None."""
-        return self._refusal
+        return _CLOSED if self._closing else self._refusal
 
     @property
     def backlog(self) -> int:
@@ -162,7 +163,7 @@ class Writer(Generic[T]):
 
     def _check_open(self) -> None:
         if self._closing:
-            raise LogUnavailable("the log is closed: the kernel has been shut down")
+            raise LogUnavailable(_CLOSED)
 
     def _ring(self) -> None:
         try:
