@@ -65,7 +65,7 @@ class Generation:
     :raises ValueError: when two tools, aliases or wire names are the same
     """
 
-    __slots__ = ("_by_name", "aliases", "entries", "number", "quarantined")
+    __slots__ = ("__weakref__", "_by_name", "aliases", "entries", "number", "quarantined")
 
     def __init__(
         self,

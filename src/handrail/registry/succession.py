@@ -1,0 +1,93 @@
+"""Which generation is the current one, and when the tools of the older ones end.
+
+A new generation is published in one step, whole. Whoever holds an older one (a turn, a call) goes on with it;
+a tool ends when no generation that anybody holds has it any more, and at the latest with the kernel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import weakref
+from collections.abc import Iterable
+
+from handrail.contract.tool import Tool
+from handrail.registry.generation import Difference, Generation
+
+
+class Succession:
+    """The generations of one kernel. Bound to the event loop that it was made on."""
+
+    def __init__(self, first: Generation) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._current = first
+        self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
+        self._open: dict[int, Tool] = {}
+        self._ending: set[asyncio.Task[None]] = set()
+        self._keep_open(first)
+
+    @property
+    def current(self) -> Generation:
+        """What begins now gets this one."""
+        return self._current
+
+    @property
+    def living(self) -> tuple[Generation, ...]:
+        """The current one, and the older ones that somebody still holds."""
+        return (self._current, *self._older)
+
+    def publish(self, generation: Generation) -> Difference:
+        """Make ``generation`` the current one, and say what became of the tools.
+
+        :raises ValueError: unless its number is the next
+        """
+        older = self._current
+        if generation.number != older.number + 1:
+            raise ValueError(f"generation {generation.number} cannot follow generation {older.number}")
+        self._keep_open(generation)
+        self._older.add(older)
+        weakref.finalize(older, self._given_up).atexit = False
+        self._current = generation
+        return generation.difference(older)
+
+    async def aclose(self) -> None:
+        """End every tool.
+
+        :raises ExceptionGroup: of what went wrong, after every tool was told
+        """
+        tools, self._open = tuple(self._open.values()), {}
+        problems = await _end(tools)
+        if self._ending:
+            await asyncio.wait(self._ending)
+        if problems:
+            raise ExceptionGroup("some tools did not end cleanly", problems)
+
+    def _keep_open(self, generation: Generation) -> None:
+        self._open.update((id(entry.tool), entry.tool) for entry in generation.entries.values())
+
+    def _given_up(self) -> None:
+        """Nobody holds some older generation any more. May be called in any thread."""
+        if self._open and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._end_what_is_left)
+
+    def _end_what_is_left(self) -> None:
+        held = {id(entry.tool) for generation in self.living for entry in generation.entries.values()}
+        gone = [self._open.pop(key) for key in tuple(self._open) if key not in held]
+        if gone:
+            task = self._loop.create_task(_quietly(gone))
+            self._ending.add(task)
+            task.add_done_callback(self._ending.discard)
+
+
+async def _end(tools: Iterable[Tool]) -> list[Exception]:
+    problems: list[Exception] = []
+    for tool in tools:
+        try:
+            await tool.aclose()
+        except Exception as error:
+            problems.append(error)
+    return problems
+
+
+async def _quietly(tools: Iterable[Tool]) -> None:
+    """Nobody waits for these, so there is nobody to tell what goes wrong."""
+    await _end(tools)

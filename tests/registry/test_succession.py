@@ -1,0 +1,96 @@
+"""One generation follows another in one step; tools end when nobody holds a generation that has them."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from typing import Any
+
+import pytest
+
+from handrail.contract.runtime import Runtime
+from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.generation import Difference, Entry, Generation
+from handrail.registry.succession import Succession
+
+pytestmark = pytest.mark.proves("R-06")
+
+
+class _Tool(Tool):
+    def __init__(self, tool_id: str, fails: bool = False) -> None:
+        self.spec = ToolSpec(id=tool_id, description="x")
+        self.fails = fails
+        self.ended = 0
+        self.over = asyncio.Event()
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return None
+
+    async def aclose(self) -> None:
+        self.ended += 1
+        self.over.set()
+        if self.fails:
+            raise RuntimeError("it does not end")
+
+
+def generation(number: int, *tools: _Tool) -> Generation:
+    schema = compile_schema({"type": "object", "properties": {}})
+    return Generation(number, [Entry(tool.spec, tool, schema, "here", tool.spec.definition_hash) for tool in tools])
+
+
+async def test_what_is_published_is_current_at_once_and_its_difference_is_told() -> None:
+    a, b, c = _Tool("a"), _Tool("b"), _Tool("c")
+    succession = Succession(generation(1, a, b))
+    second = generation(2, b, c)
+    assert succession.publish(second) == Difference(added=("c",), removed=("a",))
+    assert succession.current is second
+    await succession.aclose()
+    assert [tool.ended for tool in (a, b, c)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3])
+async def test_only_the_next_number_follows(number: int) -> None:
+    succession = Succession(first := generation(1))
+    with pytest.raises(ValueError, match=f"generation {number} cannot follow generation 1"):
+        succession.publish(generation(number))
+    assert succession.current is first
+
+
+async def test_a_tool_ends_when_the_last_holder_of_its_last_generation_lets_go() -> None:
+    dropped, carried, returning = _Tool("dropped"), _Tool("carried"), _Tool("returning")
+    held = generation(1, dropped, carried, returning)
+    succession = Succession(held)
+    succession.publish(generation(2, carried))
+    succession.publish(generation(3, carried, returning))
+    gc.collect()
+    await asyncio.sleep(0)
+    assert {one.number for one in succession.living} == {1, 3}
+    assert [tool.ended for tool in (dropped, carried, returning)] == [0, 0, 0]
+    del held
+    gc.collect()
+    await dropped.over.wait()
+    assert {one.number for one in succession.living} == {3}
+    assert [tool.ended for tool in (dropped, carried, returning)] == [1, 0, 0]
+    await succession.aclose()
+    assert [tool.ended for tool in (dropped, carried, returning)] == [1, 1, 1]
+
+
+async def test_a_generation_that_a_thread_lets_go_of_ends_its_tools_on_the_loop() -> None:
+    tool = _Tool("a")
+    holder = [generation(1, tool)]
+    succession = Succession(holder[0])
+    succession.publish(generation(2))
+    await asyncio.to_thread(holder.clear)
+    gc.collect()
+    await tool.over.wait()
+    assert tool.ended == 1
+
+
+async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
+    stubborn, other = _Tool("a", fails=True), _Tool("b")
+    succession = Succession(generation(1, stubborn, other))
+    with pytest.raises(ExceptionGroup):
+        await succession.aclose()
+    assert (stubborn.ended, other.ended) == (1, 1)
