@@ -1,0 +1,76 @@
+"""What ``Kernel.open(secrets=…)`` registers comes out nowhere, whichever way it came in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+SECRET = 'hunter2-KkQ9/"x'
+
+
+@tool(id="vault.open", side_effect="external", locks=["vault:{key}:X"])
+async def open_vault(key: str, runtime: Runtime) -> dict[str, object]:
+    """Open the vault."""
+    runtime.progress(f"trying {key}")
+    return {"opened": f"with {SECRET}", "scan": Blob(f"scan {SECRET}".encode(), "text/plain"), "long": SECRET * 10_000}
+
+
+@tool(id="vault.fail", side_effect="read", locks=[])
+async def fail(how: str) -> str:
+    """Fail, and say too much."""
+    if how == "tool":
+        raise ToolError(f"the key {SECRET} does not fit", kind="failed", data={"tried": SECRET})
+    raise RuntimeError(f"defect with {SECRET}")
+
+
+@pytest.mark.proves("O-07")
+async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(tmp_path: Path) -> None:
+    person = ScriptedPerson(
+        [ApprovalAnswer("session", f"because of {SECRET}"), ApprovalAnswer("reject", f"no {SECRET}")]
+    )
+    seen: list[Event] = []
+    async with temporary_kernel(tmp_path, tools=[open_vault, fail], secrets={"vault": SECRET}) as kernel:
+        session = await kernel.session(attendant=person, rules=["allow vault.fail"])
+        session.watch(seen.append)
+        answers = await session.turn().call_all(
+            [
+                ProposedCall("vault.open", {"key": SECRET}),
+                ProposedCall("vault.open", {"key": f"no {SECRET}"}),
+                ProposedCall("vault.fail", {"how": "tool"}),
+                ProposedCall("vault.fail", {"how": SECRET}),
+                ProposedCall("vault.fail", {SECRET: 1}),
+                ProposedCall("vault.fail", f'{{"how": {SECRET}'),
+                ProposedCall(f"vault.{SECRET}", {}),
+                ProposedCall("vault.fail", "{", f"call {SECRET}", fault=f"cut at {SECRET}"),
+                ProposedCall("read", {"path": SECRET}),
+                ProposedCall("read", {"path": f"/etc/{SECRET}"}),
+                ProposedCall("bash", {"command": f"echo {SECRET}"}),
+            ]
+        )
+        assert answers[0].result.ok and answers[1].result.error_kind == "denied"
+        # What waits for the next process lies on the disk as well.
+        everything = _on_disk(tmp_path / "state")
+        results = repr([(answer.result, answer.model) for answer in answers])
+    everything += _on_disk(tmp_path / "state")
+    assert {"asking", "progress", "refused", "finished"} <= {event.kind for event in seen}
+    assert len(person.requests) >= 2 and "[secret:vault]" in repr(person.requests)
+    said = {"results": results, "events": repr(seen), "requests": repr(person.requests), "files": repr(everything)}
+    for form in (SECRET, SECRET.replace('"', '\\"'), "hunter2-KkQ9"):
+        assert [where for where, text in said.items() if form in text] == [], form
+
+
+async def test_a_rule_that_would_hold_a_secret_is_not_offered(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("once")])
+    async with temporary_kernel(tmp_path, tools=[open_vault], secrets={"vault": SECRET}) as kernel:
+        session = await kernel.session(attendant=person)
+        assert (await session.call("vault.open", {"key": SECRET})).ok
+        assert (await session.call("vault.open", {"key": "harmless"})).ok
+    assert [request.always is None for request in person.requests] == [True, False]
+
+
+def _on_disk(folder: Path) -> bytes:
+    return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
