@@ -126,49 +126,50 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
         assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox.tier.name}
 
 
-inside, leave = asyncio.Event(), asyncio.Event()
+class Holding:
+    """A tool that holds the outbox until it is told to leave."""
 
+    def __init__(self) -> None:
+        inside, leave = self.inside, self.leave = asyncio.Event(), asyncio.Event()
 
-@tool(id="mail.hold", side_effect="external", locks=["outbox:X"])
-async def hold() -> str:
-    """Hold the outbox."""
-    inside.set()
-    await leave.wait()
-    return "held"
+        @tool(id="mail.hold", side_effect="external", locks=["outbox:X"])
+        async def hold() -> str:
+            """Hold the outbox."""
+            inside.set()
+            await leave.wait()
+            return "held"
 
-
-@pytest.fixture(autouse=True)
-def nobody_holds_the_outbox() -> None:
-    inside.__init__()
-    leave.__init__()
+        self.tool = hold
 
 
 @pytest.mark.proves("L-05")
 async def test_a_wait_for_locks_ends_with_its_configured_budget_and_nothing_is_run(tmp_path: Path) -> None:
     settings = "[limits]\nlock_wait_ms = 20\n"
-    async with temporary_kernel(tmp_path, tools=[send, hold], rules=["allow *"], settings=settings) as kernel:
+    hold = Holding()
+    async with temporary_kernel(tmp_path, tools=[send, hold.tool], rules=["allow *"], settings=settings) as kernel:
         session = await kernel.session()
         holding = asyncio.create_task(session.call("mail.hold", {}))
-        await inside.wait()
+        await hold.inside.wait()
         late = await session.call("mail.send", {"to": "ann"})
         assert late.error_kind == "timeout" and late.error_text is not None
         assert "20 ms" in late.error_text and "nothing was run" in late.error_text
-        leave.set()
+        hold.leave.set()
         assert (await holding).ok
 
 
 @pytest.mark.proves("L-05")
 async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_the_run(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[send, hold], rules=["allow *"]) as kernel:
+    hold = Holding()
+    async with temporary_kernel(tmp_path, tools=[send, hold.tool], rules=["allow *"]) as kernel:
         session = await kernel.session()
         seen: list[Event] = []
         session.watch(seen.append)
         holding = asyncio.create_task(session.call("mail.hold", {}))
-        await inside.wait()
+        await hold.inside.wait()
         waiting = asyncio.create_task(session.call("mail.send", {"to": "ann"}))
         while not any(event.kind == "waiting" for event in seen):
             await asyncio.sleep(0)
-        leave.set()
+        hold.leave.set()
         at_once, late = await holding, await waiting
         assert "lock_wait_ms" not in at_once.metadata and late.metadata["lock_wait_ms"] > 0
         await kernel.log.flush()
