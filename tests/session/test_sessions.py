@@ -1,0 +1,411 @@
+"""Sessions that go on, end, or end while something is under way: ids stay unique, answers and folders whole."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Event, Kernel, Runtime, Session, ToolError, UsageError, tool
+from handrail.contract.errors import StartError
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+ALLOW = ["allow test.*"]
+SHORT = "[limits]\ngrace_ms = 20\n"
+
+
+class Held:
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.open = asyncio.Event()
+        self.ran: list[str] = []
+
+
+held = Held()
+
+
+@pytest.fixture(autouse=True)
+def afresh() -> None:
+    held.__init__()
+
+
+@tool(id="test.look", side_effect="read", locks=[])
+async def look(name: str = "") -> str:
+    """Look."""
+    held.ran.append(name)
+    return name
+
+
+@tool(id="test.send", side_effect="external", locks=["outbox:X"])
+async def send(name: str) -> str:
+    """Send."""
+    held.ran.append(name)
+    return name
+
+
+@tool(id="test.hold", side_effect="external", locks=["outbox:X"])
+async def hold(runtime: Runtime, size: int = 0) -> str:
+    """Wait; told to stop, end at leisure with a long output."""
+    held.entered.set()
+    try:
+        await held.open.wait()
+    except asyncio.CancelledError:
+        await asyncio.sleep(0)
+        if not size:
+            raise
+    return "x" * size
+
+
+@tool(id="test.wait", side_effect="read", locks=[])
+async def wait() -> str:
+    """Wait."""
+    held.entered.set()
+    await held.open.wait()
+    return "waited"
+
+
+@tool(id="test.flood", side_effect="read", locks=[])
+async def flood(runtime: Runtime, count: int) -> str:
+    """Report much progress."""
+    for number in range(count):
+        runtime.progress(str(number))
+    return "flooded"
+
+
+TOOLS = (look, send, hold, wait, flood)
+
+
+def kernel_in(folder: Path) -> AbstractAsyncContextManager[Kernel]:
+    return temporary_kernel(folder, tools=TOOLS, rules=ALLOW, settings=SHORT)
+
+
+def session_folders(folder: Path, session_id: str) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in (folder / "state").rglob(session_id))
+
+
+def kinds(kernel: Kernel, call_id: str) -> list[str]:
+    return [record.kind for record in kernel.log.reader.records(call=call_id)]
+
+
+# ── going on ─────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("L-10")
+async def test_call_ids_stay_unique_when_a_session_goes_on(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session("ses_long")
+        early = session.turn()  # its calls come last, so that the newest call is not of the highest turn
+        for _ in range(3):
+            assert (await session.call("test.look", {})).ok
+        assert (await session.call("test.look", {}, key="77.0")).ok
+        await early.call_all([("test.look", {}), ("test.look", {})])
+    for _ in range(2):
+        async with kernel_in(tmp_path) as kernel:
+            session = await kernel.session("ses_long")
+            assert all(result.ok for result in await session.call_all([("test.look", {}), ("test.look", {})]))
+    async with kernel_in(tmp_path) as kernel:
+        proposed = Counter(record.call_id for record in kernel.log.reader.records(kind="proposed"))
+        assert len(proposed) == 3 + 1 + 2 + 4 and set(proposed.values()) == {1}
+
+
+@pytest.mark.proves("L-10")
+async def test_a_key_keeps_its_answer_for_as_long_as_its_session_may_be_opened(tmp_path: Path) -> None:
+    for attempt in range(3):
+        async with kernel_in(tmp_path) as kernel:
+            session = await kernel.session("ses_keys")
+            result = await session.call("test.send", {"name": "once"}, key="mail-1")
+            assert result.data == "once" and result.metadata.get("recorded", False) is (attempt > 0)
+    assert held.ran == ["once"]
+
+
+@pytest.mark.proves("L-10")
+async def test_many_callers_with_one_key_at_once_run_it_once(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        calls = [asyncio.create_task(session.call("test.send", {"name": "n"}, key="k")) for _ in range(20)]
+        await asyncio.sleep(0)
+        for call in calls[::3]:
+            call.cancel()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        answers = [result for result in results if not isinstance(result, BaseException)]
+        assert answers and {result.data for result in answers} == {"n"}
+        assert held.ran == ["n"]
+        assert (await session.call("test.send", {"name": "n"}, key="k")).metadata["recorded"] is True
+
+
+@pytest.mark.proves("L-10")
+async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        holding = asyncio.create_task(session.call("test.hold", {}))
+        await held.entered.wait()
+        events: list[Event] = []
+        session.watch(events.append)
+        waiting = asyncio.create_task(session.call("test.send", {"name": "later"}, key="k"))
+        while not any(event.kind == "waiting" for event in events):
+            await asyncio.sleep(0)
+        session.cancel()
+        assert (await waiting).error_kind == "cancelled" and not (await holding).ok
+        again = await session.call("test.send", {"name": "later"}, key="k")
+        assert again.data == "later" and "recorded" not in again.metadata
+        assert (await session.call("test.send", {"name": "later"}, key="k")).metadata["recorded"] is True
+        assert (await session.call("test.send", {"name": "other"}, key="k")).error_kind == "conflict"
+    assert held.ran == ["later"]
+
+
+async def test_one_session_is_open_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        opened = await asyncio.gather(*(kernel.session("ses_one") for _ in range(5)), return_exceptions=True)
+        assert sum(isinstance(session, Session) for session in opened) == 1
+        assert all(isinstance(other, (Session, UsageError)) for other in opened)
+
+
+async def test_a_session_that_could_not_be_opened_can_be_opened_after_all(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        with pytest.raises(Exception, match="rule"):
+            await kernel.session("ses_again", rules=["no rule at all"])
+        session = await kernel.session("ses_again")
+        assert (await session.call("test.look", {})).ok
+
+
+# ── closing a session ────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("X-08")
+@pytest.mark.parametrize("size", [0, 200_000])
+async def test_closing_answers_what_is_in_flight_and_then_removes_the_folders(tmp_path: Path, size: int) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session, other = await kernel.session("ses_gone"), await kernel.session("ses_stays")
+        first = asyncio.create_task(session.call("test.hold", {"size": size}))
+        await held.entered.wait()
+        calls = asyncio.gather(first, session.call("test.wait", {}), session.call("test.hold", {}))
+        await asyncio.sleep(0)
+        await session.close()
+        results = await calls
+        assert [result.error_kind for result in results][1:] == ["cancelled", "cancelled"]
+        assert results[0].ok is bool(size)
+        assert session_folders(tmp_path, "ses_gone") == []
+        assert len(session_folders(tmp_path, "ses_stays")) == 2
+        assert (await other.call("test.send", {"name": "free"})).ok
+        await kernel.log.flush()
+        last = list(kernel.log.reader.records())[-20:]
+        closed = next(record.sequence for record in last if record.kind == "session-closed")
+        assert all(record.sequence < closed for record in last if record.session_id == "ses_gone" and record.call_id)
+
+
+async def test_a_closed_session_takes_no_call_by_any_door_and_makes_no_folder_again(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session("ses_gone")
+        turn = session.turn()
+        await session.close()
+        await session.close()
+        for attempt in (session.call("test.look", {}), session.call("test.look", {}, key="k")):
+            with pytest.raises(UsageError, match="closed"):
+                await attempt
+        with pytest.raises(UsageError, match="closed"):
+            session.turn()
+        answers = await turn.call_all([("test.look", {}), ("test.send", {"name": "x"})])
+        assert [answer.result.error_kind for answer in answers] == ["cancelled", "cancelled"]
+        assert held.ran == [] and session_folders(tmp_path, "ses_gone") == []
+        again = await kernel.session("ses_gone")
+        assert (await again.call("test.look", {})).ok
+
+
+# ── closing the kernel ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("X-08", "G-01")
+async def test_closing_the_kernel_answers_and_records_whatever_is_in_flight(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    person.may_answer.clear()
+    async with temporary_kernel(
+        tmp_path, tools=TOOLS, rules=["allow test.*", "ask test.look"], settings=SHORT
+    ) as kernel:
+        session = await kernel.session("ses_1", attendant=person)
+        events: list[Event] = []
+        session.watch(events.append)
+        running = asyncio.create_task(session.call("test.hold", {}))
+        await held.entered.wait()
+        queued = asyncio.create_task(session.call("test.send", {"name": "never"}))
+        asking = asyncio.create_task(session.call("test.look", {}))
+        await person.asked.wait()
+        while not any(event.kind == "waiting" for event in events):
+            await asyncio.sleep(0)
+    results = [await call for call in (running, queued, asking)]
+    assert [(result.error_kind, result.metadata["stopped_by"]) for result in results] == [("cancelled", "shutdown")] * 3
+    assert all("unrecorded" not in result.metadata for result in results)
+    async with kernel_in(tmp_path) as kernel:
+        assert kernel.interrupted == ()
+        assert kinds(kernel, "ses_1/1.0")[-1] == "committed"
+        assert kinds(kernel, "ses_1/2.0")[-1] == kinds(kernel, "ses_1/3.0")[-1] == "refused"
+        assert list(kernel.log.reader.records(kind="lost")) == []
+    assert held.ran == []
+
+
+async def test_a_closed_kernel_runs_nothing_not_even_a_read(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        turn = session.turn()
+        assert (await session.call("test.look", {"name": "before"})).ok
+    with pytest.raises(UsageError, match="kernel"):
+        await session.call("test.look", {"name": "after"})
+    (answer,) = await turn.call_all([("test.look", {"name": "after"})])
+    assert not answer.result.ok
+    assert held.ran == ["before"]
+    async with kernel_in(tmp_path):
+        pass  # the lease and the database were given back
+
+
+async def test_a_kernel_closes_though_a_tool_fails_to_end(tmp_path: Path) -> None:
+    class Clinging(type(look)):  # type: ignore[misc]
+        async def aclose(self) -> None:
+            raise RuntimeError("will not end")
+
+    clinging = Clinging(look.function, look.spec, _parameters_of(look))
+    with pytest.raises(ExceptionGroup):
+        async with temporary_kernel(tmp_path, tools=[clinging], rules=ALLOW) as kernel:
+            assert (await (await kernel.session("ses_1")).call("test.look", {})).ok
+    async with kernel_in(tmp_path) as kernel:
+        assert kinds(kernel, "ses_1/1.0")[-1] == "committed"
+
+
+async def test_a_second_kernel_on_a_workspace_is_refused_in_one_line_and_the_first_goes_on(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        with pytest.raises(StartError) as refused:
+            async with kernel_in(tmp_path):
+                pass
+        assert "\n" not in str(refused.value) and "in use" in str(refused.value)
+        assert (await session.call("test.look", {})).ok
+    async with kernel_in(tmp_path):
+        pass
+
+
+# ── events ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_events_end_with_the_session_and_with_the_kernel(tmp_path: Path) -> None:
+    async def read(session: Session, into: list[str]) -> None:
+        async for event in session.events():
+            into.append(event.kind)
+
+    first: list[str] = []
+    second: list[str] = []
+    async with kernel_in(tmp_path) as kernel:
+        closed, suspended = await kernel.session(), await kernel.session()
+        readers = [asyncio.create_task(read(closed, first)), asyncio.create_task(read(suspended, second))]
+        await asyncio.sleep(0)
+        for each in (closed, suspended):
+            assert (await each.call("test.look", {})).ok
+        await closed.close()
+        await readers[0]
+    await readers[1]
+    assert first == second == ["proposed", "started", "finished"]
+    assert [event async for event in suspended.events()] == []
+
+
+async def test_a_slow_reader_of_events_misses_progress_first_and_is_then_let_go(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        reader = session.events()
+        first = asyncio.ensure_future(anext(reader))
+        await asyncio.sleep(0)
+        assert (await session.call("test.flood", {"count": 30_000})).ok
+        kinds_read = Counter([(await first).kind])
+        for _ in range(10_000):
+            kinds_read[(await anext(reader)).kind] += 1
+        assert kinds_read == {"proposed": 1, "started": 1, "progress": 9_998, "finished": 1}
+        turn = session.turn()
+        for _ in range(7):
+            await asyncio.gather(*(turn.call_all([("test.look", {})]) for _ in range(1_000)))
+        with pytest.raises(UsageError, match="behind"):
+            async for _ in reader:
+                pass
+        assert not session._lane.listeners  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_the_events_of_each_call_come_in_the_order_of_its_steps(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        seen: dict[str, list[str]] = {}
+        session.watch(lambda event: seen.setdefault(event.call_id, []).append(event.kind))
+        await session.call_all([("test.send", {"name": str(n)}) for n in range(20)] + [("test.nothing", {})])
+        for call_id, steps in seen.items():
+            if call_id.endswith(".20"):
+                assert steps == ["proposed", "refused", "finished"]
+            else:
+                assert [step for step in steps if step != "waiting"] == ["proposed", "started", "finished"]
+
+
+# ── people ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("how", ["raises", "nonsense", "cancels"])
+async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path: Path, how: str) -> None:
+    class Broken(ScriptedPerson):
+        async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+            if how == "raises":
+                raise ToolError("the terminal is gone")
+            if how == "cancels":
+                gone = asyncio.get_running_loop().create_future()
+                gone.cancel()
+                await gone
+            return None  # type: ignore[return-value]
+
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow test.*", "ask test.send"]) as kernel:
+        session = await kernel.session(attendant=Broken())
+        refused, fine = await session.call_all([("test.send", {"name": "x"}), ("test.look", {"name": "y"})])
+        assert not refused.ok and fine.ok
+        await kernel.log.flush()
+        assert kinds(kernel, f"{session.id}/1.0")[-1] == "refused"
+    assert held.ran == ["y"]
+
+
+# ── nothing that only grows ──────────────────────────────────────────────────────────────────────
+
+
+async def grown(kernel: Kernel, session: Session, calls: int) -> tuple[int, int]:
+    """Objects alive after some calls of every kind, less those before; and the tasks left."""
+
+    async def some(count: int) -> None:
+        for start in range(0, count, 10):
+            await session.call_all([("test.look", {"name": "n"})] * 4 + [("test.nothing", {}), ("test.look", "{bad")])
+            await session.call("test.send", {"name": "n"})
+            await session.call("test.flood", {"count": 1})
+            await session.call("test.look", {"name": "n"}, key=f"k{start}-{calls}")
+            reader = session.events()
+            pending = asyncio.ensure_future(anext(reader))
+            await asyncio.sleep(0)
+            await session.call("test.look", {"name": "n"})
+            await pending
+            await reader.aclose()  # type: ignore[attr-defined]
+            held.ran.clear()
+
+    await some(200)
+    await kernel.log.flush()
+    gc.collect()
+    before = len(gc.get_objects())
+    await some(calls)
+    await kernel.log.flush()
+    gc.collect()
+    return len(gc.get_objects()) - before, len(asyncio.all_tasks()) - 1
+
+
+async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Path) -> None:
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session()
+        objects, tasks = await grown(kernel, session, 500)
+        assert objects < 250 and tasks == 0
+        assert kernel._arbiter.locks.size == 0  # pyright: ignore[reportPrivateUsage]
+
+
+def _parameters_of(made: Any) -> Any:
+    from handrail.contract.signature import parameters_of
+
+    return parameters_of(made.function, "look", {}, None, {})
