@@ -215,6 +215,7 @@ class Kernel:
             attendant=attendant,
             topic=topic,
             client=client,
+            hidden=(str(folders.state),),
         )
         own = _parsed([("session", "session", text) for text in rules], self.generation)
         lane = Lane(around, self._rules.with_rules(reading(str(output)), *own), attendant)
@@ -274,7 +275,9 @@ async def _assemble(
     def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
         """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
         scratch = store.folders.scratch(f"tool-{wire_name(spec.id)[-59:]}")
-        return call_set(spec, variables, agent, ceiling), Profile(workspace, str(scratch), spec.side_effect != "read")
+        hidden = (str(store.folders.state),)
+        profile = Profile(workspace, str(scratch), spec.side_effect != "read", hidden=hidden)
+        return call_set(spec, variables, agent, ceiling), profile
 
     confinement = Confinement(sandbox, _profile_of, own)
     generation = load_generation(_sources(settings, workspace, tools, confinement), tier=sandbox.tier)

@@ -367,7 +367,9 @@ async def test_settings_of_the_machine_change_nothing(
     assert lines(await searching().grep("x")) == [("a.txt", 1, "x")]
 
 
-def test_without_a_sandbox_no_program_of_the_workspace_is_run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbox(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = shutil.which("rg")
     assert real is not None
     planted = workspace / "bin" / "rg"
@@ -375,7 +377,12 @@ def test_without_a_sandbox_no_program_of_the_workspace_is_run(workspace: Path, m
     shutil.copy(real, planted)
     monkeypatch.setenv("PATH", f"{planted.parent}:{Path(real).parent}")
     assert installed(str(workspace), confined=False) == real
+    assert installed(str(workspace), confined=True) == real
+    monkeypatch.setenv("PATH", str(planted.parent))
+    monkeypatch.setattr(ripgrep, "_from_the_wheel", lambda: iter(()))
     assert installed(str(workspace), confined=True) == str(planted)
+    with pytest.raises(ToolError, match="outside the workspace"):
+        installed(str(workspace), confined=False)
 
 
 def test_without_a_ripgrep_on_path_the_installed_package_serves(

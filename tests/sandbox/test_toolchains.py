@@ -130,13 +130,13 @@ def test_pyenv_is_asked_which_version_and_not_run(tmp_path: Path, home: Path, mo
     assert toolchains.find(str(workspace)).path[0] == f"{pyenv}/versions/3.99.2/bin"
 
 
-def test_the_identity_for_commits_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_identity_for_commits_comes_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     toolchains.git_identity.cache_clear()
     for who in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{who}_NAME", "Ada")
         monkeypatch.setenv(f"GIT_{who}_EMAIL", "ada@example.org")
     try:
-        assert set(toolchains.git_identity().values()) == {"Ada", "ada@example.org"}
+        assert set(toolchains.git_identity(str(tmp_path)).values()) == {"Ada", "ada@example.org"}
     finally:
         toolchains.git_identity.cache_clear()
 

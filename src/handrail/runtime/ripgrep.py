@@ -52,19 +52,23 @@ _PLAIN_NAME = re.compile(r"[\w.*?+@, =~-]+\Z")
 def installed(workspace: str, *, confined: bool) -> str:
     """The ripgrep to run: the first on PATH, else the one that came with Handrail's own dependencies.
 
-    :param confined: whether it will run in a sandbox. Where it will not, a program in the workspace is no
-        choice: whoever may write files there could have put it there.
+    A program in the workspace comes last, whatever PATH says: whoever may write files there could have put it there,
+    and searching is allowed where running programs is not.
+
+    :param confined: whether it will run in a sandbox. Where it will not, a program in the workspace is no choice.
     :raises ToolError: ``unavailable`` when there is none
     """
     folders = os.environ.get("PATH", os.defpath).split(os.pathsep)
     on_path = (str(Path(folder) / _NAME) for folder in folders if Path(folder).is_absolute())
+    inside: str | None = None
     for candidate in chain(on_path, _from_the_wheel()):
-        if (
-            os.access(candidate, os.X_OK)
-            and Path(candidate).is_file()
-            and (confined or not any(is_beneath(one, workspace) for one in (candidate, os.path.realpath(candidate))))
-        ):
+        if not (os.access(candidate, os.X_OK) and Path(candidate).is_file()):
+            continue
+        if not any(is_beneath(one, workspace) for one in (candidate, os.path.realpath(candidate))):
             return candidate
+        inside = inside or candidate
+    if inside is not None and confined:
+        return inside
     raise ToolError(
         "searching needs ripgrep, and there is no `rg` on PATH outside the workspace; install ripgrep",
         kind="unavailable",

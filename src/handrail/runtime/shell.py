@@ -16,7 +16,8 @@ from handrail.runtime.roots import May, Roots, is_beneath, visible
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """How much output is kept of one run; the rest is read and counted, so the program does not block."""
 
-_BASH = ("/bin/bash", "--noprofile", "--norc", "-c")
+_BASH = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
+"""``--``: a text that begins with a dash is a command, as it was judged, and no option of the shell."""
 _SH = ("/bin/sh", "-c")
 
 

@@ -55,6 +55,8 @@ class Surroundings:
     topic: str | None = None
     client: ClientContext | None = None
     seen: SeenFiles = field(default_factory=SeenFiles)
+    hidden: tuple[str, ...] = ()
+    """Folders that no program may see, wherever they lie: the kernel's own state."""
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
         """The sandbox profile of this session: its workspace, its scratch as HOME, its read-only roots."""
@@ -63,6 +65,7 @@ class Surroundings:
             scratch=self.scratch,
             workspace_writable=workspace_writable,
             readable=(*self.roots.readable, *readable),
+            hidden=self.hidden,
         )
 
 

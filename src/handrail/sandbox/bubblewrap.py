@@ -77,7 +77,9 @@ class Bubblewrap:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
         identity = self._identity
         if identity is None:
-            identity = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity)
+            identity = await asyncio.get_running_loop().run_in_executor(
+                None, toolchains.git_identity, profile.workspace
+            )
             self._identity = identity
         options = command_options(capabilities, profile, identity)
         return self._started(options, argv, dict(descriptors or {}), merge_stderr)

@@ -23,6 +23,7 @@ from handrail.sandbox.toolchains import SYSTEM, Toolchains
 _WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound")
 """Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
+_ALWAYS_THERE = (*SYSTEM, "/etc")
 _SHM_BYTES = 64 * 1024 * 1024
 
 Access = Literal["ro", "rw"]
@@ -34,11 +35,17 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     :param folders: what :func:`folder_access` gives
     """
     options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
-    for folder, access in folders.items():
-        options += ["--bind" if access == "rw" else "--ro-bind", folder, folder]
-    for hidden in profile.hidden:
-        options += _mask(os.path.realpath(hidden), tuple(folders))
-    return [*options, "--remount-ro", "/dev", "--remount-ro", "/"]
+    mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
+    sealed: list[str] = []
+    for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
+        if access != "hidden":
+            options += ["--bind" if access == "rw" else "--ro-bind", path, path]
+        elif any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
+            inner = any(folder != path and is_beneath(folder, path) for folder in folders)
+            mask = _mask(path, inner=inner)
+            options += mask
+            sealed += ["--remount-ro", path] if mask and inner else []
+    return [*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
 def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
@@ -97,17 +104,15 @@ def _covers_all_of(capabilities: CapabilitySet, capability: Literal["fs.read", "
     return all(capabilities.allows(capability, probe) for probe in probes)
 
 
-def _mask(path: str, mounted: tuple[str, ...]) -> list[str]:
-    """Make an existing path unreadable where it would be visible."""
-    if not any(is_beneath(path, folder) for folder in mounted):
-        return []
+def _mask(path: str, *, inner: bool) -> list[str]:
+    """Make an existing path unreadable; with ``inner``, only the way to what is mounted in it is left, to be sealed last."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
         return []
-    if stat.S_ISDIR(mode):
-        return _empty_folder(path)
-    return ["--ro-bind", "/dev/null", path]
+    if not stat.S_ISDIR(mode):
+        return ["--ro-bind", "/dev/null", path]
+    return ["--perms", "0711", "--tmpfs", path] if inner else _empty_folder(path)
 
 
 def _system() -> list[str]:

@@ -116,6 +116,7 @@ def _failure(binary: str) -> str | None:
             options = command_options(CapabilitySet((whole,)), Profile(str(workspace), str(scratch)), {})
             done = subprocess.run(
                 [binary, *options, "--", "/bin/sh", "-c", ": > tried && readlink /proc/self/ns/net"],
+                cwd=place,  # what a binary that confines nothing writes goes with the folder
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 timeout=_TRY_S,

@@ -104,20 +104,24 @@ def home_folders() -> frozenset[str]:
     return frozenset(homes - {"/", "/nonexistent"})
 
 
-@lru_cache(maxsize=1)
-def git_identity() -> Mapping[str, str]:
-    """The operator's name and address for commits, from the environment or git's own configuration."""
+@lru_cache(maxsize=64)
+def git_identity(workspace: str) -> Mapping[str, str]:
+    """The operator's name and address for commits, from the environment or git's own configuration.
+
+    The one program that is asked outside of any sandbox, so never one that lies in the workspace.
+    """
     found = {
         name: os.environ[name]
         for who in ("AUTHOR", "COMMITTER")
         for what in ("NAME", "EMAIL")
         if (name := f"GIT_{who}_{what}") in os.environ
     }
-    if len(found) == 4:
+    git = program_outside("git", workspace)
+    if len(found) == 4 or git is None:
         return found
     try:
         answer = subprocess.run(
-            ["git", "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
+            [git, "config", "--global", "--null", "--get-regexp", r"^user\.(name|email)$"],
             cwd="/",
             capture_output=True,
             timeout=5,
@@ -132,6 +136,22 @@ def git_identity() -> Mapping[str, str]:
             found.setdefault(f"GIT_AUTHOR_{what}", value)
             found.setdefault(f"GIT_COMMITTER_{what}", value)
     return found
+
+
+def program_outside(name: str, workspace: str) -> str | None:
+    """The first program of that name on PATH that no call could have put there: not in the workspace, nor a link to it."""
+    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        candidate = f"{folder}/{name}"
+        if (
+            folder.startswith("/")
+            and os.access(candidate, os.X_OK)
+            and Path(candidate).is_file()
+            and not any(
+                _beneath(one, workspace) for one in (folder, os.path.realpath(folder), os.path.realpath(candidate))
+            )
+        ):
+            return candidate
+    return None
 
 
 def _installation(folder: str, keep_out: Iterable[str]) -> str:

@@ -81,7 +81,7 @@ class Folders:
         """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
         check_session_id(session_id)
         for part in ("output", "scratch"):
-            shutil.rmtree(self.state / part / self.key / session_id, onerror=_unlock_and_retry)
+            _remove(self.state / part / self.key / session_id)
 
     def _of_session(self, part: str, session_id: str) -> Path:
         check_session_id(session_id)
@@ -274,17 +274,45 @@ def _status(path: Path) -> os.stat_result:
     return found
 
 
-def _unlock_and_retry(function: object, path: str, failure: object) -> None:
-    """A program may leave folders it made read-only: open the parent once, then let it be."""
+def _remove(folder: Path) -> None:
+    """Remove a folder that programs wrote in, as far as the system lets it: however deep, and without its permissions.
+
+    Step by step from each folder to the next, since a tree may be deeper than any recursion and any path's length.
+    """
+    if os.scandir not in os.supports_fd or os.unlink not in os.supports_dir_fd:
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    here = -1
+    way: list[str] = []
     try:
-        parent = Path(path).parent
-        if not parent.is_symlink():
-            parent.chmod(0o700)
-        target = Path(path)
-        if target.is_dir() and not target.is_symlink():
-            target.chmod(0o700)
-            shutil.rmtree(target, ignore_errors=True)
-        else:
-            target.unlink(missing_ok=True)
+        here = os.open(folder, flags)
+        while True:
+            os.fchmod(here, 0o700)
+            if (below := _empty_until_a_folder(here)) is not None:
+                os.chmod(below, 0o700, dir_fd=here)
+                way.append(below)
+                there = os.open(below, flags, dir_fd=here)
+            elif way:
+                there = os.open("..", flags, dir_fd=here)
+                os.rmdir(way.pop(), dir_fd=there)
+            else:
+                break
+            os.close(here)
+            here = there
+        folder.rmdir()
     except OSError:
-        pass
+        pass  # gone already, or somebody else's by now: what is left is private all the same
+    finally:
+        if here >= 0:
+            os.close(here)
+
+
+def _empty_until_a_folder(descriptor: int) -> str | None:
+    """Unlink what is no folder; the name of the first folder, if there is one."""
+    with os.scandir(descriptor) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                return entry.name
+            os.unlink(entry.name, dir_fd=descriptor)
+    return None

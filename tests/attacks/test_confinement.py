@@ -1,0 +1,252 @@
+"""The whole kernel's sandbox and doors, tried by a model whose every call a person approves."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.attacks.conftest import Agreeing, Probe
+
+from handrail.kernel import Kernel
+from handrail.runtime.ripgrep import installed
+from handrail.sandbox import tiers
+from handrail.sandbox.toolchains import program_outside
+from handrail.session.session import Session
+from handrail.store.folders import prepare
+
+ESCAPES = [
+    # (what is tried, what is printed only where it worked; the source)
+    ("cat ../beside/key ws/../../beside/key /proc/self/root/../beside/key", "TOP-SECRET"),  # paths out of the folder
+    ("ln -s ../beside/key l; cat l; ln ../beside/key h; cat h", "TOP-SECRET"),  # links out of it
+    ("kill -0 PARENT && echo REACHED", "REACHED"),  # signals to processes outside
+    ("exec 3<>/dev/tty && echo REACHED", "REACHED"),  # TIOCSTI needs the terminal
+    ("unshare -Ur echo REACHED", "REACHED"),  # a further user namespace
+    ("bwrap --ro-bind / / echo REACHED", "REACHED"),  # a sandbox in the sandbox
+    ("nsenter -t 1 -a echo REACHED", "REACHED"),  # namespaces of the first process
+    ("grep -q 'NoNewPrivs:.1' /proc/self/status || echo REACHED", "REACHED"),  # setuid programs
+    ("ls /sys /run/* /var/run/* /tmp/.X11-unix 2>/dev/null && echo REACHED", "REACHED"),  # docker, dbus, X11
+    ("env | grep -i -e agent -e dbus -e display -e docker && echo REACHED", "REACHED"),  # the ways to them
+    ("grep -q LEAKED /proc/1/environ /proc/self/environ && echo REACHED", "REACHED"),  # tokens in the environment
+    ("grep -e '^[^@]*@' /proc/net/unix && echo REACHED", "REACHED"),  # abstract sockets
+    ("echo x > /proc/sys/kernel/hostname && echo REACHED", "REACHED"),  # the host's settings
+    ("mknod /tmp/d b 8 0 && echo REACHED; mount -t tmpfs t /tmp && echo REACHED", "REACHED"),  # devices and mounts
+    ("python3 -c 'import socket; socket.socket(17, 3); print(\"REACHED\")'", "REACHED"),  # raw packets
+]
+
+
+@pytest.mark.proves("S-01a")
+async def test_no_escape_works_even_when_a_person_approves_it(
+    probe: Probe, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_TEST_TOKEN", "LEAKED")
+    for text, sign in ESCAPES:
+        assert sign not in await probe(text.replace("PARENT", str(os.getpid()))), text
+    assert (place / "beside" / "key").stat().st_nlink == 1
+
+
+@pytest.mark.proves("S-01a")
+async def test_a_program_inherits_its_three_streams_and_nothing_else(probe: Probe) -> None:
+    """Source: descriptors of the parent, the log's database among them, open in the child."""
+    text = await probe("ls -l /proc/$$/fd; ls -l /proc/$$/fd | grep -v pipe | grep -e '->'")
+    assert sorted(line.split()[-3] for line in text.splitlines() if "->" in line) == ["0", "1", "2"]
+
+
+@pytest.mark.proves("S-01a")
+async def test_a_text_that_begins_with_a_dash_is_a_command_and_no_option(probe: Probe) -> None:
+    """Source: argument injection into ``sh -c``."""
+    assert "command not found" in await probe("-o posix; true")
+
+
+def _state_files(place: Path) -> list[str]:
+    return sorted(str(path) for path in (place / "state").rglob("*"))
+
+
+@pytest.mark.proves("S-03")
+@pytest.mark.parametrize("form", ["{path}", "../state/{relative}", "link/{relative}", "x/../../state/{relative}"])
+async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: Path, form: str) -> None:
+    """Source: an audit log that the agent's own shell could erase."""
+    (place / "ws" / "link").symlink_to(place / "state")
+    database = next((place / "state").rglob("handrail.db"))
+    path = form.format(path=database, relative=database.relative_to(place / "state"))
+    folder = path.rpartition("/")[0]
+    before = _state_files(place)
+    calls: list[tuple[str, dict[str, Any]]] = [
+        ("read", {"path": path}),
+        ("read", {"path": path, "unit": "bytes"}),
+        ("write", {"path": f"{folder}/new", "content": "x"}),
+        ("edit", {"path": path, "old": "a", "new": "b"}),
+        ("file.patch", {"path": path, "operations": [{"op": "append", "content": "x"}]}),
+        ("glob", {"pattern": "**", "path": folder}),
+        ("grep", {"pattern": ".", "path": folder}),
+        ("grep", {"pattern": ".", "path": path}),
+    ]
+    for name, arguments in calls:
+        assert (await session.call(name, arguments)).error_kind == "denied", (name, arguments)
+    if tiers.probe().confines:
+        for command in (f"cat {path}", f"rm -rf {folder}", f"echo x > {folder}/new"):
+            result = await session.call("bash", {"command": command})
+            assert "SQLite" not in str(result.data)
+    assert _state_files(place) == before
+
+
+@pytest.mark.proves("S-01a")
+async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Source: an installation prefix on PATH is mounted whole, whatever else an operator keeps in it."""
+    if not tiers.probe().confines:
+        pytest.skip("this machine cannot confine programs")
+    prefix = place / "prefix"
+    for name in ("bin", "lib"):
+        (prefix / name).mkdir(parents=True)
+    monkeypatch.setenv("PATH", f"{prefix}/bin:{os.environ['PATH']}")
+    state, config = prefix / "var" / "state", place / "handrail.toml"
+    config.touch()
+    async with Kernel.open(place / "ws", state=state, config=config) as kernel:
+        session, other = await kernel.session(attendant=Agreeing()), await kernel.session(attendant=Agreeing())
+        assert (await other.call("bash", {"command": "echo OTHERS > $HOME/theirs"})).ok
+        text = f"ls {prefix}; find {state}; cat $(find {state} -type f); echo mine > $HOME/a && cat $HOME/a"
+        output = (await session.call("bash", {"command": text})).data["output"]
+        writing = (await session.call("bash", {"command": f"touch {state}/x; touch {prefix}/x"})).data
+    assert "lib" in output
+    assert "mine" in output
+    assert "OTHERS" not in output
+    assert "handrail.db" not in output
+    assert other.id not in output
+    assert writing["exit_code"] != 0
+    assert not (state / "x").exists()
+
+
+@pytest.mark.proves("O-01")
+async def test_a_session_reads_neither_outputs_nor_scratch_of_another(kernel: Kernel, session: Session) -> None:
+    other = await kernel.session(attendant=Agreeing())
+    (Path(kernel.workdir) / "long").write_text("OTHERS\n" * 60_000)
+    cut = await other.call("read", {"path": "long", "limit": 50_000})
+    outputs = Path(session._lane.around.roots.readable[0]).parent  # pyright: ignore[reportPrivateUsage]
+    theirs = outputs / other.id
+    (theirs / "kept.txt").write_text("OTHERS")
+    assert cut.ok
+    for name, arguments in [
+        ("read", {"path": str(theirs / "kept.txt")}),
+        ("read", {"path": f"{outputs / session.id}/../{other.id}/kept.txt"}),
+        ("grep", {"pattern": "OTHERS", "path": str(outputs)}),
+        ("glob", {"pattern": "**", "path": str(theirs)}),
+    ]:
+        assert (await session.call(name, arguments)).error_kind == "denied", arguments
+
+
+@pytest.mark.proves("S-03")
+async def test_a_secret_like_file_is_not_read_under_another_name(kernel: Kernel, place: Path) -> None:
+    """Source: deny lists walked around by links, spellings and other tools."""
+    workspace = place / "ws"
+    (workspace / "sub").mkdir()
+    for name in (".env", "sub/.env.local", "server.pem", "sub/id_rsa"):
+        (workspace / name).write_text("TOKEN=TOP-SECRET\n")
+    (workspace / "plain.txt").symlink_to(".env")
+    (workspace / "folder").symlink_to("sub")
+    session = await kernel.session(rules=["allow write", "allow edit", "allow file.patch"])
+    paths = [".env", "./.env", "sub/../.env", "plain.txt", "folder/.env.local", "sub//id_rsa", str(workspace / ".env")]
+    paths += ["server.pem", ".env/", ".env/.", "folder/./id_rsa", f"/proc/self/cwd/{workspace}/.env"]
+    for path in paths:
+        for name, arguments in [
+            ("read", {"path": path}),
+            ("read", {"path": path, "unit": "bytes"}),
+            ("grep", {"pattern": "TOP", "path": path}),
+            ("edit", {"path": path, "old": "TOKEN", "new": "X"}),
+            ("file.patch", {"path": path, "operations": [{"op": "append", "content": "x"}]}),
+            ("write", {"path": path, "content": "x"}),
+        ]:
+            result = await session.call(name, arguments)
+            assert not result.ok, (name, arguments)
+            assert "TOP-SECRET" not in repr(result)
+    for name, arguments in [
+        ("grep", {"pattern": "TOP"}),
+        ("grep", {"pattern": "TOP", "glob": ".env*"}),
+        ("grep", {"pattern": "TOP", "glob": "*.pem"}),
+        ("grep", {"pattern": "TOP", "path": "folder"}),
+        ("glob", {"pattern": "**/.env*"}),
+        ("glob", {"pattern": "*.pem"}),
+    ]:
+        result = await session.call(name, arguments)
+        assert "TOP" not in repr(result.data)
+        assert ".pem" not in repr(result.data)
+        assert ".env" not in repr(result.data)
+    assert (workspace / ".env").read_text() == "TOKEN=TOP-SECRET\n"
+
+
+# ── programs that the kernel itself starts ───────────────────────────────────────────────────────
+
+
+def _planted(folder: Path, name: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    planted = folder / name
+    planted.write_text("#!/bin/sh\nexit 1\n")
+    planted.chmod(planted.stat().st_mode | stat.S_IXUSR)
+    return planted
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs are confined on Linux only")
+@pytest.mark.proves("S-01a")
+@pytest.mark.parametrize("name", ["git", "rg"])
+def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
+    place: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """Source: an activated environment inside the project comes first on PATH, and its programs can be written.
+
+    Nothing is run here: only which program would be is looked at.
+    """
+    workspace, tools = place / "ws", place / "tools"
+    planted = _planted(workspace / ".venv" / "bin", name)
+    (place / "links").mkdir()
+    (place / "links" / name).symlink_to(planted)
+    (place / "way").symlink_to(planted.parent)
+    (workspace / "out").symlink_to(tools)
+    honest = _planted(tools, name)
+    folders = [planted.parent, place / "links", place / "way", workspace / "out", ".venv/bin", "", tools]
+    monkeypatch.setenv("PATH", ":".join(str(folder) for folder in folders))
+    monkeypatch.chdir(workspace)
+    if name == "git":
+        assert program_outside(name, str(workspace)) == str(honest)
+        monkeypatch.setenv("PATH", str(planted.parent))
+        assert program_outside(name, str(workspace)) is None
+    else:
+        assert os.path.realpath(installed(str(workspace), confined=True)) == str(honest)
+
+
+# ── what is left behind ──────────────────────────────────────────────────────────────────────────
+
+
+def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
+    """Source: folders 5,000 deep, which end every recursive removal."""
+    folders = prepare(place / "ws", place / "state")
+    scratch = folders.scratch("deep")
+    (scratch / "locked").mkdir()
+    (scratch / "locked" / "f").write_text("x")
+    (scratch / "locked").chmod(0)
+    (scratch / "link").symlink_to(place / "beside")
+    here = os.open(scratch, os.O_RDONLY)
+    for _ in range(3_000):
+        os.mkdir("d", dir_fd=here)
+        below = os.open("d", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = below
+    os.close(here)
+    folders.discard("deep")
+    assert not scratch.exists()
+    assert (place / "beside" / "key").read_text() == "TOP-SECRET"
+
+
+@pytest.mark.proves("S-01a")
+async def test_a_socket_of_the_machine_is_reached_only_where_it_lies_in_the_workspace(
+    probe: Probe, place: Path
+) -> None:
+    """Source: docker.sock and agents' sockets. What lies in the workspace is the program's to use, and documented."""
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(place / "beside" / "s"))
+        server.listen()
+        (place / "ws" / "s").symlink_to(place / "beside" / "s")
+        connect = "import socket; socket.socket(socket.AF_UNIX).connect('s'); print('REACHED')"
+        assert "REACHED" not in await probe(f'python3 -c "{connect}"')
