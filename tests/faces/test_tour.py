@@ -34,7 +34,8 @@ def places(tmp_path: Path) -> dict[str, str]:
     """An environment with a home and a folder for temporary files of its own, to see what is left in them."""
     for name in ("home", "tmp"):
         (tmp_path / name).mkdir()
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "HANDRAIL_", "XDG_"))}
+    apart = ("GIT_", "HANDRAIL_", "XDG_", "COLUMNS", "LINES")  # the last two come from shells and test runners
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(apart)}
     return {**kept, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "tmp")}
 
 
