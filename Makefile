@@ -32,7 +32,7 @@ endef
 
 # pip before 25.1 has no --group, so the one list of development tools is read from pyproject.toml here.
 define INSTALL
-PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --quiet --require-virtualenv \
+PIP_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install -qq --require-virtualenv \
   --editable '.[all]' $$($(BIN)/python -c 'import tomllib; print(*(p.replace(" ", "") for p in tomllib.load(open("pyproject.toml", "rb"))["dependency-groups"]["dev"]))')
 endef
 
@@ -43,6 +43,7 @@ $(STAMP): pyproject.toml constraints.txt
 	fi; \
 	echo "setup: installing handrail and its tools into .venv (a minute or two, once)"; \
 	$(INSTALL); \
+	$(BIN)/python -m compileall -q src; \
 	rm -f .venv/.ready-*; touch $@; echo "setup: done"
 
 run: setup ## the tour: an agent at work on a small repository, through the kernel
@@ -73,7 +74,7 @@ $(BENCH_STAMP): pyproject.toml bench/requirements.txt bench/constraints.txt
 	  rm -rf bench/.venv; "$$found" -m venv bench/.venv; \
 	fi; \
 	echo "bench: installing handrail and its peers into bench/.venv (once)"; \
-	PIP_CONSTRAINT=bench/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 bench/.venv/bin/python -m pip install --quiet --require-virtualenv --editable '.[all]' -r bench/requirements.txt; \
+	PIP_CONSTRAINT=bench/constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 bench/.venv/bin/python -m pip install -qq --require-virtualenv --editable '.[all]' -r bench/requirements.txt; \
 	rm -f bench/.venv/.ready-*; touch $@
 
 bench: setup $(BENCH_STAMP) ## every figure in the README, measured again beside its peers; ONLY=name for one
