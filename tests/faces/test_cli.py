@@ -52,6 +52,7 @@ def test_every_command_explains_itself_and_takes_the_common_options(
         (["run", "a task", "--model", "script:x", "--max-turns", "0"], "--max-turns"),
         (["log", "--head", "abc"], "handrail log verify --head"),
         (["log", "rewrite"], "verify"),
+        (["log", "verify", "--head", "abc"], "64 hexadecimal digits"),
     ],
 )
 def test_a_wrong_command_line_is_told_in_a_line_and_exits_with_2(
@@ -115,6 +116,7 @@ def test_what_nobody_allowed_is_denied_where_nobody_can_be_asked_and_exits_with_
 ) -> None:
     done = here("call", "write", '{"path": "new.txt", "content": "x"}')
     assert done.code == 3 and done.err.startswith("denied: ")
+    assert "handrail explain" in done.err
     assert not (handrail.workspace / "new.txt").exists()
 
 
@@ -310,6 +312,14 @@ def test_log_shows_one_line_per_call_and_every_record_of_one(here: Here) -> None
     assert len(shown) == 2 and "read" in shown[0] and "denied" in shown[1]
     kinds = [json.loads(line)["kind"] for line in here("log", "--call", write["call_id"], "--json").out.splitlines()]
     assert kinds[0] == "proposed" and kinds[-1] == "refused"
+
+
+def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_terminal: Terminals) -> None:
+    handrail("call", "write", '{"path": "new.txt", "content": "x"}')
+    terminal = on_a_terminal(*handrail.command("log"), environment={"COLUMNS": "80"})
+    assert terminal.end() == 0
+    (line,) = terminal.shown.splitlines()
+    assert len(line) == 80 and "denied: " in line and line.endswith("…")
 
 
 def test_log_of_a_workspace_without_one_says_so(here: Here) -> None:

@@ -36,8 +36,9 @@ def command(setting: Setting, tool: str, arguments: str) -> int:
 async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Interruption) -> int:
     from handrail.contract.call import ProposedCall
 
+    person = attendant(setting)
     async with opened(setting) as kernel:
-        session = await kernel.session(attendant=attendant(setting))
+        session = await kernel.session(attendant=person)
         if sys.stderr.isatty():
             session.watch(_shown)
         interruption.stop = session.cancel
@@ -50,6 +51,8 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
         out_json(result.to_dict())
     else:
         shown_result(result)
+        if result.error_kind == "denied" and person is None:
+            note("handrail explain, with the same arguments, says what would change that")
     return exit_code(result)
 
 

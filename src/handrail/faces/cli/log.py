@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import sys
 from dataclasses import asdict
 from datetime import datetime
@@ -12,10 +14,12 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.options import Setting, common
-from handrail.faces.cli.show import columns, note, out, out_json
+from handrail.faces.cli.show import columns, note, out, out_json, visible
 
 if TYPE_CHECKING:
     from handrail.record.reading import CallRow, LoggedRecord, LogReader
+
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @click.command("log")
@@ -38,13 +42,18 @@ def command(
     """Show what happened in this workspace, or verify the record of it.
 
     Works beside a running Handrail. Note the head that verify prints: with --head it tells later whether
-    anything up to there was cut off or rewritten. Exits with 1 when the log is not intact.
+    anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
+    per call is cut at its edge; --call shows one whole.
     """
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
     if action is None and head is not None:
         raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
+    if head is not None and not _HASH.fullmatch(head):
+        raise click.UsageError(
+            f"--head {head!r} is no head; expected the 64 hexadecimal digits that log verify printed"
+        )
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
     with LogReader.at(folders.database) as reader:
         if action == "verify":
@@ -82,8 +91,10 @@ def _show_calls(setting: Setting, rows: list[CallRow]) -> None:
         (_time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _about(row).replace("\n", "\\n"))
         for row in rows
     ]
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in columns(table):
-        out(line)
+        shown = line if width is None else visible(line)
+        out(shown if width is None or len(shown) <= width else shown[: width - 1] + "…")
 
 
 def _about(row: CallRow) -> str:
@@ -108,4 +119,8 @@ def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool)
 
 
 def _time(at_ns: int) -> str:
-    return datetime.fromtimestamp(at_ns / 1e9).astimezone().isoformat(sep=" ", timespec="milliseconds")
+    """With its offset from UTC where a program may read it, without where a line is short."""
+    local = datetime.fromtimestamp(at_ns / 1e9).astimezone()
+    if sys.stdout.isatty():
+        return local.strftime("%Y-%m-%d %H:%M:%S")
+    return local.isoformat(sep=" ", timespec="milliseconds")

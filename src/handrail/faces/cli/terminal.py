@@ -131,7 +131,7 @@ class Terminal:
 
 
 def _request_lines(request: ApprovalRequest) -> list[str]:
-    lines = [f"{visible(request.tool_id)} asks to run  ({visible(request.reason)})"]
+    lines = [f"{visible(request.tool_id)} asks to run", *(f"  {part}" for part in visible(request.reason).split("\n"))]
     for name, value in request.arguments.items():
         lines += _argument_lines(visible(name), value)
     lines += ["", "  o  once: this call with exactly these arguments"]
