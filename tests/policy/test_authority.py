@@ -67,9 +67,18 @@ def test_secret_like_files_are_asked_about_unless_a_rule_speaks_of_them(desk: De
 @pytest.mark.proves("P-03a")
 def test_the_shipped_permission_to_read_is_for_tools_that_only_read(desk: Desk) -> None:
     assert desk.judge(UPLOAD, {"path": "src/a.py", "url": "https://a.example.org/"}, "allow net.fetch").action == "ask"
-    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write").action == "ask"
+    assert desk.judge(MOVE, {"source": "src/a.py", "target": "b.py"}, "allow fs.write").action == "ask"
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.*").action == "allow"
     assert desk.judge(EDIT, {"path": "src/a.py"}, "allow edit src/**").action == "allow"
+
+
+def test_who_may_replace_a_file_may_look_at_it_first_unless_a_rule_speaks_of_reading_it(desk: Desk) -> None:
+    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write src/**").action == "allow"
+    assert desk.may(EDIT, {"path": "src/a.py"}, "allow fs.write src/**")("fs.read", desk.path("src/a.py")) is None
+    assert desk.judge(EDIT, {"path": ".env"}, "allow fs.write").action == "ask"
+    assert desk.judge(EDIT, {"path": "src/a.py"}, "allow fs.write", "deny fs.read src/**").action == "deny"
+    asked = desk.judge(EDIT, {"path": "src/a.py"})
+    assert asked.action == "ask" and asked.reason.startswith("writing src/a.py")
 
 
 @pytest.mark.proves("P-03a")

@@ -6,7 +6,7 @@ part that depends only on the tool and the book, made once and used for every ca
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import ToolError
@@ -95,6 +95,8 @@ class Prepared:
                 findings.append(self._one(target, target.subject, by_arguments))
         if not findings:
             findings.append(self._without_targets(arguments))
+        replaced = {target.value for target in targets if target.capability == "fs.write"}
+        findings = [finding for finding in findings if not _only_looks(finding, replaced)]
         deciding = findings[0]
         for finding in findings:
             if STRICTNESS[finding.action] > STRICTNESS[deciding.action]:
@@ -205,6 +207,18 @@ class Prepared:
         if action != "deny":
             return None
         return Finding("deny", "rule", rule, target=target, tool=tool)
+
+
+def _only_looks(finding: Finding, replaced: Set[str]) -> bool:
+    """Whether it is about reading, without a rule that speaks of it, what the same call would replace: that is
+    answered with the writing."""
+    target = finding.target
+    return (
+        finding.cause == "no rule"
+        and target is not None
+        and target.capability == "fs.read"
+        and target.value in replaced
+    )
 
 
 def _names(rule: Ranked | None, words: frozenset[int]) -> bool:
