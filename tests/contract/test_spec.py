@@ -92,6 +92,7 @@ def test_a_changed_definition_has_another_hash(change: dict[str, Any]) -> None:
 
 @pytest.mark.proves("R-01")
 def test_faults_of_a_spec_are_found_all_together() -> None:
+    misspelt: dict[str, Any] = {"side_effect": "reed", "mode": "later", "exposure": "all", "kind": "tool"}
     spec = replace(
         READ,
         id="no id",
@@ -100,6 +101,7 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         targets={"fs.fly": "{path}", "fs.read": "{lost}"},
         timeout_ms=0,
         max_output=-1,
+        **misspelt,
         requires=Requires.model_validate({"fs": {"read": ["{home}"]}, "capabilities": ["ask", "fly"]}),
     )
     places = {place for place, _ in faults_in(spec)}
@@ -112,6 +114,10 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         "runtime.targets.fs.read",
         "runtime.timeout_ms",
         "runtime.max_output",
+        "runtime.side_effect",
+        "runtime.mode",
+        "runtime.exposure",
+        "runtime.kind",
         "runtime.requires.fs.read[0]",
         "runtime.requires.capabilities[1]",
     }

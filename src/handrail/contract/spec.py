@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 from handrail.contract.names import fault_in_id, wire_name
 from handrail.contract.requires import CAPABILITIES, Requires
@@ -23,6 +23,7 @@ DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
+_CHOICES = {"side_effect": SideEffect, "mode": Mode, "exposure": Exposure, "kind": Kind}
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
@@ -210,6 +211,9 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     if not spec.description.strip():
         found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
+    for name, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
+        if getattr(spec, name) not in get_args(choices):
+            found.append((f"runtime.{name}", f"is {getattr(spec, name)!r}; expected {', '.join(get_args(choices))}"))
     known = properties_of(spec.parameters)
     for index, lock in enumerate(spec.locks or ()):
         for name in lock.arguments:
