@@ -11,6 +11,7 @@ import secrets as randomness
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ from handrail.config import Configuration
 from handrail.contract.errors import Fault, LoadError, ToolError, UsageError
 from handrail.contract.names import wire_name
 from handrail.contract.people import Attendant
-from handrail.contract.requires import CapabilitySet, Requires, Variables
+from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables
 from handrail.contract.runtime import ClientContext, Runtime
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.spec import ToolSpec
@@ -38,14 +39,10 @@ from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.watchdog import Watchdog
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
-from handrail.registry.generation import Generation
-from handrail.registry.loading import load_generation
-from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.generation import Difference, Generation, described
+from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
-from handrail.registry.sources.folders import FolderSource
-from handrail.registry.sources.plugins import PluginSource
-from handrail.registry.sources.python import PythonSource
-from handrail.registry.sources.source import Source
+from handrail.registry.succession import Succession
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import CallRuntime, Surroundings
 from handrail.sandbox import tiers
@@ -71,20 +68,21 @@ class Kernel:
         store: Store,
         log: CommitLog,
         arbiter: Arbiter,
-        generation: Generation,
+        succession: Succession,
+        tools: ToolSources,
         rules: RuleBook,
         sandbox: Sandbox,
         config: Configuration,
         interrupted: Sequence[Interrupted],
     ) -> None:
-        self.generation = generation
-        """The tools there are now."""
         self.log = log
         self.config = config
         self.interrupted = tuple(interrupted)
         """Calls that had begun when the last process ended: their outcome is unknown and they are not run again."""
         self._store = store
         self._arbiter = arbiter
+        self._succession = succession
+        self._tools = tools
         self._rules = rules
         self._sandbox = sandbox
         self._sessions: dict[str, Session] = {}
@@ -124,6 +122,11 @@ class Kernel:
             yield kernel
 
     @property
+    def generation(self) -> Generation:
+        """The tools there are now. A turn keeps those there were when it began."""
+        return self._succession.current
+
+    @property
     def workdir(self) -> str:
         """The workspace's canonical folder."""
         return str(self._store.folders.workspace)
@@ -140,6 +143,23 @@ class Kernel:
     def state_folder(self) -> str:
         """Where this workspace's log and database are."""
         return str(self._store.folders.own)
+
+    def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        """Look through the sources of tools again and publish what they have as the next generation, in one step.
+
+        Turns and calls that have begun go on with the tools they began with. The log names the new generation.
+        Tool folders are read while the event loop waits.
+
+        :param tools: instead of the tools given in code before; None leaves those as they are
+        :raises LoadError: with every fault; the current generation stays
+        """
+        sought = self._tools if tools is None else replace(self._tools, given=tuple(tools))
+        generation = sought.load(self.generation.number + 1)
+        difference = self._succession.publish(generation)
+        self._tools = sought
+        self.authority.agent_layer = _agent_layer(self._succession.living, self.authority.variables)
+        self.log.append([Record("generation", "", "", described(generation, difference))])
+        return difference
 
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
@@ -248,7 +268,7 @@ class Kernel:
         try:
             await asyncio.gather(*(session.end("shutdown", why) for session in self._sessions.values()))
             await self._arbiter.runs.settled()
-            await self.generation.aclose()
+            await self._succession.aclose()
         finally:
             try:
                 await self.log.flush()
@@ -277,34 +297,44 @@ async def _assemble(
         scratch = store.folders.scratch(f"tool-{wire_name(spec.id)[-59:]}")
         hidden = (str(store.folders.state),)
         profile = Profile(workspace, str(scratch), spec.side_effect != "read", hidden=hidden)
-        return call_set(spec, variables, agent, ceiling), profile
+        return call_set(spec, variables, authority.agent_layer, ceiling), profile
 
-    confinement = Confinement(sandbox, _profile_of, own)
-    generation = load_generation(_sources(settings, workspace, tools, confinement), tier=sandbox.tier)
-    agent = agent_layer(AGENT, Requires(), (entry.spec for entry in generation.entries.values()), variables)
+    (_, everybody), (_, of_agent) = settings.tool_folders(AGENT)
+    sources = ToolSources(everybody, of_agent, workspace, Confinement(sandbox, _profile_of, own), tools)
+    generation, own_rules = _loaded(sources, _rule_texts(settings, rules))
     external = (ExternalWatchdog(w.command, timeout_ms=w.timeout_ms) for w in settings.settings.watchdogs)
+    agent = _agent_layer([generation], variables)
     authority = Authority(variables, agent, (*watchdogs, *external), ceiling=ceiling)
-    book = default_book().with_rules(*_parsed(_rule_texts(settings, rules), generation))
-    redactor = Redactor(secrets)
-    shaper = Shaper(redactor, Artifacts(store.folders.artifacts), store.folders.output)
+    shaper = Shaper(Redactor(secrets), Artifacts(store.folders.artifacts), store.folders.output)
     limits = Limits(settings.settings.limits.lock_wait_ms, settings.settings.limits.grace_ms)
     arbiter = Arbiter(log, authority, LockTable(), Resources(), shaper, limits)
-    log.append([Record("generation", "", "", _described(generation))])
-    return Kernel(store, log, arbiter, generation, book, sandbox, settings, interrupted)
+    log.append([Record("generation", "", "", described(generation))])
+    book = default_book().with_rules(*own_rules)
+    return Kernel(store, log, arbiter, Succession(generation), sources, book, sandbox, settings, interrupted)
 
 
-def _sources(
-    settings: Configuration, workspace: str, tools: tuple[Tool, ...], confinement: Confinement
-) -> list[Source]:
-    """Where tools come from, in loading order."""
-    (_, everybody), (_, agent) = settings.tool_folders(AGENT)
-    return [
-        BuiltinSource(),
-        FolderSource(everybody, "global", confinement, (workspace,)),
-        FolderSource(agent, "agent", confinement, (workspace,)),
-        PythonSource(tools),
-        PluginSource(),
-    ]
+def _loaded(tools: ToolSources, rules: Sequence[tuple[Scope, str, str]]) -> tuple[Generation, list[Rule]]:
+    """The first generation, and the rules, which name its tools.
+
+    :raises LoadError: with every fault of both
+    """
+    try:
+        generation = tools.load(1)
+    except LoadError as error:
+        faults = list(error.faults)
+    else:
+        return generation, _parsed(rules, generation)
+    try:
+        _parsed(rules, None)
+    except LoadError as error:
+        faults += error.faults
+    raise LoadError(faults)
+
+
+def _agent_layer(generations: Iterable[Generation], variables: Variables) -> Layer:
+    """What the agent's tools require, of the older generations too that a turn still holds."""
+    specs = (entry.spec for generation in generations for entry in generation.entries.values())
+    return agent_layer(AGENT, Requires(), specs, variables)
 
 
 def _profile_of(runtime: Runtime) -> Profile:
@@ -322,27 +352,18 @@ def _rule_texts(settings: Configuration, rules: Iterable[str]) -> list[tuple[Sco
     return found
 
 
-def _described(generation: Generation) -> dict[str, Any]:
-    """The generation as the log names it: which tools, by which definition, from where."""
-    return {
-        "number": generation.number,
-        "tools": {
-            entry.id: {"definition": entry.definition_hash, "source": entry.source, "withheld": entry.withheld}
-            for entry in generation.entries.values()
-        },
-    }
-
-
-def _parsed(texts: Iterable[tuple[Scope, str, str]], generation: Generation) -> list[Rule]:
+def _parsed(texts: Iterable[tuple[Scope, str, str]], generation: Generation | None) -> list[Rule]:
     """Rules from ``(scope, source, text)``.
 
+    :param generation: the tools that they may name; None where nobody knows
     :raises LoadError: with every text that is no rule
     """
+    known = None if generation is None else generation.entries
     found: list[Rule] = []
     faults: list[Fault] = []
     for scope, source, text in texts:
         try:
-            found.append(parse_rule(text, scope=scope, source=source, known=generation.entries))
+            found.append(parse_rule(text, scope=scope, source=source, known=known))
         except ValueError as error:
             faults.append(Fault(source, f"rule {text!r}", str(error)))
     if faults:

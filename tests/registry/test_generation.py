@@ -1,4 +1,4 @@
-"""A generation is a value: looked up by any name, compared with another, ended once."""
+"""A generation is a value: looked up by any name, compared with another."""
 
 from __future__ import annotations
 
@@ -19,15 +19,9 @@ from handrail.registry.generation import Difference, Entry, Generation
 class _Tool(Tool):
     def __init__(self, tool_id: str, description: str) -> None:
         self.spec = ToolSpec(id=tool_id, description=description)
-        self.closed = 0
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return None
-
-    async def aclose(self) -> None:
-        self.closed += 1
-        if self.spec.description == "stubborn":
-            raise RuntimeError("it does not end")
 
 
 def entry(tool_id: str, description: str = "x", withheld: str | None = None) -> Entry:
@@ -109,23 +103,6 @@ def test_every_name_leads_to_its_own_tool_or_the_generation_does_not_exist(given
         assert all(generation.resolve(e.id) is e and generation.resolve(e.wire_name) is e for e in entries)
         assert not generation.difference(generation)
         assert generation.difference(Generation(0, [])).added == tuple(e.id for e in entries)
-
-
-@pytest.mark.proves("R-06")
-async def test_a_tool_ends_with_the_last_generation_that_has_it() -> None:
-    carried, dropped = entry("a"), entry("b")
-    old, new = Generation(1, [carried, dropped]), Generation(2, [carried])
-    await old.aclose(keeping=new)
-    assert [e.tool.closed for e in (carried, dropped) if isinstance(e.tool, _Tool)] == [0, 1]
-    await new.aclose()
-    assert [e.tool.closed for e in (carried, dropped) if isinstance(e.tool, _Tool)] == [1, 1]
-
-
-async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
-    entries = [entry("a", "stubborn"), entry("b")]
-    with pytest.raises(ExceptionGroup):
-        await Generation(1, entries).aclose()
-    assert [e.tool.closed for e in entries if isinstance(e.tool, _Tool)] == [1, 1]
 
 
 def test_a_generation_of_many_is_looked_up_in_a_table() -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
+from typing import Any
 
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest, wire_name
@@ -119,22 +120,15 @@ class Generation:
             tuple(i for i, entry in mine.items() if i in theirs and _is_other(entry, theirs[i])),
         )
 
-    async def aclose(self, keeping: Generation | None = None) -> None:
-        """End the tools of this generation that ``keeping``, the one after it, does not carry on.
 
-        :raises ExceptionGroup: of what went wrong, after every tool was told
-        """
-        carried = {id(entry.tool) for entry in keeping.entries.values()} if keeping else set[int]()
-        problems: list[Exception] = []
-        for entry in self.entries.values():
-            if id(entry.tool) in carried:
-                continue
-            try:
-                await entry.tool.aclose()
-            except Exception as error:
-                problems.append(error)
-        if problems:
-            raise ExceptionGroup("some tools did not end cleanly", problems)
+def described(generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
+    """A generation as the log names it: which tools, by which definition, from where, and what is new."""
+    tools = {
+        entry.id: {"definition": entry.definition_hash, "source": entry.source, "withheld": entry.withheld}
+        for entry in generation.entries.values()
+    }
+    changes = {} if difference is None else {"difference": asdict(difference)}
+    return {"number": generation.number, "tools": tools, **changes}
 
 
 def _is_other(new: Entry, old: Entry) -> bool:

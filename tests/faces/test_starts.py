@@ -1,0 +1,125 @@
+"""What the program says when it starts: every fault at once, what was interrupted, what is withheld, which extra is missing."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faces.conftest import Here, Program, Sleeper
+
+
+def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    llm: dict[str, Any] = {"name": name, "description": "Does it.", "parameters": parameters} | views.get("llm", {})
+    (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": views.get("runtime", {})}))
+    (folder / name).write_text("#!/bin/sh\necho '{}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def config(handrail: Program) -> Path:
+    """A configuration folder of the test's own; give ``--config`` its file."""
+    handrail.config.mkdir()
+    (handrail.config / "handrail.toml").write_text("")
+    return handrail.config
+
+
+@pytest.mark.proves("R-01", "R-05")
+@pytest.mark.parametrize("name", ["call", "tools", "mcp", "run", "explain"])
+def test_every_fault_of_tools_and_rules_is_listed_at_once_and_the_exit_code_is_5(
+    here: Here, config: Path, name: str
+) -> None:
+    everybody, agents = config / "tools", config / "agents" / "default" / "tools"
+    put_tool(everybody, "one", runtime={"locks": ["file"], "timeout_ms": "long"})
+    put_tool(everybody, "two", llm={"parameters": {"type": "object", "properties": {"a": {"type": "text"}}}})
+    put_tool(everybody, "email.send")
+    put_tool(agents, "read")
+    put_tool(agents, "email__send", llm={"name": "email__send"})
+    (everybody / "gone.json").write_text(
+        '{"llm": {"name": "gone", "description": "x", "parameters": {"type": "object"}}}'
+    )
+    (everybody / "broken.json").write_text("{")
+    (config / "handrail.toml").write_text('rules = ["permit bash *", "allow bash git *"]\n')
+    arguments = {
+        "call": ["read", "{}"],
+        "explain": ["read", "{}"],
+        "run": ["a task", "--model", f"script:{config / 'script.json'}"],
+    }
+    (config / "script.json").write_text('{"turns": [{"text": "hello"}]}')
+    done = here(name, *arguments.get(name, []), "--config", str(config / "handrail.toml"))
+    assert done.code == 5 and "Traceback" not in done.err
+    for told in (
+        *("runtime.locks[0]", "runtime.timeout_ms", "llm.parameters", "'read' is a locked id", "email__send", "gone"),
+        *("broken.json", "'permit bash *'"),
+    ):
+        assert told in done.err, told
+    assert "allow bash git" not in done.err
+
+
+@pytest.mark.proves("G-05")
+def test_a_call_that_was_killed_in_its_middle_is_told_at_the_next_start_and_shown_in_the_log(handrail: Program) -> None:
+    sleeper = Sleeper(handrail)
+    command = handrail.command("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        sleeper.wait_until_it_runs()
+        process.send_signal(signal.SIGKILL)
+    following = handrail("call", "read", '{"path": "note.txt"}')
+    assert following.code == 0 and "(bash) was interrupted" in following.err and "unknown" in following.err
+    rows = [json.loads(line) for line in handrail("log", "--json").out.splitlines()]
+    assert [(row["tool"], row["state"]) for row in rows] == [("bash", "interrupted"), ("read", "output")]
+    assert "interrupted" in handrail("log").out
+    assert handrail("call", "read", '{"path": "note.txt"}').err == ""  # told once
+    assert handrail("log", "verify").code == 0
+
+
+@pytest.mark.proves("R-01", "S-08a")
+def test_a_withheld_tool_is_listed_with_its_reason_and_answered_with_it(here: Here, config: Path) -> None:
+    put_tool(config / "tools", "weather", runtime={"requires": {"net": {"hosts": ["api.example.org"]}}})
+    put_tool(config / "tools", "billing", runtime={"secrets": ["BILLING_KEY"]})
+    chosen = ("--config", str(config / "handrail.toml"))
+    shown = here("tools", *chosen).out
+    assert "api.example.org" in shown and "BILLING_KEY" in shown
+    for name, word in (("weather", "api.example.org"), ("billing", "BILLING_KEY")):
+        done = here("call", name, "{}", *chosen, "--rule", "allow *")
+        assert done.code == 1 and done.err.startswith("unavailable: ") and word in done.err
+    assert here("explain", "weather", "{}", *chosen).code == 1
+
+
+_WITHOUT = """
+import sys
+sys.modules |= dict.fromkeys(("mcp", "mcp_types", "openai", "anthropic"))  # as where they are not installed
+from handrail.faces.cli.app import run
+sys.exit(run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.proves("F-02a")
+@pytest.mark.parametrize(
+    ("name", "arguments", "extra"),
+    [
+        ("mcp", (), "mcp"),
+        ("run", ("a task", "--model", "openai:some", "--base-url", "http://127.0.0.1:1/v1"), "openai"),
+        ("run", ("a task", "--model", "anthropic:some", "--base-url", "http://127.0.0.1:1"), "anthropic"),
+    ],
+)
+def test_without_an_extra_its_command_names_it_and_everything_else_works(
+    handrail: Program, name: str, arguments: tuple[str, ...], extra: str
+) -> None:
+    def without(*command: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", _WITHOUT, command[0], *handrail.common, *command[1:]],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+        )
+
+    done = without(name, *arguments)
+    assert done.returncode in (2, 5) and f"pip install 'handrail[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert without("call", "read", '{"path": "note.txt"}').returncode == 0
