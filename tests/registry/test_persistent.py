@@ -123,10 +123,9 @@ async def test_a_crash_of_a_repeatable_call_is_tried_once_more(place: Place, spe
 async def test_a_process_that_left_between_calls_is_replaced_without_a_word(place: Place) -> None:
     tool = made(place, side_effect="write")
     await call(place, tool, do="leave")
-    process = tool._process  # pyright: ignore[reportPrivateUsage]
-    assert process is not None
-    await process.wait()
-    await asyncio.sleep(0)
+    noticed = tool._exit  # pyright: ignore[reportPrivateUsage]
+    assert noticed is not None
+    await noticed
     assert (await call(place, tool))["count"] == 1
     await tool.aclose()
 
