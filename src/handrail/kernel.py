@@ -111,13 +111,15 @@ class Kernel:
         :param watchdogs: see every call before it runs, in this order, and can only narrow
         :param allow_home: open a home folder or ``/`` all the same
         :raises LoadError: with every fault of configuration, rules and tools
+        :raises UsageError: for an argument of the wrong form
         :raises StartError: when state, lease or sandbox are not to be had
         """
         settings = configuration.load(config)
         async with AsyncExitStack() as stack:
             store = Store.open(workspace, state, face=face, allow_home=allow_home)
             stack.push_async_callback(store.aclose)
-            kernel = await _assemble(store, settings, tuple(tools), tuple(rules), secrets or {}, tuple(watchdogs))
+            configuration.check_apart(settings, store.folders.workspace)
+            kernel = await _assemble(store, settings, tuple(tools), _texts(rules), secrets or {}, tuple(watchdogs))
             stack.push_async_callback(kernel._shut_down)  # pyright: ignore[reportPrivateUsage]
             yield kernel
 
@@ -185,7 +187,9 @@ class Kernel:
             self.authority,
             entry.spec,
             arguments,
-            rules=self._rules.with_rules(*_parsed([("session", "session", text) for text in rules], self.generation)),
+            rules=self._rules.with_rules(
+                *_parsed([("session", "session", text) for text in _texts(rules)], self.generation)
+            ),
             roots=Roots(self.workdir),
             headless=headless,
         )
@@ -237,7 +241,7 @@ class Kernel:
             client=client,
             hidden=(str(folders.state),),
         )
-        own = _parsed([("session", "session", text) for text in rules], self.generation)
+        own = _parsed([("session", "session", text) for text in _texts(rules)], self.generation)
         lane = Lane(around, self._rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
         turns = self.log.reader.last_turn(session_id) if id is not None else 0
@@ -343,6 +347,13 @@ def _profile_of(runtime: Runtime) -> Profile:
     return runtime.profile
 
 
+def _texts(rules: Iterable[str]) -> tuple[str, ...]:
+    """:raises UsageError: for a single text, whose letters Python would take for rules"""
+    if isinstance(rules, str):
+        raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
+    return tuple(rules)
+
+
 def _rule_texts(settings: Configuration, rules: Iterable[str]) -> list[tuple[Scope, str, str]]:
     found: list[tuple[Scope, str, str]] = []
     for text in settings.settings.rules:
@@ -365,7 +376,7 @@ def _parsed(texts: Iterable[tuple[Scope, str, str]], generation: Generation | No
         try:
             found.append(parse_rule(text, scope=scope, source=source, known=known))
         except ValueError as error:
-            faults.append(Fault(source, f"rule {text!r}", str(error)))
+            faults.append(Fault(source, "", str(error)))  # which names the rule
     if faults:
         raise LoadError(faults)
     return found

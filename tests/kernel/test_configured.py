@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, tool
+from handrail import Event, LoadError, UsageError, tool
 from handrail.testing.kernels import temporary_kernel
 
 WATCHDOG = """\
@@ -175,3 +175,24 @@ async def test_a_wait_for_locks_is_told_in_the_result_and_the_record_apart_from_
         await kernel.log.flush()
         intents = [record.body or {} for record in kernel.log.reader.records(kind="intended")]
         assert [intent.get("lock_wait_ms") for intent in intents] == [None, late.metadata["lock_wait_ms"]]
+
+
+async def test_one_text_where_several_rules_belong_is_told_from_a_list(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"rules=\['allow read'\]"):
+        async with temporary_kernel(tmp_path, rules="allow read"):
+            pass
+    async with temporary_kernel(tmp_path) as kernel:
+        with pytest.raises(UsageError, match="one text"):
+            await kernel.session(rules="allow read")
+        with pytest.raises(UsageError, match="one text"):
+            await kernel.explain("read", {"path": "a"}, rules="deny read")
+
+
+async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: Path) -> None:
+    with pytest.raises(LoadError) as caught:
+        async with temporary_kernel(tmp_path, rules=["permit read"], settings='rules = ["allow raed"]\n'):
+            pass
+    file = tmp_path / "config" / "handrail.toml"
+    first, second = str(caught.value).splitlines()[1:]
+    assert first.startswith(f"  - {file}: in the rule 'allow raed', 'raed' is not a tool")
+    assert second.startswith("  - given at the start: 'permit read' begins with 'permit'")

@@ -159,8 +159,9 @@ def _workspace(path: Path, *, allow_home: bool) -> Path:
         real = path.expanduser().resolve(strict=True)
         is_folder = real.is_dir()
     except (OSError, RuntimeError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise StartError(
-            f"the workspace {str(path)!r} cannot be opened: {error}; pass an existing folder with --workspace DIR"
+            f"the workspace {str(path)!r} cannot be opened: {reason}; pass an existing folder with --workspace DIR"
         ) from None
     if not is_folder:
         raise StartError(f"the workspace {real} is not a folder; pass an existing folder with --workspace DIR")
