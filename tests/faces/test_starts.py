@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +127,45 @@ def test_without_an_extra_its_command_names_it_and_everything_else_works(
     assert done.returncode in (2, 5) and f"pip install 'handrail[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
     assert without("call", "read", '{"path": "note.txt"}').returncode == 0
+
+
+def _damaged(database: Path) -> None:
+    content = bytearray(database.read_bytes())
+    content[100:4000] = b"\xff" * 3900
+    database.write_bytes(content)
+
+
+def _changed(database: Path) -> None:
+    with closing(sqlite3.connect(database)) as connection:
+        connection.execute(
+            "UPDATE record SET at_ns = at_ns + 1 WHERE sequence = (SELECT max(sequence) - 1 FROM record)"
+        )
+        connection.commit()
+
+
+@pytest.mark.proves("G-02", "F-02a")
+@pytest.mark.parametrize("harm", [_damaged, _changed])
+def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
+    here: Here, handrail: Program, harm: Callable[[Path], None]
+) -> None:
+    here("call", "read", '{"path": "note.txt"}')
+    (database,) = handrail.state.rglob("handrail.db")
+    harm(database)
+    done = here("call", "read", '{"path": "note.txt"}')
+    assert done.code == 5 and done.out == "" and "damaged" in done.err and "copy" in done.err
+    verified = here("log", "verify")
+    assert verified.code == 1 and "not intact" in verified.err
+    shown = here("log")
+    assert shown.code == (0 if harm is _changed else 5) and "defect" not in shown.err
+    doctor = here("doctor")
+    assert doctor.code == 5 and "damaged" in doctor.out
+
+
+@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs a file system that even root cannot write")
+def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
+    handrail.state.mkdir(mode=0o700)
+    frozen = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    for command in (handrail.command("call", "read", '{"path": "note.txt"}'), handrail.command("mcp")):
+        done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
+        assert done.returncode == 5 and done.stdout == ""
+        assert "cannot be written" in done.stderr and "--state" in done.stderr and "Traceback" not in done.stderr

@@ -45,6 +45,9 @@ def command(
     anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
     per call is cut at its edge; --call shows one whole.
     """
+    from sqlite3 import DatabaseError
+
+    from handrail.contract.errors import StartError
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
@@ -58,11 +61,16 @@ def command(
     with LogReader.at(folders.database) as reader:
         if action == "verify":
             return _verify(setting, reader, head)
-        if call is not None or records:
-            chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
-            _show_records(setting, chosen[::-1], whole=call is not None)
-        else:
-            _show_calls(setting, reader.calls(session=session, limit=limit))
+        try:
+            if call is not None or records:
+                chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
+                _show_records(setting, chosen[::-1], whole=call is not None)
+            else:
+                _show_calls(setting, reader.calls(session=session, limit=limit))
+        except DatabaseError as error:
+            raise StartError(
+                f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
+            ) from None
     return OUTPUT
 
 
