@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.output import Shaper
-from handrail.contract.people import ApprovalRequest
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.policy.authority import Authority
 from handrail.policy.rules import parse_rule
 from handrail.policy.verdict import Verdict
@@ -81,7 +81,7 @@ class Authorisation:
         call.note("approval-requested", {"reason": reason, "arguments_hash": arguments_hash, "always": always})
         call.flush()
         call.emit("asking", {"reason": reason, "always": always})
-        answer = await call.interruptible("authorise", lambda: attendant.approve(request))
+        answer = await self._answer(call, attendant, request)
         call.note(
             "approval-responded", {"choice": answer.choice, "message": answer.message, "arguments_hash": arguments_hash}
         )
@@ -93,6 +93,19 @@ class Authorisation:
         call.rules = lane.rules
         call.note("authorised", {"by": "person", "choice": answer.choice, "arguments_hash": arguments_hash})
         call.emit("approved", {"choice": answer.choice})
+
+    async def _answer(self, call: Call, attendant: Attendant, request: ApprovalRequest) -> ApprovalAnswer:
+        """The person's answer; a face that cannot get one is a no."""
+        try:
+            answer: object = await call.interruptible("authorise", lambda: attendant.approve(request))
+            if isinstance(answer, ApprovalAnswer):
+                return answer
+            said = f"its answer was a {type(answer).__name__}"
+        except Refusal:
+            raise
+        except Exception as error:
+            said = f"{type(error).__name__}: {str(error)[:300]}"
+        raise Refusal("authorise", "denied", f"{request.reason} The user could not be asked ({said}), so it is denied.")
 
     def again(self, call: Call) -> None:
         """The session's rules changed while the call waited: a new deny counts, an answered ask stays answered.
