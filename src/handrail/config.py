@@ -91,6 +91,19 @@ def load(file: str | Path | None) -> Configuration:
     return Configuration(settings, path.parent.absolute(), path)
 
 
+def check_apart(settings: Configuration, workspace: Path) -> None:
+    """The configuration decides what a model may do, so it lies where no call can write.
+
+    :raises LoadError: when it is in the workspace, by its name or behind a link
+    """
+    if settings.file is None:
+        return
+    for place in (settings.file.absolute(), settings.file.resolve()):
+        if place.is_relative_to(workspace):
+            problem = f"lies in the workspace {workspace}, where a model can write; keep it in a folder apart from it"
+            raise LoadError([Fault(str(settings.file), "", problem)])
+
+
 def _fault(source: str, problem: dict[str, Any]) -> Fault:
     place = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":

@@ -18,6 +18,10 @@ _HIDDEN = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f\ud800-\udfff]"
 )
+# Letters, marks and symbols that are drawn as nothing or as a blank, though they count as printable.
+_LIKE_NOTHING = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\ufffc\U000e0100-\U000e01ef]"
+)
 NAMES = {"\x1b": "\\e", "\r": "\\r", "\x07": "\\a", "\x08": "\\b", "\x00": "\\0"}
 
 
@@ -26,8 +30,20 @@ def visible(text: str) -> str:
     return _HIDDEN.sub(_name, text.replace("\r\n", "\n"))
 
 
+def spelled_out(text: str) -> str:
+    """``text`` for somebody who decides by it: :func:`visible`, and also what looks like a blank or like nothing."""
+    if all(line.isprintable() for line in text.split("\n")) and _LIKE_NOTHING.search(text) is None:
+        return text
+    return "".join(
+        c if c in "\n\t" or (c.isprintable() and _LIKE_NOTHING.match(c) is None) else _spelled(c) for c in text
+    )
+
+
 def _name(match: re.Match[str]) -> str:
-    character = match.group()
+    return _spelled(match.group())
+
+
+def _spelled(character: str) -> str:
     code = ord(character)
     return NAMES.get(character) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{{{code:x}}}")
 

@@ -13,7 +13,7 @@ from typing import Any
 from handrail.contract.errors import ToolError
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
-from handrail.faces.cli.show import visible
+from handrail.faces.cli.show import spelled_out
 
 _ONCE = ("o", "once", "y", "yes")
 _SESSION = ("s", "session")
@@ -131,12 +131,15 @@ class Terminal:
 
 
 def _request_lines(request: ApprovalRequest) -> list[str]:
-    lines = [f"{visible(request.tool_id)} asks to run", *(f"  {part}" for part in visible(request.reason).split("\n"))]
+    lines = [
+        f"{spelled_out(request.tool_id)} asks to run",
+        *(f"  {part}" for part in spelled_out(request.reason).split("\n")),
+    ]
     for name, value in request.arguments.items():
-        lines += _argument_lines(visible(name), value)
+        lines += _argument_lines(_one_line(name), value)
     lines += ["", "  o  once: this call with exactly these arguments"]
     if request.always is not None:
-        lines.append(f"  s  for this session: stores the rule  {visible(request.always)}")
+        lines.append(f"  s  for this session: stores the rule  {spelled_out(request.always)}")
     lines.append("  r  reject; text after it is told to the model")
     return lines
 
@@ -144,17 +147,17 @@ def _request_lines(request: ApprovalRequest) -> list[str]:
 def _argument_lines(name: str, value: Any) -> list[str]:
     """An argument, whole. Text of several lines is set off line by line, so that it cannot look like the prompt."""
     if isinstance(value, str) and "\n" in value:
-        parts = visible(value).split("\n")
+        parts = spelled_out(value).split("\n")
         return [f"  {name}: {len(parts)} lines", *(f"  │ {part}" for part in parts)]
     text = value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
-    return [f"  {name}: {visible(text)}"]
+    return [f"  {name}: {spelled_out(text)}"]
 
 
 def _question_lines(question: Question) -> list[str]:
-    head = f"{visible(question.header)}: " if question.header else ""
+    head = f"{spelled_out(question.header)}: " if question.header else ""
     lines = [
         line if number == 0 else f"│ {line}"
-        for number, line in enumerate(f"{head}{visible(question.question)}".split("\n"))
+        for number, line in enumerate(f"{head}{spelled_out(question.question)}".split("\n"))
     ]
     for number, option in enumerate(question.options, 1):
         about = f"  {_one_line(option.description)}" if option.description else ""
@@ -165,7 +168,8 @@ def _question_lines(question: Question) -> list[str]:
 
 
 def _one_line(text: str) -> str:
-    return visible(text).replace("\n", "\\n")
+    """Whatever a model names cannot begin a line of its own, which could look like the prompt's."""
+    return spelled_out(text).replace("\n", "\\n")
 
 
 def _write(*lines: str) -> None:
