@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -160,6 +161,12 @@ class Sleeper:
             assert ready and os.read(descriptor, 16), "the command did not begin to run"
         finally:
             os.close(descriptor)
+
+    def wait_until_it_is_gone(self) -> None:
+        """:raises AssertionError: when something of it goes on"""
+        until = time.monotonic() + PATIENCE_S
+        while self.left_over():
+            assert time.monotonic() < until, self.left_over()
 
     def left_over(self) -> list[str]:
         """Command lines of what still runs of it."""

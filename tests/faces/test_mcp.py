@@ -239,3 +239,33 @@ def test_stdin_from_a_file_is_served_too(handrail: Program, tmp_path: Path) -> N
     with asked.open("rb") as stdin:
         done = subprocess.run(handrail.command("mcp"), stdin=stdin, capture_output=True, check=False)
     assert done.returncode == 0 and json.loads(done.stdout)["id"] == HELLO["id"]
+
+
+def put_tool(folder: Path, name: str, said: str = "{}", **runtime: Any) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    parameters: dict[str, Any] = {"type": "object", "properties": {}}
+    llm: dict[str, Any] = {"name": name, "description": "Says it.", "parameters": parameters}
+    view: dict[str, Any] = {"side_effect": "read", "locks": [], **runtime}
+    (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": view}))
+    (folder / name).write_text(f"#!/bin/sh\necho '{said}'\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.proves("O-06", "R-01", "F-03a")
+async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withheld(handrail: Program) -> None:
+    tools, config = handrail.config / "tools", handrail.config / "handrail.toml"
+    put_tool(tools, "shown", '{"page": "for all"}')
+    put_tool(tools, "edge", '{"page": "for people"}', exposure="edge")
+    put_tool(tools, "masked", '{"summary": "one page", "page": "not for prompts"}', prompt_mask=True)
+    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}})
+    config.write_text('rules = ["allow *"]\n')
+    async with connected(handrail, "--config", str(config)) as client:
+        assert {"shown", "edge", "masked"} == set(await listed(client)) & {"shown", "edge", "masked", "weather"}
+        shown, edge, masked, weather = [
+            envelope(await client.call_tool(name, {})) for name in ("shown", "edge", "masked", "weather")
+        ]
+    assert shown["data"] == {"page": "for all"}
+    assert edge["type"] == masked["type"] == "output"
+    assert "for people" not in json.dumps(edge) and "not for prompts" not in json.dumps(masked)
+    assert "one page" in json.dumps(masked)
+    assert weather["metadata"]["error_kind"] == "unavailable" and "api.example.org" in weather["error_text"]

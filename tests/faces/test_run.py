@@ -61,6 +61,20 @@ def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: 
     assert done.code == 1 and "budget: " in done.err
 
 
+@pytest.mark.proves("A-08a")
+@pytest.mark.parametrize(
+    ("option", "least", "budget"), [("--max-tokens", "1", "tokens"), ("--max-seconds", "1e-9", "seconds")]
+)
+def test_a_budget_of_tokens_or_time_ends_a_run_before_its_calls(
+    here: Here, script: str, option: str, least: str, budget: str
+) -> None:
+    done = here("run", "look", "--model", script, option, least, "--json")
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 1
+    assert (events[-1]["event"], events[-1]["status"], events[-1]["budget"]) == ("finished", "budget", budget)
+    assert all(event["result"]["type"] == "error" for event in events if event["event"] == "result")
+
+
 def test_a_person_at_the_terminal_decides_what_the_model_may(
     handrail: Program, script: str, on_a_terminal: Terminals
 ) -> None:

@@ -66,13 +66,14 @@ def test_every_fault_of_tools_and_rules_is_listed_at_once_and_the_exit_code_is_5
     assert "allow bash git" not in done.err
 
 
-@pytest.mark.proves("G-05")
+@pytest.mark.proves("G-05", "S-05")
 def test_a_call_that_was_killed_in_its_middle_is_told_at_the_next_start_and_shown_in_the_log(handrail: Program) -> None:
     sleeper = Sleeper(handrail)
     command = handrail.command("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         sleeper.wait_until_it_runs()
         process.send_signal(signal.SIGKILL)
+    sleeper.wait_until_it_is_gone()  # it dies with the kernel, whatever ended that
     following = handrail("call", "read", '{"path": "note.txt"}')
     assert following.code == 0 and "(bash) was interrupted" in following.err and "unknown" in following.err
     rows = [json.loads(line) for line in handrail("log", "--json").out.splitlines()]

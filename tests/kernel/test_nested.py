@@ -1,0 +1,56 @@
+"""Calls that tools make: no person is asked while their caller holds locks, and nothing is wider than its caller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail import ApprovalAnswer, Runtime, tool
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+ran: list[str] = []
+
+
+@tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+async def send(to: str) -> str:
+    """Send a mail."""
+    ran.append(to)
+    return to
+
+
+@tool(id="mail.all", side_effect="external", locks=["outbox:X"], requires={"capabilities": ["call"]})
+async def send_to_all(names: list[str], runtime: Runtime) -> list[str | None]:
+    """Send a mail to each."""
+    return [(await runtime.call("mail.send", {"to": name})).error_text for name in names]
+
+
+@tool(id="mail.alone", side_effect="external", locks=["outbox:X"])
+async def without_the_door(runtime: Runtime) -> str:
+    """Call without having declared it."""
+    await runtime.call("mail.send", {"to": "nobody"})
+    return "called"
+
+
+@pytest.mark.proves("X-13", "L-08")
+async def test_a_call_that_a_tool_makes_asks_nobody_and_is_denied_where_no_rule_allows_it(tmp_path: Path) -> None:
+    ran.clear()
+    person = ScriptedPerson([ApprovalAnswer("once")] * 3)
+    tools, rules = [send, send_to_all], ["allow mail.all", "allow mail.send to=ann"]
+    async with temporary_kernel(tmp_path, tools=tools, rules=rules) as kernel:
+        session = await kernel.session(attendant=person)
+        allowed, refused = (await session.call("mail.all", {"names": ["ann", "bob"]})).data
+        assert allowed is None and "cannot ask" in refused
+        assert ran == ["ann"] and person.requests == []
+        await kernel.log.flush()
+        rows = {row.call_id.rpartition("/")[2]: row.state for row in kernel.log.reader.calls()}
+        assert rows == {"1.0": "output", "1.0.1": "output", "1.0.2": "refused"}
+
+
+@pytest.mark.proves("K-11a")
+async def test_a_tool_that_did_not_require_calls_makes_none(tmp_path: Path) -> None:
+    ran.clear()
+    async with temporary_kernel(tmp_path, tools=[send, without_the_door], rules=["allow mail.*"]) as kernel:
+        answer = await (await kernel.session()).call("mail.alone", {})
+        assert not answer.ok and answer.error_text is not None and "call" in answer.error_text
+    assert ran == []
