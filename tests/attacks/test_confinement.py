@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from tests.attacks.conftest import Agreeing, Probe
 
+from handrail.doctor import of_machine
 from handrail.kernel import Kernel
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
@@ -214,6 +215,15 @@ def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
         assert program_outside(name, str(workspace)) is None
     else:
         assert os.path.realpath(installed(str(workspace), confined=True)) == str(honest)
+
+
+def test_doctor_says_when_handrail_itself_can_be_changed_by_a_call(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Source: tools installed in the environment of the project that they guard."""
+    assert "installation" not in {check.name for check in of_machine(str(place / "ws"))}
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place / "ws" / ".venv" / "lib")])
+    assert "installation" in {check.name for check in of_machine(str(place / "ws"))}
 
 
 # ── what is left behind ──────────────────────────────────────────────────────────────────────────
