@@ -196,6 +196,7 @@ class Writer(Generic[T]):
                     self._urgent = True
                 self._retain(self._write(batch))
                 self._in_flight = 0
+                batch.clear()  # not kept alive while this thread sleeps
             self._tell_low_water()
             if closing and self._refusal is not None:
                 self._give_up()
