@@ -229,6 +229,17 @@ async def test_a_program_is_told_its_call_and_nothing_of_the_kernels_environment
 
 
 @confined
+@pytest.mark.proves("K-03")
+async def test_a_program_is_told_the_settings_that_have_a_default(place: Place) -> None:
+    script = PYTHON + "import json, os\nprint(os.environ['HANDRAIL_CONFIG'])\n"
+    config: dict[str, Any] = {
+        "region": {"description": "Where", "default": "eu"},
+        "colour": {"description": "Which", "required": False},
+    }
+    assert await call(place, made(place, script, config=config)) == {"region": "eu"}
+
+
+@confined
 @pytest.mark.proves("R-02")
 async def test_each_call_is_a_process_group_of_its_own(place: Place) -> None:
     script = PYTHON + "import json, os\nprint(json.dumps({'own': os.getpgrp() == os.getpgid(0) != 0}))\n"

@@ -155,12 +155,13 @@ def test_aliases_are_checked_against_all_names() -> None:
     [
         ({"secrets": ("key",)}, "declares secrets (key)"),
         ({"config": {"key": ConfigKey("k", secret=True)}}, "declares secrets (key)"),
+        ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
         ({"requires": {"net": {"hosts": ["a.example.org"]}}}, "requires hosts (a.example.org)"),
         ({"mode": "background"}, "mode is 'background'"),
         ({"mode": "stateful"}, "mode is 'stateful'"),
     ],
 )
-@pytest.mark.proves("R-01")
+@pytest.mark.proves("R-01", "K-03")
 def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[str, Any], reason: str) -> None:
     async def run() -> None:
         """Run."""

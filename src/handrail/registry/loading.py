@@ -143,6 +143,11 @@ def reason_to_withhold(tool: Tool, tier: Tier) -> str | None:
     secret = [*spec.secrets, *(key for key, setting in spec.config.items() if setting.secret)]
     if secret:
         reasons.append(f"it declares secrets ({', '.join(secret)}), and there is no door that hands secrets to a tool")
+    needed = (key for key, setting in spec.config.items() if setting.required and setting.default is None)
+    if unset := [key for key in needed if key not in secret]:
+        reasons.append(
+            f"it needs settings that have no default ({', '.join(unset)}), and nobody can give a tool any yet"
+        )
     if spec.requires.net.hosts:
         hosts = ", ".join(spec.requires.net.hosts)
         reasons.append(f"it requires hosts ({hosts}), and no sandbox here opens the network to single hosts")

@@ -90,6 +90,11 @@ class ExecutableTool(Tool):
     def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
         """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write."""
         told = {"HANDRAIL_TOOL": self.spec.id, "HANDRAIL_WORKSPACE": profile.workspace}
+        if self.spec.config:
+            settings = {
+                key: setting.default for key, setting in self.spec.config.items() if setting.default is not None
+            }
+            told["HANDRAIL_CONFIG"] = as_json(settings).decode()
         return replace(
             profile,
             readable=(*profile.readable, self.folder),
