@@ -22,7 +22,7 @@ ROWS: dict[str, str] = {
     "R-03": "A persistent executable stays up between calls, is started again after a crash, and has a sandbox of its own.",
     "R-04": "An agent's folder overrides a global tool; nothing overrides a built-in or takes a locked id.",
     "R-05": "Ids and wire names are unique; a clash names both sources.",
-    "R-06": "A generation of tools is a value with a difference to another; a turn keeps the one it began with, and the log names it.",
+    "R-06": "Tools stand in immutable generations; the next one is published in one step, a turn keeps the one it began with, and the log names it.",
     "R-09a": "Installed packages add tools by entry point.",
     "R-14": "Nothing is fetched or installed at run time.",
     "D-09a": "An unknown tool is answered with the nearest few names.",
