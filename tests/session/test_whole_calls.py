@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from handrail import ApprovalAnswer, Event, Kernel, Runtime, Session, Tool, ToolSpec, tool
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail import Event, Kernel, Runtime, Session, Tool, ToolSpec, tool
+from handrail.testing.kernels import temporary_kernel
 
 ALLOW = ["allow test.*", "allow read", "allow bash", "allow edit", "allow fs.*"]
 SHORT = "[limits]\ngrace_ms = 20\n"
@@ -382,54 +381,6 @@ async def test_fifty_edits_of_one_file_at_once_all_land(kernel: Kernel, session:
     )
     assert [result.error_text for result in results] == [None] * 50
     assert path.read_text() == "".join(f"line {n} new\n" for n in range(50))
-
-
-def processes() -> dict[int, str]:
-    """Every process there is, by number, with its command line."""
-    found: dict[int, str] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-    return found
-
-
-@pytest.mark.proves("S-05", "X-08")
-@pytest.mark.parametrize(
-    "script",
-    [
-        "sleep {s} &",
-        "(setsid sleep {s} >/dev/null 2>&1 &) ; echo done",
-        'python3 -c "import os,time\nif os.fork()==0:\n  os.setsid()\n  if os.fork()==0:\n    time.sleep({s})"',
-        "trap '' TERM HUP INT; (trap '' TERM; sleep {s}) & echo done",
-        "nohup sleep {s} & disown; echo done",
-    ],
-)
-async def test_nothing_a_command_started_survives_its_call(kernel: Kernel, script: str) -> None:
-    session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("once")]))
-    mark = f"99{os.getpid():07d}"
-    async with asyncio.timeout(60):
-        result = await session.call("bash", {"command": script.replace("{s}", mark)})
-    assert result.ok and result.data["exit_code"] == 0, result
-    assert [line for line in processes().values() if mark in line and "pytest" not in line] == []
-
-
-@pytest.mark.proves("S-05", "X-08")
-async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> None:
-    session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("once")]))
-    mark = f"98{os.getpid():07d}"
-    events: list[Event] = []
-    session.watch(events.append)
-    script = f"for i in 1 2 3; do (setsid sleep {mark} &); done; touch begun; sleep {mark}"
-    call = asyncio.create_task(session.call("bash", {"command": script}))
-    begun = Path(session.workdir, "begun")
-    async with asyncio.timeout(60):
-        while not begun.exists():
-            await asyncio.sleep(0)
-    session.cancel()
-    result = await call
-    assert result.error_kind == "cancelled" and result.metadata["stopped_by"] == "user"
-    assert [line for line in processes().values() if mark in line] == []
 
 
 def nested(depth: int) -> dict[str, Any]:
