@@ -16,6 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from handrail.agent.budget import Budget
+    from handrail.agent.loop import Agent
+    from handrail.agent.providers import open_model
     from handrail.contract.call import Answer, ProposedCall
     from handrail.contract.decorator import tool
     from handrail.contract.errors import (
@@ -39,11 +42,13 @@ if TYPE_CHECKING:
     from handrail.session.session import Session, Turn
 
 _HOME = {
+    "Agent": "agent.loop",
     "Answer": "contract.call",
     "ApprovalAnswer": "contract.people",
     "ApprovalRequest": "contract.people",
     "Attendant": "contract.people",
     "Blob": "contract.result",
+    "Budget": "agent.budget",
     "ClientContext": "contract.runtime",
     "ErrorKind": "contract.errors",
     "Event": "contract.events",
@@ -66,15 +71,18 @@ _HOME = {
     "ToolSpec": "contract.spec",
     "Turn": "session.session",
     "UsageError": "contract.errors",
+    "open_model": "agent.providers",
     "tool": "contract.decorator",
 }
 
 __all__ = [
+    "Agent",
     "Answer",
     "ApprovalAnswer",
     "ApprovalRequest",
     "Attendant",
     "Blob",
+    "Budget",
     "ClientContext",
     "ErrorKind",
     "Event",
@@ -97,6 +105,7 @@ __all__ = [
     "ToolSpec",
     "Turn",
     "UsageError",
+    "open_model",
     "tool",
 ]
 
