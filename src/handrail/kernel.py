@@ -244,7 +244,7 @@ class Kernel:
         own = _parsed([("session", "session", text) for text in _texts(rules)], self.generation)
         lane = Lane(around, self._rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
-        turns = self.log.reader.last_turn(session_id) if id is not None else 0
+        turns = self.log.last_turn(session_id) if id is not None else 0
         session = Session(self._arbiter, lane, lambda: self.generation, self._closed, turns)
         self._sessions[session_id] = session
         try:

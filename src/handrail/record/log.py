@@ -15,14 +15,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
 from time import time_ns
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.record.chain import GENESIS, SALT_BYTES, prefix_of, seal_of
 from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.database import Database, Statement, Value
+from handrail.store.database import Database, Statement, Value, start_error
 from handrail.store.encoding import encode
 from handrail.store.writer import SinkUnavailable
+
+T = TypeVar("T")
 
 Kind = Literal[
     "session-opened",
@@ -133,12 +135,19 @@ class CommitLog:
         :raises LogUnavailable: when records that could tell are not durable
         """
         await self._writer.flush()
-        return self.reader.outcome_of(call_id)
+        return self._read(lambda reader: reader.outcome_of(call_id))
 
     async def proposal_of(self, call_id: str) -> LoggedRecord | None:
         """The record of how a call was proposed, or None; see :meth:`outcome_of`."""
         await self._writer.flush()
-        return self.reader.proposal_of(call_id)
+        return self._read(lambda reader: reader.proposal_of(call_id))
+
+    def last_turn(self, session_id: str) -> int:
+        """The highest turn that a call of the session was proposed in, 0 without one, by what is durable.
+
+        :raises LogUnavailable: when the log cannot be read
+        """
+        return self._read(lambda reader: reader.last_turn(session_id))
 
     async def recover(self) -> list[Interrupted]:
         """At start: give every call that has an intent and no outcome the record ``interrupted``, and return them.
@@ -148,8 +157,8 @@ class CommitLog:
         :raises LogUnavailable: when the log cannot take the records
         """
         await self._writer.flush()
-        found = self.reader.unfinished()
-        began = self.reader.head().sequence
+        found, head = self._read(lambda reader: (reader.unfinished(), reader.head()))
+        began = head.sequence
         if found:
             await self.commit(
                 [
@@ -188,6 +197,12 @@ class CommitLog:
             body = {"sequences": wanted, "reason": reason}
             records = [Record("redacted", session_id, "", body)]
             await self._writer.commit((self._table, _Redaction(tuple(wanted), self._clock(), records)))
+
+    def _read(self, look: Callable[[LogReader], T]) -> T:
+        try:
+            return look(self.reader)
+        except sqlite3.Error as error:
+            raise LogUnavailable(str(start_error(self._database.path, error))) from None
 
 
 class _Entry(NamedTuple):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.record.chain import GENESIS, fault_in, hash_in
-from handrail.store.database import open_reader
+from handrail.store.database import open_reader, start_error
 from handrail.store.encoding import decode
 from handrail.store.writer import SinkUnavailable
 
@@ -27,6 +27,8 @@ _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
 """As `fault_in` and `_logged` take them."""
 _ENDS = ("committed", "refused", "interrupted")
 _END_CHECKED = 16
+_END_OF_TIME = 2**62
+"""Nanoseconds, in the year 2116: no record is later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class CallRow:
 class LogReader:
     """Reads the log through one connection.
 
-    :raises StartError: by :meth:`at`, when there is no readable log
+    :raises StartError: by :meth:`at`, when there is no readable log, or while reading it turns out to be damaged
+    :raises sqlite3.Error: by every other method, where the file is damaged
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -93,6 +96,8 @@ class LogReader:
         connection = open_reader(database)
         try:
             yield LogReader(connection)
+        except sqlite3.Error as error:
+            raise start_error(database, error) from None
         finally:
             connection.close()
 
@@ -128,9 +133,10 @@ class LogReader:
             expected, previous = before[0] + 1, hash_in(before[5]) or b""
         for row in rows:
             if row[0] != expected or fault_in(row, previous) is not None:
+                file = self._connection.execute("PRAGMA database_list").fetchone()[2]
                 raise SinkUnavailable(
-                    f"the log is damaged at record {row[0]}, near its end: it is not what was written. Run handrail log "
-                    "verify, keep a copy, and move the file away to begin a new log"
+                    f"the log {file} is damaged at record {row[0]}, near its end: it is not what was written. Run handrail "
+                    "log verify, keep a copy, and move the file away to begin a new log"
                 )
             expected, previous = expected + 1, hash_in(row[5]) or b""
         return self.head()
@@ -187,7 +193,8 @@ class LogReader:
         for proposal in reversed(proposals):
             if proposal.call_id not in seen:
                 seen.add(proposal.call_id)
-                rows.append(_summary(list(self.records(call=proposal.call_id)), began))
+                # Through a damaged index not even the proposal is found again.
+                rows.append(_summary(list(self.records(call=proposal.call_id)) or [proposal], began))
         return rows
 
     def outcome_of(self, call_id: str) -> LoggedRecord | None:
@@ -236,7 +243,8 @@ def _logged(row: tuple[Any, ...]) -> LoggedRecord:
             decoded = {"$damaged": len(encoded)}
         body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}
     shown = (hash_in(seal) or b"").hex()
-    return LoggedRecord(sequence, at_ns, str(kind), str(session), str(call), shown, body)
+    time = at_ns if isinstance(at_ns, int) and 0 <= at_ns < _END_OF_TIME else 0
+    return LoggedRecord(sequence, time, str(kind), str(session), str(call), shown, body)
 
 
 def _with_tool(entry: LoggedRecord, proposal: LoggedRecord | None) -> LoggedRecord:

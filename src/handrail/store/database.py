@@ -214,14 +214,35 @@ def open_reader(path: Path) -> sqlite3.Connection:
             f"there is no log yet at {path}: nothing was run in this workspace with this --state, or the state is elsewhere"
         )
     try:
-        connection = sqlite3.connect(
-            f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None, check_same_thread=False
-        )
+        return _read_only(path, "mode=ro")
+    except (sqlite3.Error, OSError) as error:
+        # Where nothing can be written SQLite cannot make the file by which readers and a writer agree. A log that was
+        # closed well needs none: it is all in the one file.
+        if getattr(error, "sqlite_errorname", "") == "SQLITE_CANTOPEN" and not Path(f"{path}-wal").exists():
+            try:
+                return _read_only(path, "mode=ro&immutable=1")
+            except (sqlite3.Error, OSError):
+                pass
+        raise start_error(path, error) from None
+
+
+def _read_only(path: Path, how: str) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False
+    )
+    # Damaged text is shown as what it is; a reader that stopped at it could not show the rest.
+    connection.text_factory = _readable
+    try:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
-    except (sqlite3.Error, OSError) as error:
-        raise start_error(path, error) from None
+    except BaseException:
+        connection.close()
+        raise
     return connection
+
+
+def _readable(text: bytes) -> str:
+    return text.decode("utf-8", "replace")
 
 
 def start_error(path: Path, error: Exception) -> StartError:
