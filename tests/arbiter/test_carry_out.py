@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
-from handrail import ApprovalAnswer, Event, Kernel, Result, Session
+from handrail import ApprovalAnswer, Event, Kernel, Result, Session, UsageError
 from handrail.contract.call import ProposedCall
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
@@ -218,3 +219,9 @@ async def test_events_tell_the_way_of_a_call(session: Session) -> None:
 
 def test_an_answer_is_a_value() -> None:
     assert Result.from_dict(Result.error("failed", "x", {"a": 1}).to_dict()).data == {"a": 1}
+
+
+async def test_what_is_no_call_is_the_programmers_mistake_and_runs_nothing(session: Session) -> None:
+    unfit: Any = [("test.add", {"a": 1, "b": 2}), ("test.add",)]
+    with pytest.raises(UsageError, match="expected"):
+        await session.call_all(unfit)

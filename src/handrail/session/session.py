@@ -242,7 +242,7 @@ class Turn:
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
-        proposals = [c if isinstance(c, ProposedCall) else ProposedCall(c[0], c[1]) for c in calls]
+        proposals = [_proposed(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no task of its own
             return [await self._arbiter.carry_out(self._make(proposals[0]))]
         reply = self.reply()
@@ -258,3 +258,15 @@ class Turn:
         return self._arbiter.call(
             f"{self._lane.session_id}/{self.number}.{index}", proposed, self._lane, self.generation
         )
+
+
+def _proposed(call: Proposal) -> ProposedCall:
+    if isinstance(call, ProposedCall):
+        return call
+    try:
+        tool, arguments = call
+    except ValueError:
+        raise UsageError(
+            f"{call!r:.80} is no call; expected (tool, arguments), as in ('read', {{'path': 'a.txt'}})"
+        ) from None
+    return ProposedCall(tool, arguments)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -68,11 +68,13 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
 async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
     """The kernel that the options describe. Calls whose outcome the last process left unknown are told on stderr.
 
+    :raises UsageError: with every ``--rule`` that is none
     :raises LoadError: with every fault of configuration and tools
     :raises StartError: when state or sandbox are not to be had
     """
     from handrail.kernel import Kernel
 
+    _check_rules(setting.rules)
     async with Kernel.open(
         setting.workspace,
         rules=setting.rules,
@@ -84,6 +86,20 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         for lost in kernel.interrupted:
             note(f"handrail: call {lost.call_id} ({lost.tool}) was interrupted earlier; its outcome is unknown")
         yield kernel
+
+
+def _check_rules(rules: Iterable[str]) -> None:
+    from handrail.contract.errors import UsageError
+    from handrail.policy.rules import parse_rule
+
+    faults: list[str] = []
+    for text in rules:
+        try:
+            parse_rule(text, scope="session")
+        except ValueError as error:
+            faults.append(f"--rule {text!r}: {error}")
+    if faults:
+        raise UsageError("\n".join(faults))
 
 
 def attendant(setting: Setting) -> Attendant | None:
