@@ -219,10 +219,35 @@ async def test_a_message_of_any_length_is_refused_and_the_connection_goes_on(han
         process.stdin.write(piece)
         await process.stdin.drain()
     process.stdin.write(b'"}}}\n' + json.dumps({**HELLO, "id": 10, "method": "ping", "params": {}}).encode() + b"\n")
-    while (answer := json.loads(await process.stdout.readline())).get("id") != 10:
-        assert answer.get("id") != 9
-    assert "result" in answer
+    refused, answer = [json.loads(await process.stdout.readline()) for _ in range(2)]
+    assert refused["id"] == 9 and "bytes" in refused["error"]["message"]
+    assert answer["id"] == 10 and "result" in answer
     assert peak_kib(process.pid) - before < 120 * 1024, "200 MiB of one message were held"
+    process.stdin.close()
+    assert await process.wait() == 0
+
+
+@pytest.mark.parametrize("id_first", [True, False])
+@pytest.mark.parametrize("arguments", ["[" * 10_000 + "]" * 10_000, '{"a":' * 10_000 + "1" + "}" * 10_000, "long"])
+async def test_a_request_that_cannot_be_read_is_answered_by_the_id_it_has(
+    handrail: Program, arguments: str, id_first: bool
+) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdin is not None and process.stdout is not None
+    long = json.dumps({"id": 3, "x": '"id": 4, ' * 2_000_000})
+    inside = long if arguments == "long" else arguments
+    params = f'"params": {{"name": "read", "id": 5, "arguments": {{"id": 6, "path": {inside}, "id": 7}}}}'
+    parts = ['"jsonrpc": "2.0"', '"method": "tools/call"', params]
+    parts.insert(1 if id_first else 3, '"id": "call-8"')
+    process.stdin.write(json.dumps(HELLO).encode() + b"\n")
+    process.stdin.write(("{" + ", ".join(parts) + "}\n").encode())
+    process.stdin.write(json.dumps({**HELLO, "id": 9, "method": "ping", "params": {}}).encode() + b"\n")
+    answers = [json.loads(await process.stdout.readline()) for _ in range(3)]
+    assert sorted(str(answer["id"]) for answer in answers) == sorted([str(HELLO["id"]), "9", "call-8"])
+    (refused,) = [answer for answer in answers if answer["id"] == "call-8"]
+    assert "message" in refused["error"]
     process.stdin.close()
     assert await process.wait() == 0
 

@@ -7,23 +7,35 @@ its client hangs up. It also takes lines of any length. Parsing and framing stay
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import re
 import stat
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TYPE_CHECKING, Any, cast
 
+import orjson
 from mcp.server.stdio import stdio_server
 
-from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, check_depth
 
 if TYPE_CHECKING:
     import anyio
 
 MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
-"""Longer messages are dropped while they arrive and answered as a parse error."""
-_NO_MESSAGE = "over-long"  # not JSON, so the SDK answers it as what it is
+"""Longer messages are dropped while they arrive; a request is answered with an error."""
+_INVALID_PARAMS = -32602
+MAX_MESSAGE_DEPTH = 150
+"""Deeper messages are not parsed by the SDK, which would leave a request without an answer."""
+_ENDS_KEPT = 4096
+"""Bytes of each end of an over-long message, where its id is looked for."""
+_ID = rb'"id"\s*:\s*(-?\d{1,18}|"[^"\\\x00-\x1f]{1,200}")'
+_OTHERS = rb'"(?:jsonrpc|method)"\s*:\s*"[^"\\]{1,200}"'
+# Only what is sure to stand in the outermost object: an id inside the params could be that of another request.
+_ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _ID + rb"\s*[,}]")
+_ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
 
 
 def streams() -> AbstractAsyncContextManager[tuple[Any, Any]]:
@@ -59,7 +71,7 @@ async def _on_the_loop() -> AsyncGenerator[tuple[Any, Any]]:
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
         async with stdio_server(
-            cast("anyio.AsyncFile[str]", Lines(reader)), cast("anyio.AsyncFile[str]", Output(writer))
+            cast("anyio.AsyncFile[str]", Lines(reader, writer.write)), cast("anyio.AsyncFile[str]", Output(writer))
         ) as both:
             yield both
     finally:
@@ -75,11 +87,15 @@ async def _on_the_loop() -> AsyncGenerator[tuple[Any, Any]]:
 
 
 class Lines:
-    """The lines of a stream as text, none longer than the reader's limit."""
+    """The lines of a stream as text, none longer than the reader's limit and none deeper than a parser takes.
 
-    def __init__(self, reader: asyncio.StreamReader) -> None:
+    :param reply: takes the answer to a request that is not passed on
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, reply: Callable[[bytes], None]) -> None:
         self._reader = reader
-        self._skipping = False
+        self._reply = reply
+        self._skipped: _Skipped | None = None
 
     def __aiter__(self) -> Lines:
         return self
@@ -90,16 +106,51 @@ class Lines:
                 line = await self._reader.readuntil(b"\n")
             except asyncio.IncompleteReadError as ended:
                 line = ended.partial
-                if not line or self._skipping:
+                if not line or self._skipped is not None:
                     raise StopAsyncIteration from None
             except asyncio.LimitOverrunError as over:
-                await self._reader.readexactly(over.consumed)
-                self._skipping = True
+                piece = await self._reader.readexactly(over.consumed)
+                self._skipped = self._skipped or _Skipped(piece[:_ENDS_KEPT])
+                self._skipped.add(piece)
                 continue
-            if self._skipping:
-                self._skipping = False
-                return _NO_MESSAGE
-            return line.decode(errors="replace")
+            if self._skipped is not None:
+                skipped, self._skipped = self._skipped, None
+                skipped.add(line)
+                limit = f"at most {MAX_MESSAGE_BYTES:,} are taken. Pass a path to a file instead"
+                self._refuse(skipped.head, skipped.tail, f"the message is {skipped.size:,} bytes long; {limit}")
+            elif (text := self._checked(line)) is not None:
+                return text
+
+    def _checked(self, line: bytes) -> str | None:
+        text = line.decode(errors="replace")
+        try:
+            check_depth(text, MAX_MESSAGE_DEPTH)
+        except ArgumentText as error:
+            self._refuse(line[:_ENDS_KEPT], line[-_ENDS_KEPT:], f"the parameters {error}")
+            return None
+        return text
+
+    def _refuse(self, head: bytes, tail: bytes, text: str) -> None:
+        """Answer a request that cannot be read. Without an id to be found there is nobody to answer."""
+        found = _ID_AT_THE_BEGINNING.match(head) or _ID_AT_THE_END.search(tail)
+        if found is not None:
+            error = {"code": _INVALID_PARAMS, "message": text}
+            answer = {"jsonrpc": "2.0", "id": orjson.Fragment(found.group(1)), "error": error}
+            with contextlib.suppress(orjson.JSONEncodeError):
+                self._reply(orjson.dumps(answer) + b"\n")
+
+
+class _Skipped:
+    """The ends and the length of a message that is dropped while it arrives."""
+
+    def __init__(self, head: bytes) -> None:
+        self.head = head
+        self.tail = b""
+        self.size = 0
+
+    def add(self, piece: bytes) -> None:
+        self.size += len(piece)
+        self.tail = (self.tail + piece[-_ENDS_KEPT:])[-_ENDS_KEPT:]
 
 
 class Output:
