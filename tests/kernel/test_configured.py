@@ -126,6 +126,30 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
         assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox.tier.name}
 
 
+@pytest.mark.proves("O-01", "O-02")
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_the_output_of_a_program_is_cut_at_its_limit_and_the_rest_is_read_from_its_sidecar(
+    tmp_path: Path, persistent: bool
+) -> None:
+    tools = tmp_path / "config" / "tools"
+    put_tool(tools, "long", max_output=1000, persistent=persistent)
+    answer = "{'id': given['id'], 'result': {'text': text}}" if persistent else "{'text': text}"
+    (tools / "long").write_text(
+        "#!/usr/bin/env python3\n"
+        "import json, sys\n"
+        "given = json.loads(sys.stdin.readline())\n"
+        "text = 'x' * 5000 + 'the end'\n"
+        f"print(json.dumps({answer}), flush=True)\n"
+    )
+    async with temporary_kernel(tmp_path, rules=["allow long"]) as kernel:
+        session = await kernel.session()
+        cut = await session.call("long", {})
+        assert cut.ok and cut.metadata["truncated"] is True and cut.metadata["output_bytes"] == 5007
+        assert len(cut.data["head"]) <= 1000 and "the end" not in cut.data["head"]
+        rest = await session.call("read", {"path": cut.metadata["output_path"], "unit": "bytes", "offset": 5000})
+        assert rest.ok and rest.data["text"] == "the end"
+
+
 class Holding:
     """A tool that holds the outbox until it is told to leave."""
 

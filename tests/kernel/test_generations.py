@@ -75,6 +75,21 @@ async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and
         assert [proposal["generation"] for proposal in proposals] == [1, 1, 1, 2, 2, 2]
 
 
+@tool(id="mail.twice", side_effect="external", locks=["outbox:X"], requires={"capabilities": ["call"]})
+async def twice(to: str, runtime: Runtime) -> list[object]:
+    """Send a mail twice."""
+    return [(await runtime.call("mail.send", {"to": to})).data for _ in range(2)]
+
+
+@pytest.mark.proves("K-10a")
+async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
+        session = await kernel.session()
+        kernel.reload(tools=[send, twice])  # the first tool that makes calls
+        answer = await session.call("mail.twice", {"to": "ann"})
+        assert answer.data == ["ann", "ann"], answer.error_text
+
+
 async def test_faults_leave_everything_as_it_was(tmp_path: Path) -> None:
     folder = tmp_path / "config" / "tools"
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow *"]) as kernel:

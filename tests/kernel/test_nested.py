@@ -54,3 +54,19 @@ async def test_a_tool_that_did_not_require_calls_makes_none(tmp_path: Path) -> N
         answer = await (await kernel.session()).call("mail.alone", {})
         assert not answer.ok and answer.error_text is not None and "call" in answer.error_text
     assert ran == []
+
+
+@pytest.mark.proves("K-10a", "K-11a")
+@pytest.mark.parametrize(("ceiling", "reaches"), [('["state"]', False), ('["state", "call"]', True)])
+async def test_the_ceiling_bounds_the_doors_to_other_rooms_too(tmp_path: Path, ceiling: str, reaches: bool) -> None:
+    ran.clear()
+    tools, settings = [send, send_to_all], f"[ceiling]\ncapabilities = {ceiling}\n"
+    async with temporary_kernel(tmp_path, tools=tools, rules=["allow mail.*"], settings=settings) as kernel:
+        session = await kernel.session()
+        answer = await session.call("mail.all", {"names": ["ann"]})
+        assert (await session.call("todo", {"todos": []})).ok
+    if reaches:
+        assert answer.ok and ran == ["ann"]
+    else:
+        assert answer.error_kind == "denied" and ran == []
+        assert answer.error_text is not None and "the host's ceiling" in answer.error_text

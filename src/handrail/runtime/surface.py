@@ -182,12 +182,12 @@ class CallRuntime:
 
     @property
     def state(self) -> State:
-        self._require("state" in self._spec.requires.capabilities, "state", '{"capabilities": ["state"]}')
+        self._require_named("state")
         return _ToolState(self._around, self.tool_id)
 
     @property
     def people(self) -> People:
-        self._require("ask" in self._spec.requires.capabilities, "ask", '{"capabilities": ["ask"]}')
+        self._require_named("ask")
         return _People(self._around)
 
     @property
@@ -201,8 +201,19 @@ class CallRuntime:
         self.kept = data
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        self._require("call" in self._spec.requires.capabilities, "call", '{"capabilities": ["call"]}')
+        self._require_named("call")
         return await self._doors.call_tool(tool_id, arguments)
+
+    def _require_named(self, name: str) -> None:
+        """Declared by the tool, and held by every other layer of the call's set."""
+        self._require(name in self._spec.requires.capabilities, name, f'{{"capabilities": ["{name}"]}}')
+        if not self.capabilities.has(name):
+            lacking = ", ".join(layer.owner for layer in self.capabilities.layers if name not in layer.capabilities)
+            raise ToolError(
+                f"{self.tool_id} requires {name!r}, which {lacking or 'this call'} does not have; "
+                f"its operator would add it there",
+                kind="denied",
+            )
 
     def _require(self, declared: bool, door: str, example: str) -> None:
         if not declared:
