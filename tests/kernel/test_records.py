@@ -149,6 +149,16 @@ def test_on_a_full_disk_nothing_runs_and_every_call_is_unavailable_until_there_i
     assert [row[1] for row in said if row[0] != "full"] == ["output", "output", "output"]
 
 
+@pytest.mark.proves("G-09a")
+async def test_everything_that_is_kept_is_the_owners_alone(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        assert (await session.call("glob", {"pattern": "*"})).ok
+        kept = [tmp_path / "state", *(tmp_path / "state").rglob("*")]
+        assert Path(kernel.state_folder) in kept
+        assert [(path, oct(path.stat().st_mode)) for path in kept if path.stat().st_mode & 0o077] == []
+
+
 @pytest.mark.proves("R-06")
 async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: Path) -> None:
     @tool(id="mail.send", side_effect="external", locks=["outbox:X"])
