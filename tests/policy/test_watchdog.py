@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
 import sys
 import threading
 from pathlib import Path
@@ -290,6 +291,18 @@ async def test_a_command_need_not_read_the_call(desk: Desk, tmp_path: Path) -> N
     assert narrowed.action == verdict.action == "ask"  # too long to be judged, and the watchdog did not mind
 
 
+async def _end_of(pid: int) -> None:
+    """Wait until the system says that a process has ended, or for half a minute."""
+    try:
+        ended = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    try:
+        await asyncio.to_thread(select.select, [ended], [], [], 30)
+    finally:
+        os.close(ended)
+
+
 def _gone(pid: int) -> bool:
     """No such process, or one that is dead and only waits for its parent to look."""
     try:
@@ -326,10 +339,7 @@ async def test_at_its_time_out_a_command_is_ended_with_all_it_started(
     started = [int(line) for line in pids.read_text().split()]
     assert len(started) == 2
     for pid in started:
-        for _ in range(200):  # SIGKILL was sent; the system needs a moment to carry it out
-            if _gone(pid):
-                break
-            await asyncio.sleep(0.01)
+        await _end_of(pid)  # SIGKILL was sent; the system needs a moment to carry it out
         assert _gone(pid), pid
 
 
