@@ -10,14 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast, get_args
+from typing import Annotated, Any, Literal, cast
 
 import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
+from handrail.contract.checked import Location, faults_of, sound_part, unknown_key
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.jsontext import ArgumentText, json_type, parse_object
-from handrail.contract.names import nearest
 from handrail.contract.requires import NetRequires, Requires
 from handrail.contract.schema import InvalidSchema, compile_schema, path_text
 from handrail.contract.spec import (
@@ -34,6 +34,10 @@ from handrail.contract.spec import (
 )
 
 MAX_MANIFEST_BYTES = 1024 * 1024
+_MISSING: Mapping[Location, str] = {
+    ("parameters",): 'is missing; a tool without arguments has {"type": "object", "properties": {}}'
+}
+_FILLERS = {"locks": "-:S", "locks_background": "-:S"}
 _OTHER_NAMES = {"llm": {"input_schema": "parameters"}, "runtime": {"secret_resources": "secrets"}}
 
 
@@ -163,12 +167,12 @@ def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
     views: dict[str, dict[str, Any]] = {}
     for key in data:
         if key not in ToolManifest.model_fields:
-            faults[path_text([key])] = _unknown(key, ToolManifest.model_fields)
+            faults[path_text([key])] = unknown_key(key, ToolManifest.model_fields)
     for name, model in (("llm", LlmView), ("runtime", RuntimeView)):
         view = data.get(name, {} if name == "runtime" else None)
         if isinstance(view, dict):
             views[name] = _with_one_name(cast("dict[str, Any]", view), name, faults)
-            faults.update(_faults_in_view(model, views[name], name))
+            faults.update(faults_of(model, views[name], (name,), _MISSING))
         elif name in data:
             faults[name] = f"is a JSON {json_type(view)}; expected an object"
         else:
@@ -193,94 +197,12 @@ def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> d
     return view
 
 
-def _faults_in_view(model: type[_View], view: dict[str, Any], name: str) -> dict[str, str]:
-    try:
-        model.model_validate_json(json.dumps(view), strict=True)
-    except pydantic.ValidationError as error:
-        return {path_text((name, *fault["loc"])): _text(fault["type"], fault, model) for fault in error.errors()}
-    return {}
-
-
-def _text(kind: str, fault: Mapping[str, Any], model: type[BaseModel]) -> str:
-    location = cast("tuple[str | int, ...]", fault["loc"])
-    if kind == "missing":
-        if location == ("parameters",):
-            return 'is missing; a tool without arguments has {"type": "object", "properties": {}}'
-        return "is missing"
-    if kind == "extra_forbidden":
-        return _unknown(str(location[-1]), _fields_at(model, location[:-1]))
-    value = repr(fault["input"])
-    shown = value if len(value) <= 80 else f"{value[:79]}…"
-    message = str(fault["msg"]).removeprefix("Value error, ").replace("Input should be", "expected")
-    return message if message.startswith(shown) else f"is {shown}; {message}"
-
-
-def _unknown(name: str, known: Mapping[str, object]) -> str:
-    close = nearest(name, known)
-    return f"unknown key; did you mean {close[0]!r}?" if close else f"unknown key; there are {', '.join(known)}"
-
-
-def _fields_at(model: type[BaseModel], location: tuple[str | int, ...]) -> Mapping[str, object]:
-    """The keys that may stand at ``location``: steps through lists, mappings and unions of models."""
-    annotation: object = model
-    for part in location:
-        fields = {name: f for m in _models_in(annotation) for name, f in m.model_fields.items()}
-        if isinstance(part, str) and part in fields:
-            annotation = fields[part].annotation
-    return {name: f for m in _models_in(annotation) for name, f in m.model_fields.items()}
-
-
-def _models_in(annotation: object) -> Iterator[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        yield annotation
-    for inner in get_args(annotation):
-        yield from _models_in(inner)
-
-
 def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
     """The manifest with its faulty places filled or left out, so that one fault does not hide another."""
     llm: dict[str, Any] = {"name": "unnamed", "description": "-", "parameters": {"type": "object"}}
-    llm |= _without_faults(LlmView, views.get("llm", {}))
-    runtime = _without_faults(RuntimeView, views.get("runtime", {}))
+    llm |= sound_part(LlmView, views.get("llm", {}))
+    runtime = sound_part(RuntimeView, views.get("runtime", {}), _FILLERS)
     return ToolManifest.model_validate_json(json.dumps({"llm": llm, "runtime": runtime}), strict=True).spec()
-
-
-def _without_faults(model: type[_View], view: Mapping[str, Any]) -> dict[str, Any]:
-    rest: dict[str, Any] = json.loads(json.dumps(view))
-    while True:
-        try:
-            model.model_validate_json(json.dumps(rest), strict=True)
-        except pydantic.ValidationError as error:
-            found = [fault["loc"] for fault in error.errors() if fault["type"] != "missing" or len(fault["loc"]) > 1]
-            if not found:
-                return rest
-            for location in found:
-                _blank(rest, location)
-        else:
-            return rest
-
-
-def _blank(view: dict[str, Any], location: tuple[str | int, ...]) -> None:
-    """Take out what stands at ``location``, or above it where nothing does. A list keeps its numbering if it can."""
-    node: Any = view
-    reached: list[tuple[Any, Any]] = []
-    for part in location:
-        if isinstance(node, str):
-            break
-        try:
-            inner = node[part]
-        except (KeyError, IndexError, TypeError):
-            break
-        reached.append((node, part))
-        node = inner
-    if not reached:
-        return
-    holder, key = reached[-1]
-    filler = "-:S" if location[0] in ("locks", "locks_background") else "-"
-    if isinstance(holder, list) and node != filler:
-        holder[key] = filler
-    else:
-        del holder[key]
 
 
 def _faults_beyond_form(spec: ToolSpec, faults: Mapping[str, str]) -> Iterator[tuple[str, str]]:
