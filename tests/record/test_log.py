@@ -174,7 +174,7 @@ async def test_a_redacted_body_is_gone_from_the_disk_and_the_chain_still_holds(l
     found = verify(log.reader, head)
     assert found.ok and found.redacted == 1 and "1 of them redacted" in str(found)
     last = log.reader.record(4)
-    assert last is not None and last.body == {"sequences": [2], "reason": "a password"}
+    assert last is not None and last.body == {"sequences": [[2, 2]], "reason": "a password"}
     for file in place.folders.own.rglob("*"):
         assert file.is_dir() or b"correct-horse" not in file.read_bytes(), file
 

@@ -19,9 +19,10 @@ from handrail.store.encoding import decode
 from handrail.store.writer import SinkUnavailable
 
 CallState = Literal[
-    "proposed", "waiting", "authorised", "running", "output", "error", "refused", "interrupted", "not-run"
+    "proposed", "waiting", "authorised", "running", "output", "error", "refused", "interrupted", "not-run", "redacted"
 ]
-"""Where a call stands. ``waiting`` for a person; ``not-run``: its process ended before it began."""
+"""Where a call stands. ``waiting`` for a person; ``not-run``: its process ended before it began; ``redacted``: it ended,
+and how was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
 """As `fault_in` and `_logged` take them."""
@@ -148,6 +149,20 @@ class LogReader:
     def record(self, sequence: int) -> LoggedRecord | None:
         """One record by its sequence."""
         return self._one("WHERE sequence = ?", (sequence,))
+
+    def absent(self, first: int, last: int) -> int | None:
+        """The first sequence of a run that is not in the log, or None."""
+        sql = "SELECT count(*), max(sequence) FROM record WHERE sequence BETWEEN ? AND ?"
+        count, greatest = self._connection.execute(sql, (first, last)).fetchone()
+        if count == last - first + 1:
+            return None
+        return first if not count else greatest + 1  # the log has no gaps: what is missing is beyond its end
+
+    def redaction_in(self, first: int, last: int) -> int | None:
+        """The first record of a run that is itself the record of a redaction, or None."""
+        sql = "SELECT min(sequence) FROM record WHERE sequence BETWEEN ? AND ? AND kind = 'redacted'"
+        (found,) = self._connection.execute(sql, (first, last)).fetchone()
+        return found
 
     def records(
         self,
@@ -280,6 +295,8 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
             error_kind = _text(_mapping(result.get("metadata")).get("error_kind"))
             error_text = _text(result.get("error_text"))
             ended_as: CallState = "error" if result.get("type") == "error" else "output"
+            if entry.body is None:
+                ended_as = "redacted"
             state = "refused" if entry.kind == "refused" else ended_as
     if state in ("proposed", "waiting", "authorised") and records[-1].sequence <= began:
         state = "not-run"

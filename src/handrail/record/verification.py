@@ -65,11 +65,12 @@ def _verify(connection: sqlite3.Connection, head: str | None) -> Verification:
 def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
     previous, expected, count, lost = GENESIS, 1, 0, 0
     found_head = head == GENESIS.hex()
-    bodiless: set[int] = set()
-    recorded: set[int] = set()
+    bodiless: list[tuple[int, int]] = []
+    recorded: list[tuple[int, int]] = []
+    redacted = 0
 
     def bad(sequence: int, problem: str) -> Verification:
-        return Verification(False, count, previous.hex(), len(bodiless), lost, sequence, problem)
+        return Verification(False, count, previous.hex(), redacted, lost, sequence, problem)
 
     rows = connection.execute(
         "SELECT sequence, at_ns, kind, session, call, seal, body FROM record NOT INDEXED ORDER BY sequence"
@@ -86,9 +87,13 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
                 return bad(sequence, f"record {sequence}: {problem}")
             kind, body = row[2], row[6]
             if body is None:
-                bodiless.add(sequence)
+                redacted += 1
+                if bodiless and bodiless[-1][1] == sequence - 1:
+                    bodiless[-1] = (bodiless[-1][0], sequence)
+                else:
+                    bodiless.append((sequence, sequence))
             elif kind == "redacted":
-                recorded |= _sequences(body)
+                recorded += _runs(body)
             elif kind == "lost":
                 lost += _count(body)
             previous = hash_in(row[5]) or b""
@@ -103,8 +108,7 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             f"no record has the hash {head}: the log was cut or rewritten since that head was noted; "
             f"it ends at record {expected - 1}",
         )
-    if unrecorded := bodiless - recorded:
-        first = min(unrecorded)
+    if (first := _first_outside(bodiless, recorded)) is not None:
         return bad(first, f"record {first}: its body was removed, and no redaction is recorded for it")
     (integrity,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if integrity != "ok":
@@ -112,16 +116,38 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
             False,
             count,
             previous.hex(),
-            len(bodiless),
+            redacted,
             lost,
             problem=f"the records hold, but the file is damaged: {integrity}",
         )
-    return Verification(True, count, previous.hex(), len(bodiless), lost)
+    return Verification(True, count, previous.hex(), redacted, lost)
 
 
-def _sequences(body: object) -> set[int]:
+def _runs(body: object) -> list[tuple[int, int]]:
+    """The runs of sequences that a redaction names; whatever does not look like one names nothing."""
     listed = _field(body, "sequences")
-    return {n for n in cast("list[Any]", listed) if isinstance(n, int)} if isinstance(listed, list) else set()
+    found: list[tuple[int, int]] = []
+    for run in cast("list[Any]", listed) if isinstance(listed, list) else ():
+        match run:
+            case [int(first), int(last)]:
+                found.append((first, last))
+            case _:
+                pass
+    return found
+
+
+def _first_outside(runs: list[tuple[int, int]], cover: list[tuple[int, int]]) -> int | None:
+    """The first number of ascending ``runs`` that lies in no run of ``cover``."""
+    ordered = iter(sorted(cover))
+    begin, end = next(ordered, (0, -1))
+    for first, last in runs:
+        while first <= last:
+            while end < first and (following := next(ordered, None)) is not None:
+                begin, end = following
+            if not begin <= first <= end:
+                return first
+            first = end + 1  # noqa: PLW2901 - what is left of the run
+    return None
 
 
 def _count(body: object) -> int:
