@@ -165,7 +165,7 @@ def _workspace(path: Path, *, allow_home: bool) -> Path:
         ) from None
     if not is_folder:
         raise StartError(f"the workspace {real} is not a folder; pass an existing folder with --workspace DIR")
-    if not allow_home and (what := _too_broad(real)):
+    if not allow_home and (what := too_broad(real)):
         raise StartError(
             f"the workspace {real} is {what}, so tools would reach everything in it; choose a project folder with "
             "--workspace DIR, or pass --allow-home if that is what you want"
@@ -173,7 +173,8 @@ def _workspace(path: Path, *, allow_home: bool) -> Path:
     return real
 
 
-def _too_broad(real: Path) -> str | None:
+def too_broad(real: Path) -> str | None:
+    """What makes the canonical folder ``real`` hold more than anybody's project, or None."""
     if real == Path(real.anchor):
         return "the whole file system"
     for home in _homes():

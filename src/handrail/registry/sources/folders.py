@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +43,7 @@ class FolderSource:
         if not os.path.lexists(self.path):
             return Loaded()
         folder = Path(os.path.realpath(self.path))
-        if problem := self._problem_with_folder(folder):
+        if problem := problem_with_folder(folder, self.workspaces):
             return Loaded(faults=(Fault(str(self.path), "", problem),))
         tools: list[Found] = []
         faults: list[Fault] = []
@@ -55,24 +56,11 @@ class FolderSource:
                 faults += error.faults
         return Loaded(tuple(tools), tuple(faults))
 
-    def _problem_with_folder(self, folder: Path) -> str | None:
-        if not folder.is_dir():
-            return "is not a folder; tools are read from a folder of manifests and executables"
-        for root in self.workspaces:
-            workspace = Path(os.path.realpath(root))
-            if folder.is_relative_to(workspace) or workspace.is_relative_to(folder):
-                return f"meets the workspace {workspace}, where a model can write; keep tools in a folder apart from it"
-        for ancestor in folder.parents:
-            found = ancestor.lstat()
-            if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
-                return f"{ancestor} above it may be written by everybody; run: chmod o-w {ancestor}"
-        return loose(folder)
-
     def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
         """:raises LoadError: with all faults of the manifest and of its executable"""
         faults: list[Fault] = []
         spec: ToolSpec | None = None
-        content = _content(manifest)
+        content = content_of(manifest, MAX_MANIFEST_BYTES)
         try:
             spec = parse_manifest(content, str(manifest))
         except LoadError as error:
@@ -88,6 +76,21 @@ class FolderSource:
         return made(spec, str(executable), str(folder.joinpath(*inner[:1])), self.confinement)
 
 
+def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:
+    """Why what lies in the canonical ``folder`` may not be the operator's word, or None."""
+    if not folder.is_dir():
+        return "is not a folder; tools are read from a folder of manifests and executables"
+    for root in workspaces:
+        workspace = Path(os.path.realpath(root))
+        if folder.is_relative_to(workspace) or workspace.is_relative_to(folder):
+            return f"meets the workspace {workspace}, where a model can write; keep it in a folder apart from that"
+    for ancestor in folder.parents:
+        found = ancestor.lstat()
+        if found.st_mode & 0o002 and not found.st_mode & stat.S_ISVTX:
+            return f"{ancestor} above it may be written by everybody; run: chmod o-w {ancestor}"
+    return loose(folder)
+
+
 def loose(path: Path) -> str | None:
     """Why somebody else could change what is at ``path``, or None."""
     if os.name != "posix":
@@ -100,8 +103,8 @@ def loose(path: Path) -> str | None:
     return None
 
 
-def _content(manifest: Path) -> bytes:
-    """A manifest's bytes.
+def content_of(manifest: Path, max_bytes: int) -> bytes:
+    """A manifest's bytes, and one more than ``max_bytes`` where there are more.
 
     :raises LoadError: when it is no regular file of the operator's
     """
@@ -113,11 +116,11 @@ def _content(manifest: Path) -> bytes:
         raise LoadError([Fault(str(manifest), "", problem)]) from None
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest's JSON")])
+            raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest")])
         if problem := loose(manifest):
             raise LoadError([Fault(str(manifest), "", problem)])
         with os.fdopen(descriptor, "rb", closefd=False) as file:
-            return file.read(MAX_MANIFEST_BYTES + 1)
+            return file.read(max_bytes + 1)
     finally:
         os.close(descriptor)
 
