@@ -1,0 +1,247 @@
+"""The agent manifest: an agent as TOML, checked whole, with every fault named at once.
+
+What stands here is what its operator says about an agent; no model, tool or workspace has a part in it. A name
+that leads out of the manifest, to a tool or a folder, is checked where those are known.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from handrail.contract.checked import faults_of, sound_part
+from handrail.contract.errors import Fault
+from handrail.contract.names import LOCKED_IDS, fault_in_id
+from handrail.contract.patterns import fault_in_pattern, text_regex
+from handrail.contract.requires import NetRequires, Requires
+from handrail.contract.schema import path_text
+
+MAX_AGENT_BYTES = 256 * 1024
+DEFAULT_AGENT = "default"
+"""The agent that there is without a manifest."""
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
+_TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
+_MODEL = re.compile(r"[a-z]+:\S(?:.*\S)?\Z")
+_MAX_DEPTH = 16
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Addition(_Table):
+    """``[requires.tools.ID]``: what the agent gives one tool beyond what that tool declares. Hosts, and no more."""
+
+    net: NetRequires = NetRequires()
+
+
+class AgentRequires(Requires):
+    """``[requires]``: what the agent has beside what its tools declare."""
+
+    tools: dict[str, Addition] = Field(default_factory=dict[str, Addition])
+    """By tool id. A tool has only what it requires itself, so hosts for ``bash`` are given to it by name."""
+
+
+class AgentRoot(_Table):
+    """``[[roots]]``: a folder beside the workspace."""
+
+    path: str
+    """Absolute, or beginning with ``~/``."""
+    access: Literal["read", "write"] = "read"
+
+
+class AgentBudgets(_Table):
+    """``[budgets]`` of each run; what is left out keeps the default of whoever runs the agent.
+
+    :param turns: requests to the model
+    :param tokens: input and output of all requests together
+    :param seconds: wall time, waiting for people included
+    :param calls: proposed calls
+    """
+
+    turns: Annotated[int, Field(gt=0)] | None = None
+    tokens: Annotated[int, Field(gt=0)] | None = None
+    seconds: Annotated[float, Field(gt=0)] | None = None
+    calls: Annotated[int, Field(gt=0)] | None = None
+
+
+class AgentManifest(_Table):
+    """One agent."""
+
+    id: str = DEFAULT_AGENT
+    """The name of its folder."""
+    description: str = ""
+    """For people, and for the model of an agent that hands work over."""
+    prompt: str = ""
+    """The operator's instructions, after what the system text says anyway."""
+    model: str | None = None
+    """``PROVIDER:NAME``, where the run names none."""
+    requires: AgentRequires = AgentRequires()
+    tools: tuple[str, ...] = ("*",)
+    """Patterns of tool ids. What none of them matches is not there for this agent; an empty list leaves no tools."""
+    core: tuple[str, ...] = ()
+    """Ids of tools that are always in the model's view."""
+    rules: tuple[str, ...] = ()
+    """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]``: a deny among them is final."""
+    roots: tuple[AgentRoot, ...] = ()
+    budgets: AgentBudgets = AgentBudgets()
+    aliases: dict[str, str] = Field(default_factory=dict[str, str])
+    """Alias to id."""
+
+    def has_tool(self, tool_id: str) -> bool:
+        """Whether ``tools`` names it."""
+        return any(tool_matches(pattern, tool_id) for pattern in self.tools)
+
+    def as_data(self) -> dict[str, Any]:
+        """The manifest as JSON-able data, for watchdogs and listings."""
+        return self.model_dump(mode="json")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedAgent:
+    """A manifest as far as it is sound, and what is wrong with the rest. Without faults it is the whole manifest.
+
+    :param source: the file, or ``""`` for the agent that needs none
+    """
+
+    manifest: AgentManifest
+    source: str = ""
+    faults: tuple[Fault, ...] = ()
+
+
+def tool_matches(pattern: str, tool_id: str) -> bool:
+    """Whether an item of ``tools`` names ``tool_id``: ``*`` spans anything, also dots."""
+    return pattern == tool_id or text_regex(pattern).match(tool_id) is not None
+
+
+def fault_in_agent_id(agent: str) -> str | None:
+    """Why ``agent`` cannot be an agent's id, or None if it can."""
+    if _NAME.match(agent):
+        return None
+    return f"{agent[:80]!r} is not an agent's id: at most 64 letters, digits, '_', '-', starting with a letter"
+
+
+def parse_agent(content: bytes, source: str, expected_id: str) -> CheckedAgent:
+    """Read an agent manifest's bytes. Never raises: what is wrong is in the result.
+
+    :param source: the file, as the operator knows it
+    :param expected_id: the name of the folder that the file lies in
+    """
+    try:
+        table = _table(content)
+    except ValueError as error:
+        return CheckedAgent(AgentManifest(id=expected_id), source, (Fault(source, "", str(error)),))
+    return check_agent(table, source, expected_id)
+
+
+def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> CheckedAgent:
+    """As :func:`parse_agent`, for what TOML has been read into."""
+    data, faults = _json_like(table)
+    for place, problem in faults_of(AgentManifest, data).items():
+        faults.setdefault(place, problem)
+    if "id" not in table:
+        faults["id"] = f"is missing; expected id = {expected_id!r}, the name of its folder"
+    sound = AgentManifest.model_validate(
+        {"id": expected_id, **_tuples(sound_part(AgentManifest, data, {"roots": {"path": "/"}}))}
+    )
+    for place, problem in _faults_beyond_form(sound, expected_id):
+        faults.setdefault(place, problem)
+    found = (Fault(source, place, problem) for place, problem in faults.items())
+    return CheckedAgent(sound, source, tuple(found))
+
+
+def _table(content: bytes) -> dict[str, Any]:
+    """:raises ValueError: saying why ``content`` is no table"""
+    if len(content) > MAX_AGENT_BYTES:
+        raise ValueError(f"is larger than {MAX_AGENT_BYTES // 1024} KiB, which no agent needs")
+    try:
+        return tomllib.loads(content.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text: the byte at {error.start}") from None
+    except RecursionError:
+        raise ValueError("is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"is not TOML: {error}") from None
+
+
+def _json_like(table: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """``table`` without what only TOML can say, and a fault for each such place."""
+    faults: dict[str, str] = {}
+    return cast("dict[str, Any]", _plain(table, (), faults)), faults
+
+
+def _plain(value: object, place: tuple[str | int, ...], faults: dict[str, str]) -> object:
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[str, object]", value)
+        if len(place) < _MAX_DEPTH:
+            return {key: _plain(item, (*place, key), faults) for key, item in inner.items()}
+        faults[path_text(place)] = "is nested too deeply"
+        return {}
+    if isinstance(value, list):
+        if len(place) < _MAX_DEPTH:
+            items = cast("list[object]", value)
+            return [_plain(item, (*place, index), faults) for index, item in enumerate(items)]
+        faults[path_text(place)] = "is nested too deeply"
+        return []
+    if isinstance(value, float) and not math.isfinite(value):
+        faults[path_text(place)] = f"is {value}; expected a finite number"
+        return None
+    if value is None or isinstance(value, (str, int, float)):
+        return value
+    faults[path_text(place)] = f"is a {type(value).__name__}; nothing in an agent manifest is a date or a time"
+    return None
+
+
+def _tuples(value: Any) -> Any:
+    """Lists as the tuples that the models are made of."""
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in cast("dict[str, Any]", value).items()}
+    return tuple(_tuples(item) for item in cast("list[Any]", value)) if isinstance(value, list) else value
+
+
+def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tuple[str, str]]:
+    """What the types do not say. Nothing here looks at the disk or at the tools there are."""
+    if problem := fault_in_agent_id(agent.id):
+        yield "id", problem
+    elif agent.id != expected_id:
+        yield "id", f"is {agent.id!r}, and its folder is {expected_id!r}; give both the same name"
+    if agent.model is not None and not _MODEL.match(agent.model):
+        yield "model", f"is {agent.model[:80]!r}; expected PROVIDER:NAME, as in 'openai:gpt-5'"
+    yield from agent.requires.faults()
+    for tool_id, addition in agent.requires.tools.items():
+        for place, problem in Requires(net=addition.net).faults():
+            yield f"{path_text(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
+    for index, pattern in enumerate(agent.tools):
+        if problem := _fault_in_tool_pattern(pattern):
+            yield f"tools[{index}]", problem
+    for index, root in enumerate(agent.roots):
+        if problem := _fault_in_root(root.path):
+            yield f"roots[{index}].path", problem
+    for alias, tool_id in agent.aliases.items():
+        if problem := fault_in_id(alias):
+            yield path_text(("aliases", alias)), problem
+        elif alias in LOCKED_IDS:
+            yield path_text(("aliases", alias)), f"{alias!r} is a locked id; choose another alias for {tool_id!r}"
+
+
+def _fault_in_tool_pattern(pattern: str) -> str | None:
+    if not _TOOL_PATTERN.match(pattern):
+        return f"{pattern[:80]!r} is no pattern of tool ids: an id, or letters with '*', '?' and [sets] in it"
+    return fault_in_pattern(pattern)
+
+
+def _fault_in_root(path: str) -> str | None:
+    if "\0" in path:
+        return "has a NUL character in it"
+    if path != "~" and not path.startswith(("/", "~/")):
+        return f"is {path[:80]!r}; expected an absolute path, or one that begins with '~/'"
+    if ".." in path.split("/"):
+        return f"{path[:80]!r} climbs with '..'; name the folder itself"
+    return None
