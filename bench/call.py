@@ -33,11 +33,17 @@ async def openai_agents() -> dict[str, Call]:
     from agents.tool_context import ToolContext
 
     tool = function_tool(add)
-    context = ToolContext(None, tool_name="add", tool_call_id="x", tool_arguments=TEXT)
+
+    def context() -> ToolContext[None]:
+        """It holds one call's id and arguments, so each call has one of its own."""
+        return ToolContext(None, tool_name="add", tool_call_id="x", tool_arguments=TEXT)
+
+    shared = context()
     return {
-        "openai-agents FunctionTool.on_invoke_tool": lambda: tool.on_invoke_tool(context, TEXT),
+        "openai-agents on_invoke_tool": lambda: tool.on_invoke_tool(context(), TEXT),
+        "openai-agents on_invoke_tool, context shared": lambda: tool.on_invoke_tool(shared, TEXT),
         "openai-agents invoke_function_tool": lambda: invoke_function_tool(
-            function_tool=tool, context=context, arguments=TEXT
+            function_tool=tool, context=context(), arguments=TEXT
         ),
     }
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.output import Shaper
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
@@ -17,21 +19,33 @@ class Authorisation:
         self.authority = authority
         self._shaper = shaper
 
-    async def decide(self, call: Call) -> None:
-        """:raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one"""
-        assert call.entry is not None and call.arguments is not None
-        lane = call.lane
-        call.rules = lane.rules
+    def decide(self, call: Call) -> Awaitable[None] | None:
+        """Decide at once where rules alone do; otherwise give back what there is to wait for.
+
+        :raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one
+        """
+        call.rules = call.lane.rules
         verdict = self._judged(call)
-        if self.authority.watchdogs and verdict.action != "deny":
+        if verdict.action == "ask" or (self.authority.watchdogs and verdict.action == "allow"):
+            return self._narrow(call, verdict)
+        self._conclude(call, verdict)
+        return None
+
+    async def _narrow(self, call: Call, verdict: Verdict) -> None:
+        """What watchdogs and people make of it."""
+        if self.authority.watchdogs:
             verdict = await self._watch(call, verdict)
+        if verdict.action == "ask":
+            call.verdict = verdict
+            await self._ask(call)
+        else:
+            self._conclude(call, verdict)
+
+    def _conclude(self, call: Call, verdict: Verdict) -> None:
         call.verdict = verdict
         if verdict.action == "deny":
             raise Refusal("authorise", "denied", verdict.reason)
-        if verdict.action == "ask":
-            await self._ask(call)
-        else:
-            call.note("authorised", {"by": "rules", "reason": verdict.reason})
+        call.note("authorised", verdict.by_rules)
 
     async def _watch(self, call: Call, verdict: Verdict) -> Verdict:
         assert call.entry is not None and call.arguments is not None

@@ -111,6 +111,7 @@ class Call:
         self.id = call_id
         self.proposed = proposed
         self.lane = lane
+        self.session_id = lane.around.session_id
         self.generation = generation
         self.execution = execution
         self.log = log
@@ -130,7 +131,7 @@ class Call:
         """Add a record to those that the next write takes along, without any secret in it."""
         if self.redactor.active:
             body = self.redactor.value(body)
-        self.records.append(_new_record(Record, (kind, self.lane.around.session_id, self.id, body)))
+        self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def own_arguments(self) -> None:
         """Part from the object that was proposed, before anything is awaited: whoever keeps it could still change what
@@ -173,12 +174,12 @@ class Call:
             told, redactor = data or {}, self.redactor
             if redactor.active:
                 told = redactor.value(dict(told))
-            event = Event(kind, self.lane.session_id, self.id, redactor.text(self.tool_id), time.time_ns(), told)
+            event = Event(kind, self.session_id, self.id, redactor.text(self.tool_id), time.time_ns(), told)
             for listener in tuple(listeners):
                 try:
                     listener(event)
                 except Exception as error:  # whoever watches a call has no say in how it ends
-                    about = f"a listener to the events of session {self.lane.session_id} failed at {kind!r}"
+                    about = f"a listener to the events of session {self.session_id} failed at {kind!r}"
                     self.execution.loop.call_exception_handler({"message": about, "exception": error})
 
     def has_entered(self) -> None:

@@ -127,12 +127,15 @@ class Shaper:
             return None
         if self.redactor.active and self.redactor.found_in(encoded):
             return None
-        # A copy: the tool may go on changing what it returned.
-        data = orjson.loads(encoded) if kind is dict or kind is list else value
+        if kind is dict or kind is list:
+            data = orjson.loads(encoded)  # a copy: the tool may go on changing what it returned
+            kept: Any = orjson.Fragment(bytes(memoryview(encoded)))  # orjson's own keeps a buffer of 4 KB alive
+        else:
+            data = kept = value
         if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
             return None
         result = Result("output", data, None, metadata)
-        logged = {"type": "output", "data": orjson.Fragment(encoded), "metadata": {**metadata}}
+        logged = {"type": "output", "data": kept, "metadata": {**metadata}}
         return Shaped(result, result, {"result": logged})
 
     async def shape(

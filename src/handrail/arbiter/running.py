@@ -51,31 +51,41 @@ class ToolRuns:
         budget_ms = spec.timeout_ms
         if spec.timeout_argument is not None:
             budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
-        runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
-        call.started_ns = time.monotonic_ns()
         tool = entry.tool
+        call.started_ns = time.monotonic_ns()
+        if isinstance(tool, FunctionTool) and not tool.takes_runtime:
+            runtime = None
+        else:
+            runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
         try:
-            if isinstance(tool, FunctionTool) and tool.blocking:
-                work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
+            finished: Callable[[object], object] | None = None
+            if isinstance(tool, FunctionTool):
+                if tool.blocking:
+                    work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
+                else:
+                    work, finished = tool.begun(arguments, runtime), tool.finished
             else:
+                assert runtime is not None
                 work = tool.execute(arguments, runtime)
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
-                return await execution.inline(work, budget_ms / 1000, call.flush)
-            call.flush()
-            return await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
+                value = await execution.inline(work, budget_ms / 1000, call.flush)
+            else:
+                call.flush()
+                value = await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
+            return value if finished is None else finished(value)
         except StillRunning as still:
-            result = self._stop_result(call, still.reason, budget_ms, runtime.kept, still_running=True)
+            result = self._stop_result(call, still.reason, budget_ms, _kept(runtime), still_running=True)
             self._leave_behind(call, still, result)
             return result
         except Stopped as stopped:
-            return self._stop_result(call, stopped.reason, budget_ms, runtime.kept)
+            return self._stop_result(call, stopped.reason, budget_ms, _kept(runtime))
         except ToolError as error:
             return Result.of(error)
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
             said = f"{type(error).__name__}: {str(error)[:500]}"
             if execution.reason is None:
                 return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
-            stopped = self._stop_result(call, execution.reason, budget_ms, runtime.kept)
+            stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
             return stopped.with_metadata(failed_when_stopped=said)
         finally:
             call.over = True
@@ -150,6 +160,10 @@ class ToolRuns:
         """Wait for work that was left behind."""
         while self._late:
             await asyncio.wait(tuple(self._late))
+
+
+def _kept(runtime: CallRuntime | None) -> Any:
+    return None if runtime is None else runtime.kept
 
 
 class _Doors:

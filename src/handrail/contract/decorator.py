@@ -13,7 +13,7 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import pydantic
@@ -76,6 +76,7 @@ class FunctionTool(Tool, Generic[P, R]):
 
     :ivar blocking: it is a plain function: :meth:`execute` runs it in a thread, which goes on after a
         cancellation until the function returns
+    :ivar takes_runtime: it has a parameter for the runtime
     """
 
     def __init__(self, function: Callable[P, R], spec: ToolSpec, parameters: Parameters) -> None:
@@ -84,6 +85,7 @@ class FunctionTool(Tool, Generic[P, R]):
         self.blocking = not _is_async(function)
         self._target = cast("Callable[..., Any]", function)
         self._runtime_name = parameters.runtime_name
+        self.takes_runtime = parameters.runtime_name is not None
         self._integers = parameters.integers
         self._adapters = parameters.adapters
         functools.update_wrapper(self, function, updated=())
@@ -97,15 +99,25 @@ class FunctionTool(Tool, Generic[P, R]):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:
             return await asyncio.to_thread(self.run_blocking, args, runtime)
-        returned = await self._target(**self._prepared(args, runtime))
+        return self.finished(await self.begun(args, runtime))
+
+    def begun(self, args: dict[str, Any], runtime: Runtime | None) -> Coroutine[Any, Any, Any]:
+        """The function's own coroutine, for whoever awaits it themselves and gives what it returns to :meth:`finished`.
+        Not if :attr:`blocking`.
+
+        :param runtime: may be None unless :attr:`takes_runtime`
+        """
+        return self._target(**self._prepared(args, runtime))
+
+    def finished(self, returned: object) -> object:
+        """What the function returned, as JSON values."""
         return returned if type(returned) in _AS_THEY_ARE else _jsonable(returned, self.spec.id)
 
-    def run_blocking(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def run_blocking(self, args: dict[str, Any], runtime: Runtime | None) -> object:
         """The whole call in the current thread, for whoever keeps threads of its own. Only if :attr:`blocking`."""
-        returned = self._target(**self._prepared(args, runtime))
-        return returned if type(returned) in _AS_THEY_ARE else _jsonable(returned, self.spec.id)
+        return self.finished(self._target(**self._prepared(args, runtime)))
 
-    def _prepared(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+    def _prepared(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
         for name in self._integers:  # JSON Schema counts 1.0 as an integer, Python does not
             if type(args.get(name)) is float:
                 args = {**args, name: int(args[name])}

@@ -62,13 +62,15 @@ class Schema:
         self._validator = validator
         self._accepts = validator.is_valid
 
-    def problems(self, arguments: dict[str, Any]) -> list[str]:
+    def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         """Everything wrong with ``arguments``; empty when they fit.
 
         Each text names the JSON path, the type of what is there (never the value itself) and what was
         expected. At most :data:`MAX_PROBLEMS` are listed, and then how many more there are.
+
+        :param parsed: they come from :func:`~handrail.contract.jsontext.parse_arguments`, so that they are JSON
         """
-        if fault := _unfit_for_checking(arguments):
+        if not parsed and (fault := _unfit_for_checking(arguments)):
             return [fault]
         try:
             if self._accepts(arguments):

@@ -63,6 +63,7 @@ class Verdict:
 
     __slots__ = (
         "_always",
+        "_by_rules",
         "_reason",
         "action",
         "arguments",
@@ -93,6 +94,7 @@ class Verdict:
         self.notes: tuple[Step, ...] = ()
         self.narrowed_by_watchdog = False
         self._reason: str | None = None
+        self._by_rules: dict[str, Any] | None = None
         self._always: str | Literal[False] | None = False
 
     @property
@@ -101,6 +103,14 @@ class Verdict:
         if self._reason is None:
             self._reason = reason_of(self.deciding, self.prepared.spec.id)
         return self._reason
+
+    @property
+    def by_rules(self) -> dict[str, Any]:
+        """The record of a call that rules alone allow, made once for a verdict that stands for many calls. Not to be
+        changed."""
+        if self._by_rules is None:
+            self._by_rules = {"by": "rules", "reason": self.reason}
+        return self._by_rules
 
     @property
     def detail(self) -> str:

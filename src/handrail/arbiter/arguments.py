@@ -1,0 +1,92 @@
+"""A proposed call's arguments: as the object that is checked and run, and as they go on record."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.call import ProposedCall
+from handrail.contract.jsontext import (
+    MAX_ARGUMENT_BYTES,
+    MAX_ARGUMENT_DEPTH,
+    ArgumentText,
+    json_type,
+    parse_arguments,
+)
+from handrail.store.encoding import decode, encode
+
+_MAX_HEAD = 2_000
+"""Characters that are kept of text which is no JSON."""
+
+
+def arguments_of(proposed: ProposedCall) -> tuple[dict[str, Any] | None, bytes | None, str]:
+    """The arguments as an object, their compact JSON where it is known already, and what is wrong where there is none."""
+    given: Any = proposed.arguments
+    if proposed.fault is not None:
+        return None, None, proposed.fault
+    if isinstance(given, (str, bytes)):
+        if (quick := parse_compact(given)) is not None:
+            return *quick, ""
+        try:
+            return parse_arguments(given), None, ""
+        except ArgumentText as error:
+            return None, None, str(error)
+    if isinstance(given, dict):
+        return given, None, ""  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(given, Mapping):
+        return dict(given), None, ""  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return None, None, f"the arguments are a JSON {json_type(given)}; expected an object"
+
+
+def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
+    """The quick way for text as models write it: the object, and its compact JSON. None where only
+    :func:`~handrail.contract.jsontext.parse_arguments` can tell, which gives an equal object for all that is taken here.
+
+    The object written out again has to be the text, but for one space after the colon of a name and before a name. So
+    nothing was dropped or changed: no name stands there twice, and every number is kept exactly.
+    """
+    if len(text) > MAX_ARGUMENT_BYTES:
+        return None
+    try:
+        value = orjson.loads(text)
+        compact = orjson.dumps(value)
+    except (ValueError, TypeError):
+        return None
+    given = text.encode() if isinstance(text, str) else text
+    if compact != given and compact != given.replace(b'": ', b'":').replace(b', "', b',"'):
+        return None
+    if type(value) is not dict or compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
+        return None
+    return value, compact  # pyright: ignore[reportUnknownVariableType]
+
+
+def unparsed(text: str | bytes) -> dict[str, str]:
+    """What stands in the place of arguments that are no JSON: their head, for whoever asks what was sent."""
+    head = text[:_MAX_HEAD]
+    return {"unparsed": head if isinstance(head, str) else head.decode("utf-8", "replace")}
+
+
+def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:
+    """The arguments as they go on record, redacted and out of reach of a tool that changes its own; and what is wrong
+    where they are too much to be kept whole.
+
+    :param compact: their JSON, where it is known
+    """
+    plain = True
+    if compact is None:
+        try:
+            compact = orjson.dumps(arguments)
+        except TypeError:  # half surrogate pairs, huge integers, depth, cycles: the log keeps what it can of them
+            compact, plain = encode(arguments, max_bytes=2**62), False
+    if len(compact) > MAX_ARGUMENT_BYTES:
+        size = f"{len(compact):,} bytes of JSON; at most {MAX_ARGUMENT_BYTES:,} are taken"
+        return {"$oversized": len(compact)}, f"the arguments are {size}. Pass a path to a file instead"
+    if not plain:
+        arguments = decode(compact)
+    if redactor.active:
+        return redactor.value(arguments), None
+    # A copy: what orjson gives keeps a buffer of 4 KB alive for as long as the record waits.
+    return (orjson.Fragment(bytes(memoryview(compact))) if plain else arguments), None

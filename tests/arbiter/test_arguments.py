@@ -1,0 +1,80 @@
+"""The quick way of reading arguments takes only what the careful way reads equally."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import orjson
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from handrail.arbiter.arguments import parse_compact
+from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, parse_arguments
+
+values: st.SearchStrategy[Any] = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@pytest.mark.proves("K-05")
+@given(
+    st.dictionaries(st.text(max_size=6), values, max_size=4),
+    st.sampled_from([(",", ":"), (", ", ": "), (" , ", " : ")]),
+)
+@example({"a": ", ", "b": '": '}, (", ", ": "))
+@example({"a": "x, ", "b": 1}, (", ", ": "))
+@example({"a": 2**64, "b": -(2**63) - 1}, (",", ":"))
+@example({"a": -0.0, "b": 1e300}, (",", ":"))
+def test_what_the_quick_way_takes_is_what_the_careful_way_reads(value: dict[str, Any], marks: tuple[str, str]) -> None:
+    text = json.dumps(value, ensure_ascii=False, separators=marks)
+    quick = parse_compact(text)
+    if quick is None:
+        return
+    assert quick[0] == parse_arguments(text)
+    assert json.dumps(quick[0]) == json.dumps(parse_arguments(text))  # 1 and 1.0 are equal, and not the same
+    assert orjson.loads(quick[1]) == quick[0]
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    "text", ['{"a":1,"b":"x"}', '{"a": 1, "b": "x\\n\\"y\\""}', '{"path": "ä/ö", "n": [1, 2.5, null]}']
+)
+def test_text_as_models_write_it_goes_the_quick_way(text: str) -> None:
+    parsed = parse_compact(text)
+    assert (parsed is not None) == ("[1, 2.5" not in text), "a list with blanks is read carefully"
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": 1, "a": 1}',
+        '{"a":1,"\\u0061":1}',
+        '{"a": {"b": 1, "b": 2}}',
+        '{"a": NaN}',
+        '{"a": 1e400}',
+        '{"a": 18446744073709551616}',
+        '{"a": "\\ud800"}',
+        '{"a":' + "[" * MAX_ARGUMENT_DEPTH + "]" * MAX_ARGUMENT_DEPTH + "}",
+        "[1]",
+        '"text"',
+        "",
+        "{",
+        '{"a":1}{',
+    ],
+)
+def test_everything_doubtful_is_left_to_the_careful_way(text: str) -> None:
+    assert parse_compact(text) is None
+    assert parse_compact(text.encode()) is None
+
+
+def test_bytes_that_are_no_text_are_left_to_the_careful_way() -> None:
+    assert parse_compact(b'{"a":"\xff"}') is None
