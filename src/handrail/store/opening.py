@@ -11,6 +11,8 @@ from pathlib import Path
 from handrail.store.database import Database
 from handrail.store.folders import Folders, prepare
 from handrail.store.lease import Lease
+from handrail.store.messages import Messages
+from handrail.store.remembered import SeenHashes, SessionRules
 from handrail.store.sessions import Sessions, SessionState
 
 
@@ -23,6 +25,9 @@ class Store:
     database: Database
     sessions: Sessions
     state: SessionState
+    messages: Messages
+    rules: SessionRules
+    seen: SeenHashes
 
     @staticmethod
     def open(
@@ -45,7 +50,16 @@ class Store:
             lease.release()
             raise
         lease.fenced(database.token)
-        return Store(folders, lease, database, Sessions(database), SessionState(database))
+        return Store(
+            folders,
+            lease,
+            database,
+            Sessions(database),
+            SessionState(database),
+            Messages(database),
+            SessionRules(database),
+            SeenHashes(database),
+        )
 
     async def aclose(self) -> None:
         """Write what is left, close, and give the lease back."""

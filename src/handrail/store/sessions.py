@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import UsageError
-from handrail.store.database import Database, Statement
+from handrail.store.database import Database, Statement, Value
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import check_session_id
 
@@ -18,7 +18,13 @@ MAX_VALUE_BYTES = 4 * 1024 * 1024
 @dataclass(frozen=True, slots=True)
 class SessionRow:
     """One conversation with the workspace. Times are wall-clock nanoseconds; ``closed_ns`` is None while it is open
-    or only suspended. ``details`` is JSON-able, for what a face wants to find again."""
+    or only suspended.
+
+    :param details: JSON-able, for what a face wants to find again; ``parent`` names the session it was forked from
+    :param used_ns: when it was last opened, suspended, or something was said in it
+    :param holder: the fencing token of the process that opened it and has not suspended it. Whether that process
+        still is the workspace's holder is for the reader to find out: a process that is killed changes nothing here
+    """
 
     id: str
     opened_ns: int
@@ -28,6 +34,8 @@ class SessionRow:
     face: str = "library"
     headless: bool = True
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    used_ns: int = 0
+    holder: int | None = None
 
 
 class Sessions:
@@ -37,30 +45,67 @@ class Sessions:
         self._database = database
 
     async def open(self, row: SessionRow) -> None:
-        """Record that a session is open; opening one again keeps its first time.
+        """Record that this process has a session open; opening one again keeps its first time.
+
+        :param row: its ``holder`` is not looked at: it becomes this process's fencing token
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        check_session_id(row.id)
+        opened = replace(row, holder=self._database.token, used_ns=max(row.used_ns, row.opened_ns))
+        await self._database.commit(_STATEMENTS, ("open", opened))
+
+    async def suspend(self, session_id: str, at_ns: int) -> None:
+        """Record that nobody has it open any more. All that belongs to it stays.
+
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        await self._database.commit(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+
+    async def fork(self, parent: str, row: SessionRow) -> None:
+        """Record a session that begins with a copy of what was said in ``parent``, of what its tools keep and of what
+        it has read; not of its rules. It is suspended until it is opened.
 
         :raises LogUnavailable: when it cannot be made durable
         """
         check_session_id(row.id)
-        await self._database.commit(_STATEMENTS, ("open", row))
+        await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None)))
 
     async def close(self, session_id: str, at_ns: int) -> None:
-        """Close it for good: what its tools remember goes with it."""
+        """Close it for good: what was said in it and what its tools remember goes with it; the log stays.
+
+        :raises LogUnavailable: when it cannot be made durable
+        """
         await self._database.commit(_STATEMENTS, ("close", session_id, at_ns))
 
     def get(self, session_id: str) -> SessionRow | None:
-        rows = list(self._rows("WHERE id = ?", (session_id,)))
+        rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
     def all(self, *, limit: int = 1000) -> list[SessionRow]:
         """The most recently opened first."""
-        return list(self._rows("ORDER BY opened_ns DESC LIMIT ?", (limit,)))
+        return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
 
-    def _rows(self, where: str, values: Sequence[str | int]) -> Iterable[SessionRow]:
-        sql = "SELECT id, opened_ns, closed_ns, agent, topic, face, headless, details FROM session "
-        for row in self._database.reading.execute(sql + where, values):
-            *plain, headless, details = row
-            yield SessionRow(*plain, headless=bool(headless), details=decode(details))
+
+def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
+    """Sessions through any connection.
+
+    :param where: the rest of the query, after ``FROM session``
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    columns = "id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder"
+    rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
+    return [
+        SessionRow(*plain, headless=bool(headless), details=_details(details), used_ns=used_ns, holder=holder)
+        for *plain, headless, details, used_ns, holder in rows
+    ]
+
+
+def _details(encoded: bytes) -> Mapping[str, Any]:
+    try:
+        found: Any = decode(encoded)
+    except ValueError:
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
 class SessionState:
@@ -114,6 +159,8 @@ class ToolState:
 
 _Change = (
     tuple[Literal["open"], SessionRow]
+    | tuple[Literal["suspend"], str, int, int]
+    | tuple[Literal["fork"], str, SessionRow]
     | tuple[Literal["close"], str, int]
     | tuple[Literal["put"], str, str, str, bytes | None]
 )
@@ -128,25 +175,24 @@ class _Statements:
     def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
         for change in batch:
             if change[0] == "open":
-                row = change[1]
+                yield _INSERT + _AGAIN, _values(change[1])
+            elif change[0] == "suspend":
+                _, session, at_ns, token = change
+                # By the token: a process that lost the workspace says nothing about who has the session now.
                 yield (
-                    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?) ON CONFLICT (id) DO UPDATE SET closed_ns = NULL, "
-                    "agent = excluded.agent, topic = excluded.topic, face = excluded.face, "
-                    "headless = excluded.headless, details = excluded.details",
-                    (
-                        row.id,
-                        row.opened_ns,
-                        _text(row.agent),
-                        None if row.topic is None else _text(row.topic),
-                        _text(row.face),
-                        int(row.headless),
-                        encode(dict(row.details)),
-                    ),
+                    "UPDATE session SET holder = NULL, used_ns = max(used_ns, ?) WHERE id = ? AND holder = ?",
+                    (at_ns, session, token),
                 )
+            elif change[0] == "fork":
+                _, parent, row = change
+                yield _INSERT, _values(row)
+                for copied in _COPIED:
+                    yield copied, (row.id, parent)
             elif change[0] == "close":
-                yield "UPDATE session SET closed_ns = ? WHERE id = ?", (change[2], change[1])
-                yield "DELETE FROM state WHERE session = ?", (change[1],)
+                _, session, at_ns = change
+                yield "UPDATE session SET closed_ns = ?, holder = NULL WHERE id = ?", (at_ns, session)
+                for table in ("state", "message", "session_rule", "seen"):
+                    yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
             else:
                 _, session, tool, key, value = change
                 if value is None:
@@ -159,6 +205,34 @@ class _Statements:
 
 
 _STATEMENTS = _Statements()
+_INSERT = (
+    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+)
+_AGAIN = (
+    " ON CONFLICT (id) DO UPDATE SET closed_ns = NULL, agent = excluded.agent, topic = excluded.topic, "
+    "face = excluded.face, headless = excluded.headless, details = excluded.details, "
+    "used_ns = max(used_ns, excluded.used_ns), holder = excluded.holder"
+)
+_COPIED = (
+    "INSERT INTO message (session, position, at_ns, body) SELECT ?, position, at_ns, body FROM message WHERE session = ?",
+    "INSERT INTO state (session, tool, key, value) SELECT ?, tool, key, value FROM state WHERE session = ?",
+    "INSERT INTO seen (session, path, sha256, at_ns) SELECT ?, path, sha256, at_ns FROM seen WHERE session = ?",
+)
+
+
+def _values(row: SessionRow) -> tuple[Value, ...]:
+    return (
+        row.id,
+        row.opened_ns,
+        _text(row.agent),
+        None if row.topic is None else _text(row.topic),
+        _text(row.face),
+        int(row.headless),
+        encode(dict(row.details)),
+        row.used_ns,
+        row.holder,
+    )
 
 
 def _text(text: str) -> str:

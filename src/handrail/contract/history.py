@@ -1,0 +1,29 @@
+"""Where a conversation is kept, as whoever runs it sees it: messages in order, as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+Entry = tuple[int, Mapping[str, Any]]
+"""A message's position in its session, and the message as JSON-able data. :mod:`handrail.agent.history` says what is in
+it; whoever keeps it need not know."""
+
+
+class History(Protocol):
+    """The messages of one session."""
+
+    async def read(self) -> Sequence[Entry]:
+        """All that is kept, by position.
+
+        :raises HandrailError: when it cannot be read
+        """
+        ...
+
+    async def keep(self, entries: Sequence[Entry]) -> None:
+        """Keep messages; durable on return. The same position again takes the place of what was there, so that a
+        caller who does not know whether it came through may repeat it. Secrets are left out.
+
+        :raises LogUnavailable: when they cannot be made durable
+        """
+        ...

@@ -1,0 +1,93 @@
+"""What was said in each session: a message a row, in order, written by the one writer."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from handrail.contract.errors import LogUnavailable
+from handrail.contract.history import Entry
+from handrail.store.database import Database, Statement, open_reader, start_error
+from handrail.store.encoding import decode, encode
+
+_UNBOUNDED = 2**62
+
+
+class Messages:
+    """The table of messages. What a message is made of is the business of :mod:`handrail.agent.history`."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    async def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> None:
+        """Write messages; durable on return. What stood at a position is replaced.
+
+        :param at_ns: wall-clock time in nanoseconds; it becomes the session's last use
+        :raises LogUnavailable: when they cannot be made durable
+        """
+        if entries:
+            await self._database.commit(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
+
+    async def read(self, session_id: str) -> list[Entry]:
+        """A session's messages by position. A row that is damaged is given as an empty one.
+
+        Read in a thread, since a long conversation takes tens of milliseconds.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        try:
+            return await asyncio.to_thread(self._read, session_id)
+        except sqlite3.Error as error:
+            raise LogUnavailable(str(start_error(self._database.path, error))) from None
+
+    def _read(self, session_id: str) -> list[Entry]:
+        connection = open_reader(self._database.path)
+        try:
+            return messages_of(connection, session_id)
+        finally:
+            connection.close()
+
+
+def messages_of(connection: sqlite3.Connection, session_id: str) -> list[Entry]:
+    """A session's messages through any connection; see :meth:`Messages.read`.
+
+    :raises sqlite3.Error: when the database cannot be read
+    """
+    rows = connection.execute("SELECT position, body FROM message WHERE session = ? ORDER BY position", (session_id,))
+    return [(int(position), _decoded(body)) for position, body in rows]
+
+
+def _decoded(body: object) -> Mapping[str, Any]:
+    try:
+        found: Any = decode(body) if isinstance(body, bytes) else None
+    except (ValueError, RecursionError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+class _Batch(NamedTuple):
+    session: str
+    at_ns: int
+    entries: tuple[Entry, ...]
+
+
+class _Statements:
+    """The table's part in the writer; nothing is kept in memory."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[_Batch]) -> Iterable[Statement]:
+        for session, at_ns, entries in batch:
+            for position, body in entries:
+                yield (
+                    "INSERT INTO message (session, position, at_ns, body) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (session, position) DO UPDATE SET at_ns = excluded.at_ns, body = excluded.body",
+                    (session, position, at_ns, encode(body, max_bytes=_UNBOUNDED)),
+                )
+            yield "UPDATE session SET used_ns = max(used_ns, ?) WHERE id = ?", (at_ns, session)
+
+
+_STATEMENTS = _Statements()
