@@ -1,20 +1,49 @@
-"""What a person is asked before a call may run, and what they answer."""
+"""What a person is asked before a call may run, what they answer, and the state of that while it lasts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal, Protocol
 
-from handrail.contract.runtime import Question
+from handrail.contract.runtime import Option, Question
+
+Choice = Literal[
+    "once",  # this call, with exactly these arguments or with those the person gave instead
+    "session",  # the same, and the shown rule is stored for the session
+    "project",  # the same, and the shown rule is stored for every session of this workspace
+    "reject",  # not this call; the model is told the message
+    "reject-always",  # the same, and the shown deny is stored for every session of this workspace
+    "stop",  # not this call, and the session takes no further ones
+    "later",  # nobody is here now: the call is parked, and answered from another door
+]
+APPROVING: frozenset[Choice] = frozenset({"once", "session", "project"})
+
+ApprovalKind = Literal["approval", "question"]
+ApprovalState = Literal[
+    "pending",  # nobody has answered
+    "approved",  # or a question was answered: its call may run, once
+    "rejected",
+    "used",  # its call has begun
+    "expired",  # nobody answered in time, or the yes was not used in time
+    "withdrawn",  # the call was stopped, or its session closed, before it was answered
+]
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
     """Shown whole: nobody approves what they cannot see.
 
-    ``always`` is the rule that "for this session" would store, literals escaped, ready to show; None where
-    no safe rule can be suggested.
+    :param arguments: with the names of registered secrets in the secrets' places
+    :param arguments_hash: of the arguments as they will run
+    :param definition_hash: of the tool as it will run
+    :param always: the rule that "for this session" and "for this project" would store, literals escaped, ready to
+        show; None where no safe rule can be suggested
+    :param never: the rule that "reject always" would store; None likewise
+    :param id: short and typable: what the request is called at every door
+    :param targets: what the call would touch, as people read it
+    :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
+    :param expires_ns: after this nobody can answer any more
     """
 
     call_id: str
@@ -25,19 +54,121 @@ class ApprovalRequest:
     definition_hash: str
     reason: str
     always: str | None = None
+    never: str | None = None
+    id: str = ""
+    targets: tuple[str, ...] = ()
+    created_ns: int = 0
+    expires_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalAnswer:
-    """``once`` runs this call; ``session`` stores the shown rule for this session and runs it; ``reject`` tells the model ``message``."""
+    """What a person decided.
 
-    choice: Literal["once", "session", "reject"]
+    :param message: after a rejection, told to the model
+    :param arguments: with ``once``: run with these instead; they are validated and judged like the first ones, and a
+        deny of them stays a deny
+    """
+
+    choice: Choice
     message: str = ""
+    arguments: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """A request that somebody was asked, and what came of it. Plain data: every door shows the same.
+
+    :param kind: ``approval`` for a call that asks whether it may run, ``question`` for one whose tool asks people
+    :param questions: of a ``question``
+    :param decided_by: the door the answer came from
+    :param grant_expires_ns: until when an approved call may begin
+    :param changed: the arguments the person gave instead, or None
+    :param answers: one list for each question, once answered
+    :param answered: the call has its result; until then a session that is opened again takes it up
+    """
+
+    request: ApprovalRequest
+    kind: ApprovalKind = "approval"
+    state: ApprovalState = "pending"
+    questions: tuple[Question, ...] = ()
+    choice: Choice | None = None
+    message: str = ""
+    decided_ns: int | None = None
+    decided_by: str = ""
+    grant_expires_ns: int | None = None
+    changed: Mapping[str, Any] | None = None
+    changed_hash: str | None = None
+    answers: tuple[tuple[str, ...], ...] = ()
+    answered: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.request.id
+
+    @property
+    def pending(self) -> bool:
+        return self.state == "pending"
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON-able data, whole."""
+        flat = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "request"}
+        flat["questions"] = [asdict(question) for question in self.questions]
+        flat["answers"] = [list(answer) for answer in self.answers]
+        request = {field.name: getattr(self.request, field.name) for field in fields(ApprovalRequest)}
+        request["targets"] = list(self.request.targets)
+        return {**request, **flat}
+
+    @staticmethod
+    def from_dict(data: Mapping[str, Any]) -> Approval:
+        """The inverse of :meth:`to_dict`."""
+        request = {field.name: data[field.name] for field in fields(ApprovalRequest)}
+        request["targets"] = tuple(request["targets"])
+        own = {field.name: data[field.name] for field in fields(Approval) if field.name != "request"}
+        own["questions"] = tuple(question_of(asked) for asked in own["questions"])
+        own["answers"] = tuple(tuple(answer) for answer in own["answers"])
+        return Approval(ApprovalRequest(**request), **own)
+
+
+def question_of(data: Mapping[str, Any]) -> Question:
+    """A question from JSON-able data."""
+    options = tuple(Option(option["label"], option.get("description", "")) for option in data.get("options", ()))
+    return Question(data["question"], data.get("header", ""), options, data.get("multi_select", False))
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRule:
+    """A rule of the project that a person's answer stored, in the workspace's state.
+
+    :param approval_id: the request whose answer stored it
+    """
+
+    id: str
+    text: str
+    created_ns: int
+    approval_id: str
 
 
 class Attendant(Protocol):
-    """A face's way to reach whoever can answer. A face without one is headless."""
+    """A face's way to reach whoever can answer. A face without one is headless.
 
-    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer: ...
+    Both methods are cancelled when the answer has come from another door, or the call was stopped.
+    """
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]: ...
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        """Ask about a call. The choice ``later`` says that nobody is here now."""
+        ...
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        """Ask questions: one list of answers for each, or None when nobody is here now."""
+        ...
+
+
+class Away:
+    """An :class:`Attendant` for nobody: whatever is asked is parked until somebody answers at another door."""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        return ApprovalAnswer("later")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        return None

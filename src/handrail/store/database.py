@@ -6,7 +6,7 @@ import os
 import sqlite3
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from handrail.contract.errors import StartError
 from handrail.store.folders import Folders, unwritable
@@ -15,6 +15,19 @@ from handrail.store.writer import SinkUnavailable, Writer
 
 Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
+
+
+class OneRow(NamedTuple):
+    """A statement that is true of exactly one row, or nothing that it belongs to is written: the way in which one of
+    several takers gets what can be had once."""
+
+    sql: str
+    values: Sequence[Value]
+
+
+class Unmet(Exception):
+    """A :class:`OneRow` found no such row. Only what was to be written with it is not."""
+
 
 _CHECKPOINT_PAGES = 4000
 """The write-ahead log is folded into the database every 16 MiB, and overwritten in place from then on."""
@@ -41,6 +54,19 @@ class Table(Protocol):
 
 
 Work = tuple[Table, Any]
+
+
+class _Together:
+    """Stands where a table stands, for works of several tables that are written whole or not at all."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        """Keeps nothing."""
+
+    def statements(self, batch: Sequence[Any]) -> Iterable[Statement]:
+        raise AssertionError("each of its works goes to that work's own table")
+
+
+_TOGETHER = _Together()
 
 
 class Database:
@@ -114,6 +140,13 @@ class Database:
         """Write now, and return when it is durable (see :meth:`Writer.commit`)."""
         await self.writer.commit((table, payload))
 
+    async def commit_together(self, works: Sequence[Work]) -> None:
+        """Write works of several tables now, in one transaction: all of them or none.
+
+        :raises LogUnavailable: when they could not be written, or a :class:`OneRow` among them was not true
+        """
+        await self.writer.commit((_TOGETHER, works))
+
     def close(self) -> None:
         """Write what is left and close. Blocks; call it in a thread where a loop must go on."""
         reading, self._reading = self._reading, None
@@ -132,6 +165,8 @@ class _DatabaseSink:
         connection = self._connection
         if connection is None:
             raise SinkUnavailable(f"the database {self._path} is closed")
+        if any(table is _TOGETHER for table, _ in batch):
+            batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
         first = batch[0][0]
         by_table: dict[Table, list[Any]] = {first: [payload for table, payload in batch if table is first]}
         if len(by_table[first]) < len(batch):
@@ -141,13 +176,13 @@ class _DatabaseSink:
         try:
             statements = [s for table, payloads in by_table.items() for s in table.statements(payloads)]
             if len(statements) == 1:
-                connection.execute(*statements[0])
+                _execute(connection, statements[0])
             elif statements:
                 afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
                 connection.execute("BEGIN IMMEDIATE")
                 for statement in statements:
                     if statement not in afterwards:
-                        connection.execute(*statement)
+                        _execute(connection, statement)
                 connection.execute("COMMIT")
                 for statement in afterwards:
                     connection.execute(*statement).fetchall()
@@ -202,6 +237,12 @@ class _DatabaseSink:
                 connection.close()
             except sqlite3.Error:
                 pass
+
+
+def _execute(connection: sqlite3.Connection, statement: Statement) -> None:
+    cursor = connection.execute(*statement)
+    if type(statement) is OneRow and cursor.rowcount != 1:
+        raise Unmet
 
 
 def open_reader(path: Path) -> sqlite3.Connection:

@@ -1,0 +1,249 @@
+"""What people were asked and what they answered, as rows that outlive the process; and the rules that answers stored.
+
+A row only ever moves forward: ``pending`` to ``approved``, ``rejected``, ``expired`` or ``withdrawn``, and ``approved``
+to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true of one row in one state
+(:class:`~handrail.store.database.OneRow`), so that whoever comes second gets nothing.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, NamedTuple
+
+from handrail.contract.people import Approval, ApprovalRequest, ApprovalState, StoredRule, question_of
+from handrail.store.database import Database, OneRow, Statement, Work
+from handrail.store.encoding import decode, encode
+
+_COLUMNS = "state, answered, grant_expires_ns, kind, request, decision"
+_DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed_hash", "answers")
+
+
+class ApprovalReader:
+    """Reads requests through one connection, which need not be the owner's."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def get(self, approval_id: str) -> Approval | None:
+        found = self._many("WHERE id = ?", (approval_id,))
+        return found[0] if found else None
+
+    def pending(self, now_ns: int, *, session_id: str | None = None, limit: int = 10_000) -> list[Approval]:
+        """Those that can be answered at ``now_ns``, the oldest first."""
+        where = "WHERE state = 'pending' AND expires_ns > ?"
+        if session_id is None:
+            return self._many(f"{where} ORDER BY created_ns, id LIMIT ?", (now_ns, limit))
+        return self._many(f"{where} AND session = ? ORDER BY created_ns, id LIMIT ?", (now_ns, session_id, limit))
+
+    def due(self, now_ns: int) -> list[Approval]:
+        """Those that nobody answered in time."""
+        return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, id", (now_ns,))
+
+    def next_due_ns(self) -> int | None:
+        """When the next pending request expires."""
+        (due,) = self._connection.execute("SELECT min(expires_ns) FROM approval WHERE state = 'pending'").fetchone()
+        return due
+
+    def unanswered(self, session_id: str) -> list[Approval]:
+        """Those of a session whose calls have no result yet, in the order they were asked."""
+        return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, id", (session_id,))
+
+    def of_call(self, session_id: str, call_id: str) -> list[Approval]:
+        """Those of one call that has no result yet, in the order they were asked."""
+        where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, id"
+        return self._many(where, (session_id, call_id))
+
+    def is_whole(self, approval_id: str) -> bool:
+        """Whether the row's arguments are the very ones that were proposed: no secret was taken out of them."""
+        row = self._connection.execute("SELECT whole FROM approval WHERE id = ?", (approval_id,)).fetchone()
+        return row is not None and bool(row[0])
+
+    def rules(self) -> list[StoredRule]:
+        """The project's stored rules, the oldest first."""
+        sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
+        return [StoredRule(*row) for row in self._connection.execute(sql)]
+
+    def version(self) -> int:
+        """Another number whenever another process has written to the database."""
+        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        return version
+
+    def _many(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
+        sql = f"SELECT {_COLUMNS} FROM approval {where}"  # noqa: S608
+        return [_approval(row) for row in self._connection.execute(sql, values)]
+
+
+class ApprovalTable:
+    """The writing side: each method gives a :data:`~handrail.store.database.Work` for
+    :meth:`~handrail.store.database.Database.commit_together`, so that a move and its record are one."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def reader(self) -> ApprovalReader:
+        """Reads what is durable."""
+        return ApprovalReader(self._database.reading)
+
+    async def commit(self, *works: Work) -> None:
+        """Write the works, all of them or none.
+
+        :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
+        """
+        await self._database.commit_together(works)
+
+    def add(self, asked: Approval, *, whole: bool) -> Work:
+        """A new request.
+
+        :param whole: whether ``asked.request.arguments`` are the very ones that were proposed
+        """
+        return _STATEMENTS, _Added(asked, whole)
+
+    def decide(self, decided: Approval, now_ns: int) -> Work:
+        """From ``pending`` to ``decided.state``, in time."""
+        return _STATEMENTS, _Decided(decided, now_ns)
+
+    def use(self, approval_id: str, now_ns: int) -> Work:
+        """From ``approved`` to ``used``, in time: the call begins, and the log takes over."""
+        return _STATEMENTS, _Used(approval_id, now_ns)
+
+    def end(self, approval_id: str, before: ApprovalState, after: ApprovalState) -> Work:
+        """From ``before`` to ``expired`` or ``withdrawn``."""
+        return _STATEMENTS, _Ended(approval_id, before, after)
+
+    def answered(self, approval_id: str) -> Work:
+        """The call has its result, whatever it is."""
+        return _STATEMENTS, _Answered(approval_id)
+
+    def store_rule(self, rule: StoredRule) -> Work:
+        """Store a rule of the project; one with the same text stays as it is."""
+        return _STATEMENTS, rule
+
+    def store_session_rule(self, session_id: str, text: str) -> Work:
+        return _STATEMENTS, _SessionRule(session_id, text)
+
+    def forget_rule(self, rule_id: str) -> Work:
+        return _STATEMENTS, _Forgotten(rule_id)
+
+
+class _Added(NamedTuple):
+    asked: Approval
+    whole: bool
+
+
+class _Decided(NamedTuple):
+    decided: Approval
+    now_ns: int
+
+
+class _Used(NamedTuple):
+    id: str
+    now_ns: int
+
+
+class _Ended(NamedTuple):
+    id: str
+    before: ApprovalState
+    after: ApprovalState
+
+
+class _Answered(NamedTuple):
+    id: str
+
+
+class _SessionRule(NamedTuple):
+    session_id: str
+    text: str
+
+
+class _Forgotten(NamedTuple):
+    id: str
+
+
+_Change = _Added | _Decided | _Used | _Ended | _Answered | StoredRule | _SessionRule | _Forgotten
+
+
+class _Statements:
+    """The tables' part in the writer; nothing is kept in memory."""
+
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
+        for change in batch:
+            match change:
+                case _Added(asked, whole):
+                    yield _insert(asked, whole)
+                case _Decided(decided, now_ns):
+                    yield OneRow(
+                        "UPDATE approval SET state = ?, decision = ?, grant_expires_ns = ? "
+                        "WHERE id = ? AND state = 'pending' AND expires_ns > ?",
+                        (decided.state, _decision(decided), decided.grant_expires_ns, decided.id, now_ns),
+                    )
+                case _Used(approval_id, now_ns):
+                    yield OneRow(
+                        "UPDATE approval SET state = 'used', answered = 1 "
+                        "WHERE id = ? AND state = 'approved' AND answered = 0 AND grant_expires_ns > ?",
+                        (approval_id, now_ns),
+                    )
+                case _Ended(approval_id, before, after):
+                    sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
+                    yield OneRow(sql, (after, approval_id, before))
+                case _Answered(approval_id):
+                    yield "UPDATE approval SET answered = 1 WHERE id = ?", (approval_id,)
+                case StoredRule(id, text, created_ns, approval_id):
+                    sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
+                    yield sql, (id, text, created_ns, approval_id)
+                case _SessionRule(session_id, text):
+                    yield "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)", (session_id, text)
+                case _Forgotten(rule_id):
+                    yield OneRow("DELETE FROM project_rule WHERE id = ?", (rule_id,))
+
+
+_STATEMENTS = _Statements()
+
+
+def _insert(asked: Approval, whole: bool) -> Statement:
+    request = {field.name: getattr(asked.request, field.name) for field in fields(ApprovalRequest)}
+    if asked.questions:
+        request["questions"] = asked.questions
+    return (
+        "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        (
+            asked.id,
+            asked.kind,
+            asked.request.session_id,
+            asked.request.call_id,
+            asked.state,
+            asked.request.created_ns,
+            asked.request.expires_ns,
+            int(whole),
+            encode(request, max_bytes=2**62),
+        ),
+    )
+
+
+def _decision(decided: Approval) -> bytes:
+    return encode({name: getattr(decided, name) for name in _DECIDED}, max_bytes=2**62)
+
+
+def _approval(row: tuple[Any, ...]) -> Approval:
+    state, answered, grant_expires_ns, kind, request, decision = row
+    asked: dict[str, Any] = decode(request)
+    questions = tuple(question_of(question) for question in asked.pop("questions", ()))
+    asked["targets"] = tuple(asked["targets"])
+    decided: dict[str, Any] = {} if decision is None else decode(decision)
+    if decided:
+        decided["answers"] = tuple(tuple(answer) for answer in decided["answers"])
+    return Approval(
+        ApprovalRequest(**asked),
+        kind,
+        state,
+        questions,
+        grant_expires_ns=grant_expires_ns,
+        answered=bool(answered),
+        **decided,
+    )
