@@ -31,7 +31,31 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             topic TEXT,
             face TEXT NOT NULL,
             headless INTEGER NOT NULL,
-            details BLOB NOT NULL
+            details BLOB NOT NULL,
+            used_ns INTEGER NOT NULL,
+            holder INTEGER -- the fencing token of the process that has it open
+        ) WITHOUT ROWID""",
+        # What was said in a session: one message a row, in the form of no provider.
+        """CREATE TABLE message (
+            session TEXT NOT NULL,
+            position INTEGER NOT NULL,
+            at_ns INTEGER NOT NULL,
+            body BLOB NOT NULL
+        )""",
+        "CREATE UNIQUE INDEX message_in_order ON message (session, position)",
+        # Rules that a person's answers "for this session" stored.
+        """CREATE TABLE session_rule (
+            session TEXT NOT NULL,
+            text TEXT NOT NULL,
+            PRIMARY KEY (session, text)
+        ) WITHOUT ROWID""",
+        # The content that a session has read of files, by hash, so that it may go on editing them.
+        """CREATE TABLE seen (
+            session TEXT NOT NULL,
+            path TEXT NOT NULL,
+            sha256 TEXT NOT NULL,
+            at_ns INTEGER NOT NULL,
+            PRIMARY KEY (session, path)
         ) WITHOUT ROWID""",
         # What tools remember in a session.
         """CREATE TABLE state (
@@ -40,6 +64,31 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             key TEXT NOT NULL,
             value BLOB NOT NULL,
             PRIMARY KEY (session, tool, key)
+        ) WITHOUT ROWID""",
+        # What people were asked, one row for each request; `whole` tells whether the request's arguments are the very
+        # ones that were proposed (no secret was taken out), `answered` whether the call has its result.
+        """CREATE TABLE approval (
+            id TEXT PRIMARY KEY,
+            kind TEXT NOT NULL,
+            session TEXT NOT NULL,
+            call TEXT NOT NULL,
+            state TEXT NOT NULL,
+            created_ns INTEGER NOT NULL,
+            expires_ns INTEGER NOT NULL,
+            grant_expires_ns INTEGER,
+            whole INTEGER NOT NULL,
+            answered INTEGER NOT NULL DEFAULT 0,
+            request BLOB NOT NULL,
+            decision BLOB
+        )""",
+        "CREATE INDEX approval_pending ON approval (created_ns) WHERE state = 'pending'",
+        "CREATE INDEX approval_open ON approval (session, call) WHERE answered = 0",
+        # Rules that a person's answers "for this project" and "reject always" stored.
+        """CREATE TABLE project_rule (
+            id TEXT PRIMARY KEY,
+            text TEXT NOT NULL UNIQUE,
+            created_ns INTEGER NOT NULL,
+            approval TEXT NOT NULL
         ) WITHOUT ROWID""",
     ),
 )
