@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, cast
 
@@ -29,6 +29,7 @@ DEFAULT_AGENT = "default"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 _TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
 _MODEL = re.compile(r"[a-z]+:\S(?:.*\S)?\Z")
+_ITEM = re.compile(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 
 
@@ -115,10 +116,27 @@ class CheckedAgent:
     source: str = ""
     faults: tuple[Fault, ...] = ()
 
+    def with_faults(self, problems: Iterable[tuple[str, str]]) -> CheckedAgent:
+        """The same with further ``(place, problem)``, without those that only follow from a fault it has already."""
+        places = [fault.where for fault in self.faults]
+        items = {_item(place) for place in places}
+        further = (
+            Fault(self.source, place, problem)
+            for place, problem in problems
+            if _item(place) not in items and not any(place.startswith((f"{p}.", f"{p}[")) for p in places)
+        )
+        return CheckedAgent(self.manifest, self.source, (*self.faults, *further))
+
 
 def tool_matches(pattern: str, tool_id: str) -> bool:
     """Whether an item of ``tools`` names ``tool_id``: ``*`` spans anything, also dots."""
     return pattern == tool_id or text_regex(pattern).match(tool_id) is not None
+
+
+def _item(place: str) -> str:
+    """The item of a list or table at the top that ``place`` is in (``roots[1]`` of ``roots[1].path``), else ``place``."""
+    found = _ITEM.match(place)
+    return place if found is None else found.group()
 
 
 def fault_in_agent_id(agent: str) -> str | None:

@@ -133,12 +133,14 @@ def confinement_of(tool: Tool, tier: Tier) -> str:
     return f"{IN_PROCESS}+{tier.name}" if tool.spec.requires.shell else IN_PROCESS
 
 
-def reason_to_withhold(tool: Tool, tier: Tier) -> str | None:
+def reason_to_withhold(tool: Tool, tier: Tier, spec: ToolSpec | None = None) -> str | None:
     """Why this kernel must not run a sound tool, in a sentence for its operator, or None.
 
     What cannot be enforced or served is refused; nothing runs with less than it declares, or less confined.
+
+    :param spec: what is asked of the tool, where that is more than its own
     """
-    spec = tool.spec
+    spec = spec or tool.spec
     reasons: list[str] = []
     secret = [*spec.secrets, *(key for key, setting in spec.config.items() if setting.secret)]
     if secret:
