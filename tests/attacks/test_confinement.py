@@ -44,7 +44,7 @@ ESCAPES = [
 async def test_no_escape_works_even_when_a_person_approves_it(
     probe: Probe, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HANDRAIL_TEST_TOKEN", "LEAKED")
+    monkeypatch.setenv("SERVICE_TEST_TOKEN", "LEAKED")
     for text, sign in ESCAPES:
         assert sign not in await probe(text.replace("PARENT", str(os.getpid()))), text
     assert (place / "beside" / "key").stat().st_nlink == 1

@@ -71,7 +71,7 @@ async def test_an_answer_cannot_say_what_only_the_kernel_says(tmp_path: Path, an
 
 async def test_an_external_tool_sees_its_call_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: secrets in argv that ``ps`` shows, tokens and descriptors that children inherit."""
-    monkeypatch.setenv("HANDRAIL_TEST_TOKEN", "LEAKED")
+    monkeypatch.setenv("SERVICE_TEST_TOKEN", "LEAKED")
     place = tmp_path.resolve()
     (place / "beside").mkdir()
     (place / "beside" / "key").write_text("TOP-SECRET")

@@ -98,7 +98,7 @@ async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
 async def test_the_environment_is_a_list_and_home_is_the_scratch(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("HANDRAIL_TEST_TOKEN", "leak")
+    monkeypatch.setenv("SERVICE_TEST_TOKEN", "leak")
     monkeypatch.setenv("LD_PRELOAD", "/nonexistent.so")
     monkeypatch.setenv("BASH_ENV", "/nonexistent")
     ran = await confined.bash("env -0 | cut -z -d= -f1 | tr '\\0' ' '; echo; echo $HOME", environment={"MORE": "1"})

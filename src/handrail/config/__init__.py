@@ -1,0 +1,37 @@
+"""What an operator has configured, checked whole, with every fault of every layer at once.
+
+The layers, the weaker before the stronger: defaults, ``handrail.toml`` in the platform's configuration folder (or
+the file that is named), the workspace's own ``handrail.toml``, ``HANDRAIL_*`` variables, flags. Every value keeps its
+origin. Of the workspace's file, ``deny`` and ``ask`` rules always count; anything else only once a person has
+trusted exactly this content (:mod:`handrail.store.trust`). Tool folders lie beside the first file, never in a
+workspace.
+"""
+
+from __future__ import annotations
+
+from handrail.config.layers import Origin, Value
+from handrail.config.loading import (
+    Configuration,
+    ConfiguredRule,
+    check_apart,
+    default_folder,
+    load,
+)
+from handrail.config.settings import FILE_NAME, ApprovalSettings, LimitSettings, Settings, WatchdogSettings
+from handrail.config.workspace import WorkspaceFile
+
+__all__ = [
+    "FILE_NAME",
+    "ApprovalSettings",
+    "Configuration",
+    "ConfiguredRule",
+    "LimitSettings",
+    "Origin",
+    "Settings",
+    "Value",
+    "WatchdogSettings",
+    "WorkspaceFile",
+    "check_apart",
+    "default_folder",
+    "load",
+]

@@ -1,0 +1,178 @@
+"""All layers read and put together, for one workspace or for none."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+from handrail.config import given, workspace
+from handrail.config.layers import Layer, Value, merged
+from handrail.config.reading import content_of, parsed
+from handrail.config.settings import FILE_NAME, Settings
+from handrail.contract.errors import Fault, LoadError
+
+if TYPE_CHECKING:
+    from handrail.store.folders import Folders
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class ConfiguredRule:
+    """A rule that a layer gives, in force or not.
+
+    :param scope: of files the project, of variables and flags the session, since those belong to one process
+    :param source: where it stands
+    :param narrows: it comes from a file that nobody trusted, so where it asks it may not stand in for a deny
+    """
+
+    text: str
+    scope: Literal["project", "session"]
+    source: str
+    narrows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """Settings with the places they came from. ``folder`` holds ``tools/`` and ``agents/<name>/tools/``.
+
+    :param settings: what is in force
+    :param file: the configuration file, or None where there is none
+    :param values: every value of every layer, also those that are not in force
+    :param workspace: the workspace's own file; None where it has none or nobody asked for it
+    """
+
+    settings: Settings
+    folder: Path
+    file: Path | None
+    values: tuple[Value, ...] = ()
+    workspace: workspace.WorkspaceFile | None = None
+
+    def tool_folders(self, agent: str) -> tuple[tuple[str, Path], ...]:
+        """``(name, folder)`` of the global and the agent's tool folder, in loading order."""
+        return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
+
+    @property
+    def rules(self) -> tuple[ConfiguredRule, ...]:
+        """The rules in force, in the order of the layers."""
+        return tuple(
+            _rule(value, self.workspace) for value in self.values if _is_rule(value) and not value.not_in_force
+        )
+
+    @property
+    def held_rules(self) -> tuple[ConfiguredRule, ...]:
+        """Rules that are not in force; they must be rules all the same."""
+        return tuple(_rule(value, self.workspace) for value in self.values if _is_rule(value) and value.not_in_force)
+
+    @property
+    def held_back(self) -> tuple[Value, ...]:
+        """What the workspace's file says and nobody has trusted."""
+        return tuple(value for value in self.values if value.not_in_force == workspace.UNTRUSTED)
+
+    @property
+    def remark(self) -> str | None:
+        """One line for whoever starts a program here, where part of the workspace's file does not count."""
+        held = self.held_back
+        if self.workspace is None or not held:
+            return None
+        allows = sum(value.key == "rules" for value in held)
+        others = sorted({value.key for value in held if value.key != "rules"})
+        parts = [f"{allows} allow rule{'s' if allows != 1 else ''}"] if allows else []
+        parts += others
+        return (
+            f"{self.workspace.path} is not trusted, so this does not count: {', '.join(parts)}. "
+            "To look at it and decide: handrail trust"
+        )
+
+
+def default_folder() -> Path:
+    """The platform's configuration folder."""
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("handrail", appauthor=False))
+
+
+def load(
+    file: str | Path | None,
+    *,
+    folders: Folders | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Iterable[str] = (),
+) -> Configuration:
+    """Read and check the configuration.
+
+    :param file: the file to read, which must exist; None for the default one, which may be absent
+    :param folders: of the workspace whose own file counts too; None for none
+    :param environment: the variables; None for those of this process
+    :param flags: ``KEY=VALUE`` texts, stronger than anything else
+    :raises LoadError: with every fault of every layer
+    :raises UsageError: for a flag that is no ``KEY=VALUE``
+    """
+    faults: list[Fault] = []
+    path = (Path(file) if file is not None else default_folder() / FILE_NAME).absolute()
+    layers: list[Layer] = []
+    content = _attempt(faults, lambda: content_of(path))
+    if content is not None and (read := _attempt(faults, lambda: parsed(path, content))) is not None:
+        layers.append(workspace.layer_of_file("configuration", path, *read))
+    elif content is None and file is not None and not faults:
+        faults.append(Fault(str(path), "", "cannot be read: there is no such file; handrail init --global writes one"))
+    own = _attempt(faults, lambda: _own_file(folders)) if folders is not None else None
+    if own is not None and (got := _attempt(faults, lambda: workspace.layer_of(own))) is not None:
+        layers.append(got[0])
+        faults += got[1]
+    for layer, problems in (
+        given.of_environment(os.environ if environment is None else environment),
+        given.of_flags(flags),
+    ):
+        layers.append(layer)
+        faults += problems
+    for layer in layers:
+        faults += layer.faults()
+    if faults:
+        raise LoadError(faults)
+    settings, values = merged(layers)
+    return Configuration(settings, path.parent, path if content is not None else None, values, own)
+
+
+def check_apart(settings: Configuration, workspace: Path) -> None:
+    """The configuration decides what a model may do, so it lies where no call can write.
+
+    :raises LoadError: when it is in the workspace, by its name or behind a link
+    """
+    if settings.file is None:
+        return
+    for place in (settings.file.absolute(), settings.file.resolve()):
+        if place.is_relative_to(workspace):
+            problem = f"lies in the workspace {workspace}, where a model can write; keep it in a folder apart from it"
+            if place == workspace / FILE_NAME:
+                problem += f". A workspace's own {FILE_NAME} is read without being named"
+            raise LoadError([Fault(str(settings.file), "", problem)])
+
+
+def _own_file(folders: Folders) -> workspace.WorkspaceFile | None:
+    from handrail.store import trust
+
+    record = trust.of(folders)
+    return workspace.found(folders.workspace, record.sha256 if record is not None else None)
+
+
+def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
+    """What ``work`` gives, or None with its faults put to the others."""
+    try:
+        return work()
+    except LoadError as error:
+        faults += error.faults
+        return None
+
+
+def _is_rule(value: Value) -> bool:
+    return value.key == "rules" and value.origin.kind != "default"
+
+
+def _rule(value: Value, own: workspace.WorkspaceFile | None) -> ConfiguredRule:
+    of_file = value.origin.kind in ("configuration", "workspace")
+    untrusted = value.origin.kind == "workspace" and not (own is not None and own.trusted)
+    return ConfiguredRule(value.value, "project" if of_file else "session", value.origin.place, untrusted)

@@ -1,0 +1,98 @@
+"""The settings there are, with their meaning and their defaults: the one list that files, variables and flags speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from handrail.contract.requires import Requires
+
+FILE_NAME = "handrail.toml"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LimitSettings(_Table):
+    """``[limits]``: budgets of every call."""
+
+    lock_wait_ms: Annotated[int, Field(gt=0, description="How long a call waits for its locks, in milliseconds.")] = (
+        60_000
+    )
+    grace_ms: Annotated[
+        int, Field(gt=0, description="How long a stopped call may take to end by itself, in milliseconds.")
+    ] = 5_000
+
+
+class ApprovalSettings(_Table):
+    """``[approvals]``: how long a person's part in a call stays good."""
+
+    request_days: Annotated[float, Field(gt=0, le=3650, description="After how many days a question lapses.")] = 7
+    grant_hours: Annotated[
+        float, Field(gt=0, le=87600, description="After how many hours an approval that was not used lapses.")
+    ] = 24
+
+
+class WatchdogSettings(_Table):
+    """``[[watchdogs]]``: an external command that sees each call before it runs and can only narrow."""
+
+    command: Annotated[tuple[str, ...], Field(min_length=1, description="The program and its arguments.")]
+    timeout_ms: Annotated[
+        int, Field(gt=0, description="After how many milliseconds without an answer the call is denied.")
+    ] = 5_000
+
+
+class Settings(_Table):
+    """All settings of a Handrail configuration."""
+
+    agent: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+            description="The agent that sessions have unless they name one: a folder agents/NAME beside the configuration.",
+        ),
+    ] = "default"
+    rules: Annotated[
+        tuple[str, ...],
+        Field(description="Rules, as 'ACTION PERMISSION [PATTERN]'. Those of all layers hold together."),
+    ] = ()
+    ceiling: Annotated[
+        Requires | None,
+        Field(description="What no agent on this machine may exceed; left out, what its tools declare is the bound."),
+    ] = None
+    limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()
+    approvals: Annotated[ApprovalSettings, Field(description="How long a person's part in a call stays good.")] = (
+        ApprovalSettings()
+    )
+    watchdogs: Annotated[
+        tuple[WatchdogSettings, ...],
+        Field(
+            description="Commands that see each call before it runs and can only narrow. Not in a workspace's file: they run unconfined."
+        ),
+    ] = ()
+
+
+LISTS = ("rules", "watchdogs")
+"""Keys whose items add up over the layers."""
+
+
+def tables() -> dict[str, type[BaseModel]]:
+    """The keys that are tables of settings of their own, each of which is overridden by itself."""
+    found: dict[str, type[BaseModel]] = {}
+    for name, field in Settings.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, _Table):
+            found[name] = field.annotation
+    return found
+
+
+def keys() -> Iterator[str]:
+    """Every setting as ``key`` or ``table.key``, in the order of the models."""
+    inner = tables()
+    for name in Settings.model_fields:
+        if name in inner:
+            yield from (f"{name}.{key}" for key in inner[name].model_fields)
+        else:
+            yield name
