@@ -127,14 +127,20 @@ class Requires(_Model):
 
 @dataclass(frozen=True, slots=True)
 class Variables:
-    """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope."""
+    """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope.
+
+    :param workspace: the workspace, and an agent's further folders that may be written
+    :param readable: further folders that ``{workspace}`` means too, for reading only
+    """
 
     workspace: tuple[str, ...] = ()
     ad_hoc: tuple[str, ...] = ()
     user_data: tuple[str, ...] = ()
+    readable: tuple[str, ...] = ()
 
-    def of(self, name: str) -> tuple[str, ...]:
-        return {"workspace": self.workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data}[name]
+    def of(self, name: str, *, reading: bool = False) -> tuple[str, ...]:
+        workspace = (*self.workspace, *self.readable) if reading else self.workspace
+        return {"workspace": workspace, "ad-hoc": self.ad_hoc, "user-data": self.user_data}[name]
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +215,7 @@ def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
     """Fill the variables. A pattern with an empty variable disappears, so its scope is closed."""
     return Layer(
         owner,
-        _expanded(requires.fs.read, variables),
+        _expanded(requires.fs.read, variables, reading=True),
         _expanded(requires.fs.write, variables),
         tuple(requires.net.hosts),
         tuple(requires.shell),
@@ -243,14 +249,15 @@ def _faults_in_path(pattern: str) -> list[str]:
     return found
 
 
-def _expanded(patterns: Iterable[str], variables: Variables) -> tuple[str, ...]:
+def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = False) -> tuple[str, ...]:
     """Absolute patterns. One with a fault is dropped, so what it was about stays closed."""
     found: list[str] = []
     for pattern in patterns:
         if _faults_in_path(pattern):
             continue
         match = _VARIABLE.match(pattern)
-        roots = variables.of(match.group(1)) if match else ("/",) if pattern.startswith("/") else variables.workspace
+        name = match.group(1) if match else "workspace"
+        roots = ("/",) if pattern.startswith("/") else variables.of(name, reading=reading)
         tail = [part for part in pattern[match.end() if match else 0 :].split("/") if part not in ("", ".")]
         found += ["/".join((escape(root.rstrip("/")), *tail)) or "/" for root in roots]
     return tuple(dict.fromkeys(found))

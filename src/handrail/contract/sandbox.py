@@ -17,9 +17,9 @@ from handrail.contract.requires import CapabilitySet
 class Profile:
     """The folders and bounds of one sandbox, beside its capability set.
 
-    Paths are absolute and canonical. ``writable`` and ``readable`` are mounted where the capability set also
-    reaches (``readable`` extras such as a tool's own folder are mounted as they are). ``scratch`` is HOME,
-    always writable. ``hidden`` paths are masked.
+    Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (to be read only) are mounted where
+    the capability set also reaches; ``readable`` extras such as a tool's own folder are mounted as they are. Without
+    ``workspace_writable`` nothing is writable but ``scratch``, which is HOME. ``hidden`` paths are masked.
     """
 
     workspace: str
@@ -27,6 +27,7 @@ class Profile:
     workspace_writable: bool = True
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
+    further: tuple[str, ...] = ()
     hidden: tuple[str, ...] = ()
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])

@@ -4,26 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from handrail.contract.agent import AgentRoot
-from handrail.runtime.roots import is_beneath
+from handrail.runtime.roots import FurtherRoots, is_beneath
 from handrail.store.folders import too_broad
 
 _OF_THE_SYSTEM = ("/proc", "/sys", "/dev", "/run", "/boot", "/etc", "/usr/local/etc")
 """What a sandbox masks in parts or makes anew; a mount over it would undo that."""
 _SHARED = ("/tmp", "/var/tmp")  # noqa: S108 - refused, not used
 """What everybody puts things into. A folder in it may be a root."""
-
-
-@dataclass(frozen=True, slots=True)
-class FurtherRoots:
-    """Absolute, canonical folders."""
-
-    readable: tuple[str, ...] = ()
-    writable: tuple[str, ...] = ()
 
 
 def further_roots(

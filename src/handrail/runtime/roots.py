@@ -35,7 +35,7 @@ class Located:
         UTF-8 are escaped
     :param inside: whether it lies beneath any root
     :param root: the root it lies beneath, or None
-    :param writable: whether that root may be written at all (the workspace may, extra roots may not)
+    :param writable: whether that root may be written at all
     """
 
     absolute: str
@@ -63,19 +63,41 @@ def visible(text: str) -> str:
     return "".join(out)
 
 
-class Roots:
-    """The folders that one session's file tools may name: its workspace, and read-only extra ones."""
+@dataclass(frozen=True, slots=True)
+class FurtherRoots:
+    """What an agent has beside the workspace: absolute, canonical folders."""
 
-    def __init__(self, workspace: str | os.PathLike[str], readable: Sequence[str | os.PathLike[str]] = ()) -> None:
-        """:raises StartError: when the workspace is not an existing folder"""
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
+NO_FURTHER = FurtherRoots()
+
+
+class Roots:
+    """The folders that one session's file tools may name: its workspace, its agent's further ones, its own outputs."""
+
+    def __init__(
+        self,
+        workspace: str | os.PathLike[str],
+        readable: Sequence[str | os.PathLike[str]] = (),
+        further: FurtherRoots = NO_FURTHER,
+    ) -> None:
+        """
+        :param readable: the session's own folders, to be read only
+        :raises StartError: when the workspace is not an existing folder
+        """
         self.workspace = os.path.realpath(workspace)
         if not Path(self.workspace).is_dir():
             raise StartError(
                 f"the workspace '{visible(str(workspace))}' is not a folder; create it or name another one"
             )
         self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
+        self.further = further
+        self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
         # The longest first, so that a root within a root is found by its own name.
-        self._ordered = sorted((self.workspace, *self.readable), key=len, reverse=True)
+        every = (self.workspace, *self.readable, *further.readable, *further.writable)
+        self._ordered = sorted(every, key=len, reverse=True)
 
     def locate(self, path: str) -> Located:
         """The canonical form of ``path``, which is absolute or relative to the workspace.
@@ -92,7 +114,7 @@ class Roots:
         """:class:`Located` for a path that is already canonical, without asking the file system."""
         for root in self._ordered:
             if is_beneath(absolute, root):
-                return Located(absolute, self.shown(absolute), True, root, root == self.workspace)
+                return Located(absolute, self.shown(absolute), True, root, root in self.writable)
         return Located(absolute, visible(absolute), False)
 
     def shown(self, absolute: str) -> str:

@@ -59,12 +59,14 @@ class Surroundings:
     """Folders that no program may see, wherever they lie: the kernel's own state."""
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
-        """The sandbox profile of this session: its workspace, its scratch as HOME, its read-only roots."""
+        """The sandbox profile of this session: its roots, and its scratch as HOME."""
         return Profile(
             workspace=self.workdir,
             scratch=self.scratch,
             workspace_writable=workspace_writable,
             readable=(*self.roots.readable, *readable),
+            writable=self.roots.further.writable,
+            further=self.roots.further.readable,
             hidden=self.hidden,
         )
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.contract.errors import ToolError
+from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Profile
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
@@ -36,6 +37,8 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     """
     options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
+    if (rules := _workspace_file(folders, profile)) is not None:
+        mounts.append((rules, "ro"))
     sealed: list[str] = []
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access != "hidden":
@@ -46,6 +49,21 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
             options += mask
             sealed += ["--remount-ro", path] if mask and inner else []
     return [*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/"]
+
+
+def _workspace_file(folders: Mapping[str, Access], profile: Profile) -> str | None:
+    """The workspace's own configuration where it exists and a program could write it: bound onto itself read-only.
+
+    As a mount it can be neither written nor renamed nor removed, whatever folder it lies in is open to.
+    """
+    path = f"{profile.workspace.rstrip('/')}/{WORKSPACE_FILE}"
+    inner = [folder for folder in folders if is_beneath(path, folder)]
+    if not inner or folders[max(inner, key=len)] == "ro":
+        return None
+    try:
+        return path if stat.S_ISREG(os.lstat(path).st_mode) else None
+    except OSError:
+        return None
 
 
 def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
@@ -61,9 +79,9 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
         if Path(real).exists() and not any(is_beneath(real, system) for system in SYSTEM):
             found[real] = "ro"
     writable: list[str] = []
-    for place in (profile.workspace, *profile.writable):
-        may_write = place != profile.workspace or profile.workspace_writable
-        for part in _reached(capabilities, "fs.write", place):
+    for place in (profile.workspace, *profile.writable, *profile.further):
+        may_write = profile.workspace_writable
+        for part in _reached(capabilities, "fs.write", place) if place not in profile.further else ():
             found[part] = "rw" if may_write else "ro"
             if may_write:
                 writable.append(part)
