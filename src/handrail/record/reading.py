@@ -19,9 +19,20 @@ from handrail.store.encoding import decode
 from handrail.store.writer import SinkUnavailable
 
 CallState = Literal[
-    "proposed", "waiting", "authorised", "running", "output", "error", "refused", "interrupted", "not-run", "redacted"
+    "proposed",
+    "waiting",
+    "parked",
+    "authorised",
+    "running",
+    "output",
+    "error",
+    "refused",
+    "interrupted",
+    "not-run",
+    "redacted",
 ]
-"""Where a call stands. ``waiting`` for a person; ``not-run``: its process ended before it began; ``redacted``: it ended,
+"""Where a call stands. ``waiting`` for a person; ``parked``: a person was asked, its process
+ended, and it goes on when its session is opened again; ``not-run``: its process ended before it began; ``redacted``: it ended,
 and how was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
@@ -276,10 +287,11 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
     state: CallState = "proposed"
     started = ended = None
     error_kind = error_text = None
+    asked = False
     for entry in records:
         tool = tool or entry.tool
         if entry.kind == "approval-requested":
-            state = "waiting"
+            state, asked = "waiting", True
         elif entry.kind == "approval-responded":
             state = "proposed"
         elif entry.kind == "authorised":
@@ -299,7 +311,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
                 ended_as = "redacted"
             state = "refused" if entry.kind == "refused" else ended_as
     if state in ("proposed", "waiting", "authorised") and records[-1].sequence <= began:
-        state = "not-run"
+        state = "parked" if asked else "not-run"
     return CallRow(
         first.call_id,
         first.session_id,

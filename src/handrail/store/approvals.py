@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple
 
+from handrail.contract.errors import LogUnavailable
 from handrail.contract.people import Approval, ApprovalRequest, ApprovalState, StoredRule, question_of
 from handrail.store.database import Database, OneRow, Statement, Work
 from handrail.store.encoding import decode, encode
@@ -72,7 +73,10 @@ class ApprovalReader:
 
     def _many(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
         sql = f"SELECT {_COLUMNS} FROM approval {where}"  # noqa: S608
-        return [_approval(row) for row in self._connection.execute(sql, values)]
+        try:
+            return [_approval(row) for row in self._connection.execute(sql, values)]
+        except sqlite3.Error as error:
+            raise LogUnavailable(f"what people were asked cannot be read: {error}") from None
 
 
 class ApprovalTable:
@@ -93,6 +97,10 @@ class ApprovalTable:
         :raises LogUnavailable: when they could not be written, or a row was not in the state a move begins in
         """
         await self._database.commit_together(works)
+
+    def append(self, work: Work) -> None:
+        """Write a work soon, without waiting."""
+        self._database.append(*work)
 
     def add(self, asked: Approval, *, whole: bool) -> Work:
         """A new request.
