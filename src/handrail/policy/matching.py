@@ -56,10 +56,15 @@ class Ranked:
 class Ranking:
     """The rules of one question about one kind of subject, most specific first."""
 
-    __slots__ = ("_by_program", "_inside", "_outside", "kind", "ranked")
+    __slots__ = ("_beneath", "_by_program", "_inside", "_outside", "kind", "ranked")
 
     def __init__(self, rules: Iterable[Rule], kind: Kind) -> None:
+        rules = tuple(rules)
         self.kind: Kind = kind
+        self._beneath: Ranking | None = None
+        """Where there are questions that nobody trusted: the rules without them."""
+        if any(_only_asks(rule) for rule in rules):
+            self._beneath = Ranking([rule for rule in rules if not _only_asks(rule)], kind)
         self.ranked = sorted((ranked(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
         self._by_program: dict[str, list[Ranked]] = {}
         self._inside: _PathTable | None = None
@@ -68,12 +73,29 @@ class Ranking:
     @property
     def constant(self) -> bool:
         """Whether every subject gets the same answer."""
-        return not self.ranked or self.ranked[0].rule.unconditional
+        if not self.ranked or not self.ranked[0].rule.unconditional:
+            return not self.ranked
+        return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.constant
 
     def winner(self, subject: Subject) -> Ranked | None:
-        """The most specific rule that matches."""
+        """The most specific rule that matches; the deny beneath it where it is a question that nobody trusted."""
         if not self.ranked:
             return None
+        found = self._most_specific(subject)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.winner(subject)
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def unconditional(self) -> Ranked | None:
+        """The winner among the rules that are about every call."""
+        found = next((ranked for ranked in self.ranked if ranked.rule.unconditional), None)
+        if self._beneath is not None and found is not None and _only_asks(found.rule):
+            beneath = self._beneath.unconditional()
+            return beneath if beneath is not None and beneath.rule.action == "deny" else found
+        return found
+
+    def _most_specific(self, subject: Subject) -> Ranked | None:
         if self.kind == "path":
             return self._winner_of_path(cast("PathSubject", subject))
         candidates = self._for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
@@ -131,6 +153,10 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
             matches = _always if rule.action == "deny" else _never
     rank = (int(rule.final), permission, literal, length, STRICTNESS[rule.action])
     return Ranked(rule, rank, matches, argv)
+
+
+def _only_asks(rule: Rule) -> bool:
+    return rule.narrows and rule.action == "ask"
 
 
 def _always(_subject: object) -> bool:

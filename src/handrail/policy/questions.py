@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal, cast
 
+from handrail.contract import protected
 from handrail.contract.errors import ToolError
 from handrail.contract.patterns import text_regex
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
@@ -108,6 +109,8 @@ class Prepared:
     def _beyond(self, target: Target) -> Finding | None:
         """The refusal of the first layer that does not cover ``target``."""
         subject = target.subject
+        if target.capability == "fs.write" and is_protected(subject):
+            return Finding("deny", "capability", note=f"{protected.refusal(target.shown)}.", target=target)
         touches: Iterable[str | Sequence[str]] = (target.value,)
         if isinstance(subject, Script):
             # What cannot be read may be any program, so only a layer that has every program covers it.
@@ -164,7 +167,7 @@ class Prepared:
         if self.kind == "arguments":
             used = self.tool.winner(arguments) or self.tool_default.winner(arguments)
         else:  # it names nothing that a pattern could be compared with
-            used = next((r for r in (*self.tool.ranked, *self.tool_default.ranked) if r.rule.unconditional), None)
+            used = self.tool.unconditional() or self.tool_default.unconditional()
         if used is None:
             return Finding("ask", "no rule")
         return Finding(used.rule.action, "rule", used.rule, tool=used if used.rule.scope != "default" else None)
@@ -207,6 +210,11 @@ class Prepared:
         if action != "deny":
             return None
         return Finding("deny", "rule", rule, target=target, tool=tool)
+
+
+def is_protected(subject: object) -> bool:
+    """Whether it is a path that no rule lets anybody write."""
+    return isinstance(subject, PathSubject) and subject.relative is not None and protected.protected(subject.relative)
 
 
 def _only_looks(finding: Finding, replaced: Set[str]) -> bool:

@@ -36,6 +36,7 @@ class Rule:
 
     :param pattern: ``""`` when the rule is about every call of its permission
     :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
+    :param narrows: it comes from content that nobody trusted, so where it asks it never stands in for a deny
     """
 
     action: Action
@@ -43,6 +44,7 @@ class Rule:
     pattern: str = ""
     scope: Scope = "session"
     source: str = ""
+    narrows: bool = False
 
     @property
     def text(self) -> str:

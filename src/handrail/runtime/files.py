@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from handrail.contract.errors import ToolError
+from handrail.contract.protected import protected, refusal
 from handrail.contract.requires import Capability
 from handrail.contract.runtime import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.runtime import beneath, lines, replace
@@ -168,9 +169,11 @@ class RootedFiles:
                 f"{located.shown} lies outside the workspace; only files in it (and the session's output) can be reached",
                 kind="denied",
             )
-        refusal = self._may(capability, located.absolute)
-        if refusal is not None:
-            raise ToolError(refusal, kind="denied")
+        if capability == "fs.write" and protected(beneath.relative(located)):
+            raise ToolError(refusal(located.shown), kind="denied")
+        refused = self._may(capability, located.absolute)
+        if refused is not None:
+            raise ToolError(refused, kind="denied")
         return located
 
     async def _with_content(self, located: Located, take: Callable[[_Content], _T], *, note: bool = True) -> _T:

@@ -37,8 +37,7 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     """
     options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
-    if (rules := _workspace_file(folders, profile)) is not None:
-        mounts.append((rules, "ro"))
+    mounts += ((path, "ro") for path in _workspace_files(folders, profile))
     sealed: list[str] = []
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access != "hidden":
@@ -51,19 +50,21 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     return [*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _workspace_file(folders: Mapping[str, Access], profile: Profile) -> str | None:
-    """The workspace's own configuration where it exists and a program could write it: bound onto itself read-only.
+def _workspace_files(folders: Mapping[str, Access], profile: Profile) -> Iterator[str]:
+    """A workspace's own configuration where it exists and a program could write it, to be bound onto itself read-only.
 
-    As a mount it can be neither written nor renamed nor removed, whatever folder it lies in is open to.
+    As a mount it can be neither written nor renamed nor removed, whoever may write the folder it lies in.
     """
-    path = f"{profile.workspace.rstrip('/')}/{WORKSPACE_FILE}"
-    inner = [folder for folder in folders if is_beneath(path, folder)]
-    if not inner or folders[max(inner, key=len)] == "ro":
-        return None
-    try:
-        return path if stat.S_ISREG(os.lstat(path).st_mode) else None
-    except OSError:
-        return None
+    for place in (profile.workspace, *profile.writable):
+        path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
+        inner = [folder for folder in folders if is_beneath(path, folder)]
+        if not inner or folders[max(inner, key=len)] == "ro":
+            continue
+        try:
+            if stat.S_ISREG(os.lstat(path).st_mode):
+                yield path
+        except OSError:
+            continue  # none there
 
 
 def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
