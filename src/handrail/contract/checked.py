@@ -54,10 +54,16 @@ def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping
             found = [fault["loc"] for fault in error.errors() if fault["type"] != "missing" or len(fault["loc"]) > 1]
             if not found:
                 return rest
-            for location in found:
+            # One of each item: what else is wrong with it may be gone with the first, and the next look tells.
+            for location in {_item(location): location for location in reversed(found)}.values():
                 _blank(rest, location, (fillers or {}).get(str(location[0]), "-"))
         else:
             return rest
+
+
+def _item(location: Location) -> Location:
+    """The item of a list that ``location`` is in, else ``location``."""
+    return next((location[: i + 1] for i, part in enumerate(location) if isinstance(part, int)), location)
 
 
 def unknown_key(name: str, known: Mapping[str, object]) -> str:
