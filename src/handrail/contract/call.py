@@ -38,3 +38,11 @@ class Answer(NamedTuple):
     tool_id: str
     result: Result
     model: Result
+
+
+def call_id(session_id: str, turn: int, position: int) -> str:
+    """The kernel's id of a call that a turn makes, known before it is proposed.
+
+    :param position: among the turn's calls, from 0
+    """
+    return f"{session_id}/{turn}.{position}"

@@ -1,0 +1,211 @@
+"""A conversation as rows of plain data, and back: whatever part of the rows is there, a provider takes the history.
+
+Each message is one JSON object with ``v`` (the form's version) and ``role``:
+
+- ``user``: ``text``
+- ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
+  or ``{"kept": <provider>, "block"}``
+- ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
+  are still without an answer, and a later ``results`` has all of them
+
+A reply with calls is kept before its calls are proposed. So a process that ends in the middle leaves calls without
+results, each with the id under which the log knows what became of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from handrail.agent.model import (
+    AssistantMessage,
+    CallPart,
+    CallResult,
+    Kept,
+    Message,
+    ResultsMessage,
+    TextPart,
+    UserMessage,
+)
+from handrail.agent.stream import WireIds, whole_characters
+from handrail.contract.history import Entry
+from handrail.contract.names import wire_name
+from handrail.contract.result import Result
+
+VERSION = 1
+LOST = json.dumps(
+    Result.error("interrupted", "what came of this call was not kept; look before you do it again").to_dict(),
+    separators=(",", ":"),
+)
+"""The answer to a call in the middle of a history whose own was lost."""
+
+
+@dataclass(slots=True)
+class Exchange:
+    """A reply whose calls are not all answered: no part of the history yet.
+
+    :param call_ids: the kernel's id of each of the message's calls, ``""`` where it is not known
+    :param results: by wire id, as far as there are any
+    """
+
+    message: AssistantMessage
+    call_ids: tuple[str, ...]
+    results: dict[str, CallResult] = field(default_factory=dict[str, CallResult])
+
+    @property
+    def missing(self) -> list[tuple[int, CallPart, str]]:
+        """Position, call and kernel id of each call that has no answer."""
+        calls = zip(self.message.calls, self.call_ids, strict=True)
+        return [(n, part, call_id) for n, (part, call_id) in enumerate(calls) if part.wire_id not in self.results]
+
+    def answered(self, otherwise: str = LOST) -> ResultsMessage:
+        """The answers in call order.
+
+        :param otherwise: the text for calls that have none
+        """
+        return ResultsMessage(
+            tuple(
+                self.results.get(part.wire_id) or CallResult(part.wire_id, otherwise, is_error=True)
+                for part in self.message.calls
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What could be read of a kept conversation.
+
+    :param messages: whole exchanges only, beginning with what a user said
+    :param open: the reply at the end whose calls are not all answered, if there is one
+    :param ids: knows every call id in use
+    :param next: the first free position
+    """
+
+    messages: list[Message]
+    open: Exchange | None
+    ids: WireIds
+    next: int
+
+
+def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
+    """One message as it is kept.
+
+    :param call_ids: the kernel's ids of an assistant message's calls, in order
+    :param partial: of a results message that leaves calls unanswered
+    """
+    match message:
+        case UserMessage(text):
+            return {"v": VERSION, "role": "user", "text": text}
+        case AssistantMessage(parts):
+            ids = iter(call_ids)
+            return {"v": VERSION, "role": "assistant", "parts": [_part(part, ids) for part in parts]}
+        case ResultsMessage(results):
+            told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
+            data = {"v": VERSION, "role": "results", "results": told}
+            return {**data, "partial": True} if partial else data
+
+
+def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any]:
+    match part:
+        case TextPart(text):
+            return {"text": text}
+        case Kept(provider, block):
+            return {"kept": provider, "block": dict(block)}
+        case CallPart(wire_id, name, arguments):
+            call_id = next(ids, "")
+            return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
+
+
+def restored(entries: Iterable[Entry]) -> Restored:
+    """Read a conversation. Never fails: rows that are damaged, of a later version, or without what they belong to
+    are left out, and calls in the middle whose results are not there are answered by :data:`LOST`.
+
+    Call ids come back as they were, unless they cannot have been: one that no provider takes, or that is there twice,
+    is replaced in the call and its result alike.
+    """
+    reading = _Reading()
+    following = 0
+    for position, data in entries:
+        following = max(following, position + 1)
+        if data.get("v") == VERSION:
+            reading.take(data)
+    return Restored(reading.messages, reading.open, reading.ids, following)
+
+
+class _Reading:
+    """The state between two rows."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.open: Exchange | None = None
+        self.ids = WireIds()
+        self._renamed: dict[str, str] = {}
+        """Of the open exchange: a call's id as it was kept, to the one it has now."""
+
+    def take(self, data: Mapping[str, Any]) -> None:
+        match data.get("role"):
+            case "user":
+                text = data.get("text")
+                if isinstance(text, str):
+                    self._settle()
+                    self.messages.append(UserMessage(whole_characters(text)))
+            case "assistant":
+                self._settle()
+                if self.messages:  # no provider takes a history that does not begin with its user
+                    self._reply(_objects(data.get("parts")))
+            case "results":
+                if self.open is not None:
+                    self._results(self.open, _objects(data.get("results")))
+            case _:
+                pass
+
+    def _settle(self) -> None:
+        """Whatever comes next, no call before it stays without an answer."""
+        if self.open is not None:
+            self._close(self.open)
+
+    def _close(self, exchange: Exchange) -> None:
+        self.messages += (exchange.message, exchange.answered())
+        self.open = None
+
+    def _reply(self, kept: list[Mapping[str, Any]]) -> None:
+        parts: list[TextPart | CallPart | Kept] = []
+        call_ids: list[str] = []
+        self._renamed = {}
+        for data in kept:
+            match data:
+                case {"text": str(text)}:
+                    if text.strip():
+                        parts.append(TextPart(whole_characters(text)))
+                case {"kept": str(provider), "block": dict()}:
+                    parts.append(Kept(provider, cast("dict[str, Any]", data["block"])))
+                case {"call": str(wire_id), "name": str(name)} if wire_id not in self._renamed:
+                    self._renamed[wire_id] = new = self.ids.take(wire_id)
+                    arguments, call_id = data.get("arguments"), data.get("id")
+                    given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
+                    parts.append(CallPart(new, wire_name(name) or "unnamed", given))
+                    call_ids.append(call_id if isinstance(call_id, str) else "")
+                case _:
+                    pass
+        if call_ids:
+            self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+        elif any(not isinstance(part, Kept) for part in parts):
+            self.messages.append(AssistantMessage(tuple(parts)))
+
+    def _results(self, exchange: Exchange, kept: list[Mapping[str, Any]]) -> None:
+        for data in kept:
+            match data:
+                case {"of": str(wire_id), "text": str(text)} if wire_id in self._renamed:
+                    new = self._renamed[wire_id]
+                    exchange.results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
+                case _:
+                    pass
+        if not exchange.missing:
+            self._close(exchange)
+
+
+def _objects(value: object) -> list[Mapping[str, Any]]:
+    items = cast("list[object]", value) if isinstance(value, list) else []
+    return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

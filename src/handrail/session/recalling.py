@@ -1,0 +1,53 @@
+"""What became of a call whose answer was not heard: read from the log, never run."""
+
+from __future__ import annotations
+
+from handrail.arbiter.output import Shaper
+from handrail.contract.call import Answer
+from handrail.contract.result import Result
+from handrail.record.log import CommitLog
+from handrail.registry.generation import Generation
+
+_INTERRUPTED = (
+    "Handrail ended while this call was running, and nobody knows how far it came; it is not run again. "
+    "Look at what it did before you do anything like it"
+)
+_NOT_BEGUN = "Handrail ended before this call began, so it had no effect; call again if that is still wanted"
+_NO_RECORD = (
+    "Handrail ended before anything about this call was on record: as far as is known it did not run. "
+    "Look before you call again"
+)
+_REMOVED = "what this call gave has been removed from the log; call again if it is still needed"
+_TOOL_GONE = "this call has ended, but its tool is not there any more, and so nobody can tell what may be shown of it"
+
+
+async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, call_id: str) -> Answer:
+    """The answer to a call by what is on record.
+
+    :param generation: has the tool, which says what its model may see of a result
+    :raises LogUnavailable: when the log cannot tell
+    """
+    proposal = await log.proposal_of(call_id)
+    outcome = await log.outcome_of(call_id)
+    tool = (proposal.tool if proposal is not None else None) or ""
+    if outcome is None:
+        # A call with side effects does not begin before its intent is durable, so what is only proposed had none. Where
+        # nothing at all is on record, records may also have been purged.
+        result = _ended(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_BEGUN, recorded=True)
+    elif outcome.kind == "interrupted":
+        result = _ended(_INTERRUPTED)
+    elif outcome.body is None or "result" not in outcome.body:
+        result = Result.error("unavailable", _REMOVED, recorded=True)
+    else:
+        found = Result.from_dict(outcome.body["result"]).with_metadata(recorded=True)
+        if outcome.kind == "refused":  # its text is the kernel's own
+            return Answer(call_id, tool, found, found)
+        entry = generation.resolve(tool)
+        if entry is not None:
+            return Answer(call_id, tool, *shaper.views(entry.spec, found))
+        return Answer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, recorded=True))
+    return Answer(call_id, tool, result, result)
+
+
+def _ended(text: str) -> Result:
+    return Result.error("interrupted", text, recorded=True)

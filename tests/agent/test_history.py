@@ -1,0 +1,240 @@
+"""A conversation comes back as it was, and whatever part of it was kept, a provider takes what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.agent.history import LOST, VERSION, as_data, restored
+from handrail.agent.model import (
+    AssistantMessage,
+    CallPart,
+    CallResult,
+    Kept,
+    Message,
+    ModelRequest,
+    ResultsMessage,
+    TextPart,
+    UserMessage,
+)
+from handrail.agent.providers import anthropic as anthropic_provider
+from handrail.agent.providers import openai as openai_provider
+from handrail.contract.history import Entry
+from handrail.store.encoding import decode, encode
+from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
+
+_TEXTS = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+_SAID = _TEXTS.filter(lambda text: bool(text.strip()))
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=5,
+)
+_OBJECTS = st.dictionaries(_TEXTS, _JSON, max_size=3)
+_NAMES = st.text("abcXYZ09_-", min_size=1, max_size=64)
+_PARTS = st.one_of(
+    st.builds(TextPart, _SAID),
+    st.builds(Kept, st.sampled_from(["anthropic", "openai"]), st.just({"type": "thinking", "signature": "s"})),
+    st.tuples(_NAMES, _OBJECTS),
+)
+
+
+@st.composite
+def conversations(draw: st.DrawFn) -> list[Message]:
+    """Whole exchanges, as a run leaves them."""
+    messages: list[Message] = []
+    count = 0
+    for _ in range(draw(st.integers(0, 4))):
+        messages.append(UserMessage(draw(_TEXTS)))
+        for _ in range(draw(st.integers(0, 3))):
+            parts: list[TextPart | CallPart | Kept] = []
+            results: list[CallResult] = []
+            for part in draw(st.lists(_PARTS, max_size=4)):
+                if isinstance(part, tuple):
+                    count += 1
+                    parts.append(CallPart(f"call_{count}", *part))
+                    results.append(CallResult(f"call_{count}", draw(_TEXTS), draw(st.booleans())))
+                else:
+                    parts.append(part)
+            if any(not isinstance(part, Kept) for part in parts):
+                messages.append(AssistantMessage(tuple(parts)))
+                messages += [ResultsMessage(tuple(results))] if results else []
+    return messages
+
+
+def rows_of(messages: list[Message]) -> list[Entry]:
+    """The messages as they come back out of the database."""
+    rows: list[Entry] = []
+    for position, message in enumerate(messages):
+        calls = message.calls if isinstance(message, AssistantMessage) else ()
+        data = as_data(message, [f"s/{position}.{n}" for n in range(len(calls))])
+        rows.append((position, decode(encode(data))))
+    return rows
+
+
+def faults_in(messages: list[Message]) -> list[str]:
+    """Why a provider would refuse to go on from here."""
+    request = ModelRequest("system", [*messages, UserMessage("go on")], [])
+    openai = {"messages": list(openai_provider._messages(request))}  # pyright: ignore[reportPrivateUsage]
+    anthropic = {
+        "max_tokens": 1,
+        "messages": anthropic_provider._messages(request.messages),  # pyright: ignore[reportPrivateUsage]
+    }
+    return faults_in_openai_request(openai) + faults_in_anthropic_request(anthropic)
+
+
+@pytest.mark.proves("A-10a")
+@given(conversations())
+def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> None:
+    found = restored(rows_of(messages))
+    assert found.messages == messages
+    assert found.open is None
+    assert found.next == len(messages)
+
+
+@pytest.mark.proves("A-10a")
+@given(conversations(), st.data())
+def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    rows = rows_of(messages)
+    kept = [row for row in rows if data.draw(st.booleans(), label=f"row {row[0]} is there")]
+    found = restored(kept)
+    history = list(found.messages)
+    if found.open is not None:
+        assert found.open.missing
+        history += (found.open.message, found.open.answered())
+    assert faults_in(history) == []
+    assert isinstance(history[0], UserMessage) if history else True
+    users = [message for message in messages if isinstance(message, UserMessage)]
+    assert sum(isinstance(message, UserMessage) for message in history) <= len(users)
+
+
+@given(conversations(), st.data())
+def test_a_history_that_is_cut_off_keeps_every_exchange_before_the_cut(
+    messages: list[Message], data: st.DataObject
+) -> None:
+    end = data.draw(st.integers(0, len(messages)))
+    found = restored(rows_of(messages)[:end])
+    if end and isinstance(messages[end - 1], AssistantMessage) and messages[end - 1].calls:  # type: ignore[union-attr]
+        assert found.open is not None and found.open.message == messages[end - 1]
+        assert [call_id for _, _, call_id in found.open.missing] == [
+            f"s/{end - 1}.{n}" for n in range(len(found.open.call_ids))
+        ]
+        assert found.messages == messages[: end - 1]
+    else:
+        assert found.open is None
+        assert found.messages == messages[:end]
+
+
+_HOSTILE = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 2) | st.sampled_from(["", "a", "a b", "user", "x" * 70, "\ud800"]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    "v",
+                    "role",
+                    "text",
+                    "parts",
+                    "results",
+                    "of",
+                    "error",
+                    "call",
+                    "name",
+                    "arguments",
+                    "id",
+                    "kept",
+                    "block",
+                    "partial",
+                ]
+            ),
+            inner,
+            max_size=5,
+        ),
+    ),
+    max_leaves=12,
+)
+_ROWS = st.one_of(
+    st.dictionaries(st.text(max_size=3), _HOSTILE, max_size=3),
+    st.fixed_dictionaries({"v": st.just(VERSION), "role": st.just("user"), "text": _HOSTILE}),
+    st.fixed_dictionaries(
+        {
+            "v": st.just(VERSION),
+            "role": st.just("assistant"),
+            "parts": st.lists(
+                st.one_of(
+                    _HOSTILE,
+                    st.fixed_dictionaries(
+                        {
+                            "call": st.sampled_from(["a", "b", "a b", ""]),
+                            "name": _TEXTS,
+                            "arguments": _HOSTILE,
+                            "id": _HOSTILE,
+                        }
+                    ),
+                    st.fixed_dictionaries({"text": _TEXTS}),
+                ),
+                max_size=4,
+            ),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "v": st.just(VERSION),
+            "role": st.just("results"),
+            "results": st.lists(
+                st.fixed_dictionaries(
+                    {"of": st.sampled_from(["a", "b", "a b", ""]), "text": _TEXTS, "error": _HOSTILE}
+                ),
+                max_size=4,
+            ),
+        }
+    ),
+)
+
+
+@given(st.lists(_ROWS, max_size=8))
+def test_rows_that_were_never_written_by_handrail_still_give_a_history_that_a_provider_takes(
+    rows: list[dict[str, Any]],
+) -> None:
+    found = restored(enumerate(rows))
+    history = list(found.messages)
+    if found.open is not None:
+        history += (found.open.message, found.open.answered())
+    assert faults_in(history) == []
+
+
+def test_answers_kept_before_the_rest_was_known_are_not_asked_for_again() -> None:
+    reply = AssistantMessage((CallPart("a", "read", {}), CallPart("b", "write", {})))
+    partial = as_data(ResultsMessage((CallResult("b", "done", False),)), partial=True)
+    rows: list[Entry] = [(0, as_data(UserMessage("task"))), (1, as_data(reply, ["s/1.0", "s/1.1"])), (2, partial)]
+    found = restored(rows)
+    assert found.open is not None
+    assert [(position, call_id) for position, _, call_id in found.open.missing] == [(0, "s/1.0")]
+    whole = as_data(ResultsMessage((CallResult("a", "seen", False), CallResult("b", "done", False))))
+    again = restored([*rows, (3, whole)])
+    assert again.open is None and again.messages[-1] == ResultsMessage(
+        (CallResult("a", "seen", False), CallResult("b", "done", False))
+    )
+
+
+def test_a_call_in_the_middle_whose_answer_was_lost_is_told_to_be_lost() -> None:
+    reply = AssistantMessage((CallPart("a", "write", {}),))
+    rows: list[Entry] = [
+        (0, as_data(UserMessage("task"))),
+        (1, as_data(reply, ["s/1.0"])),
+        (5, as_data(UserMessage("?"))),
+    ]
+    found = restored(rows)
+    assert found.messages[2] == ResultsMessage((CallResult("a", LOST, True),))
+    assert found.next == 6
+
+
+def test_a_row_of_a_later_version_is_left_out() -> None:
+    rows: list[Entry] = [(0, as_data(UserMessage("task"))), (1, {**as_data(UserMessage("later")), "v": VERSION + 1})]
+    assert restored(rows).messages == [UserMessage("task")]
