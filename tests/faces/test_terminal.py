@@ -34,11 +34,12 @@ def question(fields):
     return Question(**{**fields, "options": tuple(Option(**o) for o in fields.get("options", ()))})
 
 async def main(jobs):
-    terminal = Terminal()
+    terminal = Terminal(workspace=".")
     async def one(job):
         try:
             if "approve" in job:
-                return asdict(await terminal.approve(request(job["approve"])))
+                answer = asdict(await terminal.approve(request(job["approve"])))
+                return answer if answer["arguments"] is not None else {k: answer[k] for k in ("choice", "message")}
             return await terminal.answer("session", [question(q) for q in job["questions"]])
         except ToolError as error:
             return [error.kind, str(error)]
@@ -49,7 +50,8 @@ asyncio.run(main(json.loads(open(sys.argv[1]).read())))
 
 
 def request(tool: str = "bash", always: str | None = "allow bash git status", **arguments: object) -> dict[str, Any]:
-    asked = ApprovalRequest("c1", "s1", tool, arguments, "hash", "definition", "no rule allows it", always)
+    never = None if always is None else f"deny{always.removeprefix('allow')}"
+    asked = ApprovalRequest("c1", "s1", tool, arguments, "hash", "definition", "no rule allows it", always, never)
     return {"approve": {name: getattr(asked, name) for name in asked.__dataclass_fields__}}
 
 
@@ -101,7 +103,7 @@ def test_where_no_safe_rule_exists_only_once_or_reject_are_offered(asking: Askin
     terminal = asking(request(always=None, command="make $(cat targets)"))
     assert "for this session" not in terminal.wait_for("> ")
     terminal.type("s\n")
-    terminal.wait_for("type o or r")
+    terminal.wait_for("type o, c and JSON, r")
     terminal.wait_for("> ")
     terminal.type("o\n")
     assert answers(terminal) == [{"choice": "once", "message": ""}]
@@ -114,12 +116,63 @@ def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
     assert answers(terminal) == [{"choice": "reject", "message": "commit only, I push myself"}]
 
 
+@pytest.mark.proves("P-07a")
+@pytest.mark.parametrize(
+    ("typed", "choice", "message"),
+    [
+        ("p", "project", ""),
+        ("project", "project", ""),
+        ("never", "reject-always", ""),
+        ("never not here", "reject-always", "not here"),
+        ("stop enough", "stop", "enough"),
+        ("later", "later", ""),
+    ],
+)
+def test_every_answer_has_a_key_and_what_it_stores_is_shown_before(
+    asking: Asking, typed: str, choice: str, message: str
+) -> None:
+    terminal = asking(request(command="git status"))
+    seen = terminal.wait_for("> ")
+    assert "every session from now on: stores the rule  allow bash git status" in seen
+    assert "stores the rule  deny bash git status" in seen
+    terminal.type(f"{typed}\n")
+    assert answers(terminal) == [{"choice": choice, "message": message}]
+
+
+def test_other_arguments_are_given_as_json_and_what_is_none_is_asked_again(asking: Asking) -> None:
+    terminal = asking(request(command="rm -rf build"))
+    terminal.wait_for("> ")
+    terminal.type("c [1]\n")
+    terminal.wait_for("these are no arguments")
+    terminal.wait_for("> ")
+    terminal.type('c {"command": "rm -r build"}\n')
+    assert answers(terminal) == [{"choice": "once", "message": "", "arguments": {"command": "rm -r build"}}]
+
+
+def test_an_edit_is_shown_as_a_diff_of_the_file_as_it_is_now(asking: Asking, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("one\ntwo\nthree\n")
+    terminal = asking(request("edit", path="note.txt", old="two", new="2\x1b[2J"))
+    seen = terminal.wait_for("> ")
+    assert "│ -two" in seen and "│ +2\\e[2J" in seen and "│  one" in seen
+    terminal.type("r\n")
+    answers(terminal)
+    assert (tmp_path / "note.txt").read_text() == "one\ntwo\nthree\n"
+
+
+def test_an_edit_that_would_fail_now_is_said_to(asking: Asking, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("one\n")
+    terminal = asking(request("edit", path="note.txt", old="two", new="2"))
+    assert "this would fail: old is not in note.txt" in terminal.wait_for("> ")
+    terminal.type("r\n")
+    answers(terminal)
+
+
 @pytest.mark.parametrize("typed", ["", "ok", "sure, go ahead", "once more", "O K", "1"])
 def test_other_text_is_no_answer_and_the_prompt_comes_again(asking: Asking, typed: str) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")
     terminal.type(f"{typed}\n")
-    terminal.wait_for("type o, s or r")
+    terminal.wait_for("type o, s, p")
     terminal.wait_for("> ")
     terminal.type("r\n")
     assert answers(terminal) == [{"choice": "reject", "message": ""}]
@@ -203,6 +256,13 @@ def test_several_questions_have_one_list_of_answers_each(asking: Asking) -> None
     terminal.wait_for("> ")
     terminal.type("free\n")
     assert answers(terminal) == [[["a"], ["free"]]]
+
+
+def test_a_question_can_be_left_waiting(asking: Asking) -> None:
+    terminal = asking({"questions": [question("One?", "a", "b")]})
+    terminal.wait_for("> ")
+    terminal.type(":later\n")
+    assert answers(terminal) == [None]
 
 
 def test_a_question_nobody_answers_is_unavailable(asking: Asking) -> None:

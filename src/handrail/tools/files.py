@@ -171,7 +171,7 @@ class Edit(Tool):
 
         def change() -> tuple[str, list[Block], int]:
             text = decoded(before)
-            spans = _spans(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
+            spans = spans_to_replace(path, text, args["old"], args["new"], replace_all=args.get("replace_all", False))
             return spliced(text, spans), blocks_of_spans(text, spans), len(spans)
 
         after, blocks, count = await _aside(len(before), change)
@@ -239,7 +239,7 @@ class FilePatch(Tool):
         return await _replace(path, before, after, blocks, runtime)
 
 
-def _spans(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
+def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
     """Where ``old`` is replaced. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its line ends."""
     if old == new:
         raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")

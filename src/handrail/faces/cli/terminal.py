@@ -11,13 +11,21 @@ from contextlib import suppress
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.runtime import Question
+from handrail.faces.cli.preview import preview
 from handrail.faces.cli.show import spelled_out
 
-_ONCE = ("o", "once", "y", "yes")
-_SESSION = ("s", "session")
-_REJECT = ("r", "reject", "n", "no")
+_KEYS: dict[str, Choice] = {
+    **dict.fromkeys(("o", "once", "y", "yes"), "once"),
+    **dict.fromkeys(("s", "session"), "session"),
+    **dict.fromkeys(("p", "project"), "project"),
+    **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
+    "never": "reject-always",
+    "stop": "stop",
+    "later": "later",
+}
+_WITH_A_MESSAGE: frozenset[Choice] = frozenset({"reject", "reject-always", "stop"})
 _MOST_LINE_BYTES = 64 * 1024
 
 
@@ -33,52 +41,72 @@ class Terminal:
     so that nobody approves what they had not seen.
     """
 
-    def __init__(self, input_fd: int | None = None) -> None:
+    def __init__(self, input_fd: int | None = None, *, workspace: str | None = None) -> None:
+        """
+        :param input_fd: where answers are read; None for stdin
+        :param workspace: where edits are compared with the file as it is now; None leaves the comparison out
+        """
+        self._workspace = workspace
         self._fd = sys.stdin.fileno() if input_fd is None else input_fd
         self._turn = asyncio.Lock()
         self._kept = b""
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         async with self._turn:
+            changes = None if self._workspace is None else await preview(request, self._workspace)
             self._forget_input()
-            _write("", *_request_lines(request))
-            while True:
-                try:
-                    answer = (await self._line("> ")).strip()
-                except Closed:
-                    _write("", "rejected: the terminal's input has ended")
-                    return ApprovalAnswer("reject", "nobody answered: the terminal's input has ended")
-                word, _, message = answer.partition(" ")
-                word = word.lower()
-                if word in _ONCE and not message:
-                    return ApprovalAnswer("once")
-                if word in _SESSION and not message and request.always is not None:
-                    return ApprovalAnswer("session")
-                if word in _REJECT:
-                    return ApprovalAnswer("reject", message.strip())
-                _write(
-                    "  type o, s or r, and after r what the model should know" if request.always else "  type o or r"
-                )
+            _write("", *request_lines(request, changes), "", *_choice_lines(request))
+            try:
+                return await self._decided(request)
+            except Closed:
+                _write("", "rejected: the terminal's input has ended")
+                return ApprovalAnswer("reject", "nobody answered: the terminal's input has ended")
+            except asyncio.CancelledError:
+                _write("", f"  {request.id or 'this'} is no longer asked here")
+                raise
 
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
+    async def _decided(self, request: ApprovalRequest) -> ApprovalAnswer:
+        while True:
+            word, _, message = (await self._line("> ")).strip().partition(" ")
+            message = message.strip()
+            choice = _KEYS.get(word.lower())
+            if word.lower() in ("c", "change") and message:
+                try:
+                    return ApprovalAnswer("once", arguments=changed_arguments(message))
+                except ValueError as error:
+                    _write(f"  {error}")
+                    continue
+            if choice is not None and _offered(request, choice) and (not message or choice in _WITH_A_MESSAGE):
+                return ApprovalAnswer(choice, message)
+            _write(f"  {_HINT_WITH_RULES if request.always is not None else _HINT}")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
         async with self._turn:
             self._forget_input()
             answers: list[list[str]] = []
             for question in questions:
-                _write("", *_question_lines(question))
+                _write("", *question_lines(question))
                 try:
-                    answers.append(await self._chosen(question))
+                    chosen = await self._chosen(question)
+                    if chosen is None:
+                        return None
+                    answers.append(chosen)
+                except asyncio.CancelledError:
+                    _write("", "  this is no longer asked here")
+                    raise
                 except Closed:
                     _write("", "not answered: the terminal's input has ended")
                     raise ToolError("nobody answered: the terminal's input has ended", kind="unavailable") from None
             return answers
 
-    async def _chosen(self, question: Question) -> list[str]:
+    async def _chosen(self, question: Question) -> list[str] | None:
         while True:
             text = (await self._line("> ")).strip()
             if not text:
-                _write("  type an answer")
+                _write("  type an answer, or :later to leave it waiting")
                 continue
+            if text == ":later":
+                return None
             if not question.options:
                 return [text]
             parts = [part.strip() for part in text.split(",")] if question.multi_select else [text]
@@ -130,18 +158,56 @@ class Terminal:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
 
-def _request_lines(request: ApprovalRequest) -> list[str]:
+_HINT_WITH_RULES = "type o, s, p, c and JSON, r, never, stop or later; after r what the model should know"
+_HINT = "type o, c and JSON, r, stop or later; after r what the model should know"
+
+
+def _offered(request: ApprovalRequest, choice: Choice) -> bool:
+    if choice in ("session", "project"):
+        return request.always is not None
+    return choice != "reject-always" or request.never is not None
+
+
+def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[str]:
+    """A request, whole: who asks, why, every argument, and what an edit would change."""
+    name = f"{request.id}  " if request.id else ""
     lines = [
-        f"{spelled_out(request.tool_id)} asks to run",
+        f"{name}{spelled_out(request.tool_id)} asks to run",
         *(f"  {part}" for part in spelled_out(request.reason).split("\n")),
     ]
     for name, value in request.arguments.items():
-        lines += _argument_lines(_one_line(name), value)
-    lines += ["", "  o  once: this call with exactly these arguments"]
-    if request.always is not None:
-        lines.append(f"  s  for this session: stores the rule  {spelled_out(request.always)}")
-    lines.append("  r  reject; text after it is told to the model")
+        lines += _argument_lines(one_line(name), value)
+    if changes is not None:
+        lines += ["  as the file is now:", *(f"  │ {part}" for part in spelled_out(changes).split("\n"))]
     return lines
+
+
+def _choice_lines(request: ApprovalRequest) -> list[str]:
+    lines = ["  o  once: this call with exactly these arguments"]
+    if request.always is not None:
+        rule = spelled_out(request.always)
+        lines.append(f"  s  for this session: stores the rule  {rule}")
+        lines.append(f"  p  for this project, every session from now on: stores the rule  {rule}")
+    lines.append("  c  and JSON: once, with these arguments instead")
+    lines.append("  r  reject; text after it is told to the model")
+    if request.never is not None:
+        lines.append(f"  never  reject, in every session from now on: stores the rule  {spelled_out(request.never)}")
+    lines.append("  stop  reject, and end the session's work")
+    lines.append("  later  leave it waiting; handrail approve answers it from anywhere")
+    return lines
+
+
+def changed_arguments(text: str) -> dict[str, Any]:
+    """Arguments that a person typed.
+
+    :raises ValueError: in a sentence, when they are no JSON object
+    """
+    from handrail.contract.jsontext import ArgumentText, parse_arguments
+
+    try:
+        return parse_arguments(text)
+    except ArgumentText as error:
+        raise ValueError(f"these are no arguments: {error}") from None
 
 
 def _argument_lines(name: str, value: Any) -> list[str]:
@@ -153,21 +219,21 @@ def _argument_lines(name: str, value: Any) -> list[str]:
     return [f"  {name}: {spelled_out(text)}"]
 
 
-def _question_lines(question: Question) -> list[str]:
+def question_lines(question: Question) -> list[str]:
     head = f"{spelled_out(question.header)}: " if question.header else ""
     lines = [
         line if number == 0 else f"│ {line}"
         for number, line in enumerate(f"{head}{spelled_out(question.question)}".split("\n"))
     ]
     for number, option in enumerate(question.options, 1):
-        about = f"  {_one_line(option.description)}" if option.description else ""
-        lines.append(f"  {number}  {_one_line(option.label)}{about}")
+        about = f"  {one_line(option.description)}" if option.description else ""
+        lines.append(f"  {number}  {one_line(option.label)}{about}")
     if question.options:
         lines.append("  numbers separated by commas, or text" if question.multi_select else "  a number, or text")
     return lines
 
 
-def _one_line(text: str) -> str:
+def one_line(text: str) -> str:
     """Whatever a model names cannot begin a line of its own, which could look like the prompt's."""
     return spelled_out(text).replace("\n", "\\n")
 
