@@ -13,6 +13,10 @@ from tests.faces.conftest import Here, Program, Sleeper, Terminals
 
 from handrail.faces.cli.app import COMMANDS, run
 
+CALLING = ("call", "run", "explain", "mcp")
+LOOKING = ("log", "state", "doctor", "completion")
+"""Commands that make no calls: rules and people are nothing to them."""
+
 # --- without a kernel ------------------------------------------------------------------------------------------
 
 
@@ -29,13 +33,16 @@ def test_help_lists_every_command_without_loading_one() -> None:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_explains_itself_and_takes_the_common_options(
+def test_every_command_explains_itself_and_takes_the_options_that_mean_something_to_it(
     name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run([name, "--help"]) == 0
     shown = capsys.readouterr().out
-    for option in ("--workspace", "--state", "--config", "--rule", "--headless", "--json"):
-        assert option in shown
+    for option in ("--workspace", "--state", "--json"):
+        assert (option in shown) == (name != "completion")
+    for option in ("--rule", "--headless"):
+        assert name not in CALLING or option in shown
+        assert name not in LOOKING or option not in shown
 
 
 @pytest.mark.proves("F-02a")
@@ -323,8 +330,13 @@ def test_log_on_a_terminal_keeps_each_call_on_one_line(handrail: Program, on_a_t
 
 
 def test_log_of_a_workspace_without_one_says_so(here: Here) -> None:
-    done = here("log")
-    assert done.code == 5 and "no log yet" in done.err
+    for arguments in ((), ("--records",), ("verify",)):
+        done = here("log", *arguments)
+        assert (done.code, done.out) == (0, "") and "nothing is recorded yet" in done.err
+    # Unless somebody has noted that there was one.
+    done = here("log", "verify", "--head", "ab" * 32)
+    assert done.code == 1 and "not intact" in done.err
+    assert json.loads(here("log", "verify", "--json").out)["ok"]
 
 
 def test_a_second_process_in_the_same_workspace_gets_one_clear_line(

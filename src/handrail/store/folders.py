@@ -81,7 +81,7 @@ class Folders:
         """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
         check_session_id(session_id)
         for part in ("output", "scratch"):
-            _remove(self.state / part / self.key / session_id)
+            remove_tree(self.state / part / self.key / session_id)
 
     def _of_session(self, part: str, session_id: str) -> Path:
         check_session_id(session_id)
@@ -276,7 +276,7 @@ def _status(path: Path) -> os.stat_result:
     return found
 
 
-def _remove(folder: Path) -> None:
+def remove_tree(folder: Path) -> None:
     """Remove a folder that programs wrote in, as far as the system lets it: however deep, and without its permissions.
 
     Step by step from each folder to the next, since a tree may be deeper than any recursion and any path's length.

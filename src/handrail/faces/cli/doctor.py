@@ -9,7 +9,7 @@ import click
 
 from handrail.faces.cli.app import CANNOT_START, OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
-from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.options import Setting, configured
 from handrail.faces.cli.show import console, out_json, visible
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ MARKS = {"ok": ("✓", "green"), "note": ("·", "yellow"), "fault": ("✗", "red
 
 
 @click.command("doctor")
-@common
+@configured
 def command(setting: Setting) -> int:
     """Say what this machine can enforce, and what to do about the rest.
 

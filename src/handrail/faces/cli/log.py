@@ -13,37 +13,48 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
-from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.options import Setting, located
 from handrail.faces.cli.show import columns, note, out, out_json, visible
 
 if TYPE_CHECKING:
     from handrail.record.reading import CallRow, LoggedRecord, LogReader
+    from handrail.store.folders import Folders
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @click.command("log")
-@click.argument("action", required=False, type=click.Choice(["verify"]), metavar="[verify]")
+@click.argument("action", required=False, type=click.Choice(["verify", "purge"]), metavar="[verify|purge]")
 @click.option("--head", metavar="HASH", help="verify: this record must still be there.")
+@click.option("--before", metavar="DAYS|DATE", help="purge: what is older than so many days, or than a date.")
+@click.option("--dry-run", is_flag=True, help="purge: only show what would go.")
+@click.option("--yes", is_flag=True, help="purge: do not ask.")
 @click.option("--call", metavar="ID", help="Every record of one call, whole.")
 @click.option("--session", metavar="ID", help="One session only.")
 @click.option("--records", is_flag=True, help="Every record, instead of one line per call.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The newest so many.")
-@common
+@located
 def command(
     setting: Setting,
     action: str | None,
     head: str | None,
+    before: str | None,
+    dry_run: bool,
+    yes: bool,
     call: str | None,
     session: str | None,
     records: bool,
     limit: int,
 ) -> int:
-    """Show what happened in this workspace, or verify the record of it.
+    """Show what happened in this workspace, verify the record of it, or purge it of what is old.
 
-    Works beside a running Handrail. Note the head that verify prints: with --head it tells later whether
+    Showing and verifying work beside a running Handrail. Note the head that verify prints: with --head it tells later whether
     anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
     per call is cut at its edge; --call shows one whole.
+
+    purge removes what was recorded, for good, with the sessions that are older as a whole and the files that
+    nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
+    were redacted.
     """
     from sqlite3 import DatabaseError
 
@@ -51,13 +62,23 @@ def command(
     from handrail.record.reading import LogReader
     from handrail.store.folders import locate
 
-    if action is None and head is not None:
+    if action != "purge" and (before is not None or dry_run or yes):
+        raise click.UsageError("--before, --dry-run and --yes belong to purge: handrail log purge --before DAYS|DATE")
+    if action != "verify" and head is not None:
         raise click.UsageError("--head belongs to verify: handrail log verify --head HASH")
     if head is not None and not _HASH.fullmatch(head):
         raise click.UsageError(
             f"--head {head!r} is no head; expected the 64 hexadecimal digits that log verify printed"
         )
+    if action == "purge":
+        if call is not None or records:
+            raise click.UsageError("purge goes by --before and --session; --call and --records only show")
+        from handrail.faces.cli.purge import purge
+
+        return purge(setting, before, session, dry_run=dry_run, yes=yes)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if not folders.database.exists():
+        return _without_one(setting, folders, action, head)
     with LogReader.at(folders.database) as reader:
         if action == "verify":
             return _verify(setting, reader, head)
@@ -72,6 +93,23 @@ def command(
                 f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
             ) from None
     return OUTPUT
+
+
+def _without_one(setting: Setting, folders: Folders, action: str | None, head: str | None) -> int:
+    """No log is none that was cut, unless somebody has noted a head of it."""
+    from handrail.record.chain import GENESIS
+    from handrail.record.verification import Verification
+
+    what = f"nothing is recorded yet for the workspace {folders.workspace} in the state folder {folders.state}"
+    gone = head is not None and head != GENESIS.hex()
+    if action == "verify" and setting.json:
+        problem = f"no record has the hash {head}: {what}" if gone else None
+        out_json(asdict(Verification(not gone, 0, GENESIS.hex(), problem=problem)))
+    elif gone:
+        note(f"handrail log: not intact: no record has the hash {head}: {what}")
+    else:
+        note(what)
+    return ERROR if gone else OUTPUT
 
 
 def _verify(setting: Setting, reader: LogReader, head: str | None) -> int:

@@ -112,6 +112,18 @@ def _compact(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
+def amount(count: int) -> str:
+    """Bytes as a person reads them."""
+    if count < 1024:
+        return f"{count} bytes"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1024 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}"
+
+
 def columns(rows: Iterable[Sequence[str]]) -> list[str]:
     """Rows as lines, every column but the last padded to its widest cell."""
     table = [list(row) for row in rows]

@@ -1,0 +1,268 @@
+"""What a purge removes is gone from the disk, what it leaves still verifies and is still referred to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.store.places import Place
+
+from handrail.contract.errors import UsageError
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog, Record, runs_of
+from handrail.record.reading import LogReader
+from handrail.record.retention import Purged, Selection, purge, survey
+from handrail.record.verification import verify
+from handrail.store.compaction import compact
+from handrail.store.opening import Store
+from handrail.store.sessions import SessionRow
+
+pytestmark = pytest.mark.proves("F-12")
+
+HOUR = 3_600_000_000_000
+
+
+@dataclass
+class Past:
+    """A log whose records were made at hours of the test's choosing."""
+
+    place: Place
+    store: Store
+    hour: int = 1
+    log: CommitLog = field(init=False)
+    artifacts: Artifacts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = CommitLog(self.store.database, clock=lambda: self.hour * HOUR)
+        self.artifacts = Artifacts(self.store.folders.artifacts)
+
+    async def call(self, session: str, number: int, text: str, **result: object) -> str:
+        """A whole call, on disk."""
+        call_id = f"{session}/{number}.0"
+        whole = {"type": "output", "data": text, "metadata": result}
+        await self.log.commit(
+            [
+                Record("proposed", session, call_id, {"tool": "read", "arguments": {"path": text}}),
+                Record("intended", session, call_id, {"locks": []}),
+                Record("committed", session, call_id, {"result": whole}),
+            ]
+        )
+        return call_id
+
+    async def session(self, session_id: str) -> None:
+        await self.store.sessions.open(SessionRow(session_id, self.hour * HOUR))
+
+    async def purge(self, selection: Selection) -> Purged:
+        return await purge(self.log, self.store.database, self.store.folders, selection, reason="test")
+
+
+@pytest.fixture
+async def past(place: Place) -> AsyncIterator[Past]:
+    opened = place.open()
+    yield Past(place, opened)
+    await opened.aclose()
+
+
+def on_disk(folder: Path, text: bytes) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file() and text in path.read_bytes()]
+
+
+async def test_what_is_older_goes_and_what_is_newer_stays(past: Past) -> None:
+    await past.session("ses_old")
+    await past.call("ses_old", 1, "an old secret of somebody")
+    past.hour = 5
+    await past.session("ses_new")
+    await past.call("ses_new", 1, "news")
+    chosen = Selection(before_ns=3 * HOUR)
+    assert (found := survey(past.log.reader, past.store.folders, chosen)).sessions == ("ses_old",)
+    assert (found.records, found.calls, found.oldest_ns, found.newest_ns) == (3, 1, HOUR, HOUR)
+    done = await past.purge(chosen)
+    assert (done.records, done.sessions, done.problems) == (3, 1, ())
+    verified = verify(past.log.reader)
+    assert verified.ok and verified.redacted == 3 and "3 of them redacted" in str(verified)
+    assert not on_disk(past.store.folders.state, b"an old secret")
+    assert on_disk(past.store.folders.state, b"news")
+    assert [row.id for row in past.store.sessions.all()] == ["ses_new"]
+    old, new = past.log.reader.calls()
+    assert (old.state, old.tool, new.state) == ("redacted", None, "output")
+    assert survey(past.log.reader, past.store.folders, chosen).empty
+
+
+async def test_one_session_goes_with_what_its_tools_remember_and_its_folders(past: Past) -> None:
+    folders = past.store.folders
+    for session in ("ses_a", "ses_b"):
+        await past.session(session)
+        await past.store.state.put(session, "todo", "list", f"remembered by {session}")
+        sidecar = folders.output(session) / "1_0.txt"
+        sidecar.write_text(f"output of {session}")
+        (folders.scratch(session) / "cache").write_text(f"scratch of {session}")
+        await past.call(session, 1, f"said in {session}", output_path=str(sidecar))
+    done = await past.purge(Selection(session_id="ses_a"))
+    assert (done.records, done.sessions, done.files, done.problems) == (3, 1, 2, ())
+    assert not on_disk(folders.state, b"of ses_a") and not on_disk(folders.state, b"said in ses_a")
+    assert not on_disk(folders.state, b"remembered by ses_a")
+    assert len(on_disk(folders.state, b"of ses_b")) == 2 and on_disk(folders.state, b"remembered by ses_b")
+    assert verify(past.log.reader).ok
+
+
+async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(past: Past) -> None:
+    folders = past.store.folders
+    await past.session("ses_1")
+    only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
+    old, new = folders.output("ses_1") / "old.txt", folders.output("ses_1") / "new.txt"
+    for file in (old, new):
+        file.write_text("whole output")
+    (folders.artifacts / "ab").mkdir(exist_ok=True)
+    (folders.artifacts / "ab" / ".new-half").write_bytes(b"of a write that was killed")
+    await past.call("ses_1", 1, "x", output_path=str(old), artifacts=[only_old, shared, remembered])
+    past.hour = 5
+    await past.call("ses_1", 2, "y", output_path=str(new), artifacts=[shared])
+    await past.store.state.put("ses_1", "notes", "last", {"see": remembered})
+    chosen = Selection(before_ns=3 * HOUR)
+    named = survey(past.log.reader, folders, chosen).left_over.files
+    assert (await past.purge(chosen)).sessions == 0
+    assert {file.exists() for file in named} == {False} and not old.exists() and new.exists()
+    kept = {ref for ref in (only_old, shared, remembered) if stored(past, ref)}
+    assert kept == {shared, remembered}
+    assert not (folders.artifacts / "ab" / ".new-half").exists()
+
+
+def stored(past: Past, ref: str) -> bool:
+    return (past.store.folders.artifacts / ref[7:9] / ref[9:]).exists()
+
+
+async def test_a_link_in_the_state_is_removed_and_never_followed(past: Past, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("not ours")
+    folders = past.store.folders
+    (folders.artifacts / "ab").symlink_to(outside, target_is_directory=True)
+    folders.output("ses_1")
+    (folders.outputs / "ses_2").symlink_to(outside, target_is_directory=True)
+    (folders.outputs / "ses_1" / "file").symlink_to(outside / "file")
+    await past.purge(Selection(before_ns=HOUR))
+    assert (outside / "file").read_text() == "not ours"
+
+
+async def test_folders_of_sessions_that_are_gone_are_swept_and_those_of_tools_are_not(past: Past) -> None:
+    folders = past.store.folders
+    await past.session("ses_1")
+    for name in ("ses_1", "ses_gone", "tool-indexer"):
+        (folders.scratch(name) / "file").write_text("x")
+    await past.purge(Selection(before_ns=1))
+    assert sorted(path.name for path in (folders.state / "scratch" / folders.key).iterdir()) == [
+        "ses_1",
+        "tool-indexer",
+    ]
+
+
+async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) -> None:
+    past.log.append([Record("generation", "", "", {"number": 1})])
+    past.hour = 2
+    past.log.append([Record("generation", "", "", {"number": 2})])
+    await past.log.flush()
+    past.hour = 5
+    await past.call("ses_1", 1, "x")
+    await past.purge(Selection(before_ns=3 * HOUR))
+    bodies = [entry.body for entry in past.log.reader.records(kind="generation")]
+    assert bodies == [None, {"number": 2}]
+
+
+async def test_a_purge_after_a_purge_removes_no_proof(past: Past) -> None:
+    await past.call("ses_1", 1, "x")
+    for _ in range(3):
+        await past.purge(Selection(before_ns=9 * HOUR))
+    assert (verified := verify(past.log.reader)).ok and verified.redacted == 3
+    assert [entry.kind for entry in past.log.reader.records() if entry.body is not None] == ["redacted"]
+
+
+async def test_a_call_under_a_key_that_was_purged_is_known_to_have_been_made(past: Past) -> None:
+    call_id = await past.call("ses_1", 1, "x")
+    await past.purge(Selection(before_ns=9 * HOUR))
+    assert (outcome := await past.log.outcome_of(call_id)) is not None and outcome.body is None
+
+
+async def test_many_records_go_in_steps_that_each_are_recorded(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.record.retention._MOST_RECORDS", 10)
+    for number in range(20):
+        await past.call("ses_1", number, "x" * 500)
+    assert (await past.purge(Selection(before_ns=9 * HOUR))).records == 60
+    proofs = list(past.log.reader.records(kind="redacted"))
+    assert [entry.body and entry.body["sequences"] for entry in proofs] == [[[n, n + 9]] for n in range(1, 60, 10)]
+    assert verify(past.log.reader).ok
+
+
+async def test_room_is_given_back_and_a_reader_in_the_way_is_told(past: Past, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.store.compaction._PATIENCE_S", 0)
+    monkeypatch.setattr("handrail.store.compaction._LITTLE", 0)
+    for number in range(50):
+        await past.call("ses_1", number, f"large {number} " + "x" * 20_000)
+    await past.purge(Selection(before_ns=9 * HOUR))
+    path = past.store.folders.database
+    await asyncio.to_thread(past.store.database.close)
+    with LogReader.at(path) as reader:
+        reader.connection.execute("BEGIN")
+        reader.head()
+        found = compact(path)
+        assert found.problem is not None and "another process is reading" in found.problem
+    done = compact(path)
+    assert done.problem is None and done.after < 200_000
+    assert not path.with_name(f"{path.name}-wal").exists() or not path.with_name(f"{path.name}-wal").stat().st_size
+    with LogReader.at(path) as reader:
+        assert verify(reader).ok
+
+
+async def test_what_is_no_record_cannot_be_redacted(past: Past) -> None:
+    await past.call("ses_1", 1, "x")
+    for sequences in ([0], [3, 4], [99], [-1]):
+        with pytest.raises(UsageError, match="has no record"):
+            await past.log.redact(sequences, reason="x")
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_runs_hold_exactly_the_numbers_they_were_made_of(numbers: set[int]) -> None:
+    runs = runs_of(sorted(numbers))
+    assert [n for first, last in runs for n in range(first, last + 1)] == sorted(numbers)
+    assert all(later[0] > earlier[1] + 1 for earlier, later in pairwise(runs))
+
+
+@pytest.mark.parametrize(
+    "claim", [[[1, 2]], [[1, 1], [3, 3]], [[2, 3]], [1, 2, 3], [], "all", [[1, 3, 5]], [["1", "3"]], [[3, 1]]]
+)
+async def test_a_redaction_proves_only_what_it_names(past: Past, claim: object) -> None:
+    await past.call("ses_1", 1, "x")
+    await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
+    await asyncio.to_thread(past.store.database.close)
+    rewrite(
+        past.store.folders.database, "UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence <= 3"
+    )
+    with LogReader.at(past.store.folders.database) as reader:
+        found = verify(reader)
+    assert not found.ok and found.problem is not None and "no redaction is recorded" in found.problem
+
+
+@pytest.mark.parametrize("claim", [[[1, 3]], [[-5, 2**62]], [[1, 2], [2, 3]], [[3, 3], [1, 1], [2, 2], [1, 1]]])
+async def test_runs_may_overlap_and_be_in_any_order(past: Past, claim: object) -> None:
+    await past.call("ses_1", 1, "x")
+    await past.log.commit([Record("redacted", "", "", {"sequences": claim, "reason": "x"})])
+    await asyncio.to_thread(past.store.database.close)
+    rewrite(
+        past.store.folders.database, "UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence <= 3"
+    )
+    with LogReader.at(past.store.folders.database) as reader:
+        assert verify(reader).ok
+
+
+def rewrite(path: Path, sql: str) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(path)
+    with connection:
+        connection.execute(sql)
+    connection.close()
