@@ -48,14 +48,14 @@ def _problem(root: AgentRoot, real: str, workspace: str, own: Sequence[str]) -> 
         return f"there is no folder {root.path!r}; make it, or leave the root out"
     if what := too_broad(Path(real)):
         return f"{root.path!r} is {what}; name a folder in it"
+    if real in _SHARED:
+        return f"{root.path!r} is everybody's; name a folder in it"
     for folder in own:
         if _meet(real, folder):
             return f"{root.path!r} meets {folder}, where Handrail keeps its own; name a folder apart from it"
     for folder in _OF_THE_SYSTEM:
         if _meet(real, folder):
             return f"{root.path!r} meets {folder}, which a sandbox guards; name a folder apart from it"
-    if real in _SHARED:
-        return f"{root.path!r} is everybody's; name a folder in it"
     if root.access == "read" and is_beneath(real, workspace):
         return (
             f"{root.path!r} lies in the workspace {workspace}, which may be written; a rule such as "

@@ -1,0 +1,56 @@
+"""An agent manifest's rules: read as scope manifest, and refused where they could never match."""
+
+from __future__ import annotations
+
+import pytest
+
+from handrail.contract.agent import AgentManifest
+from handrail.policy.agent_rules import rules_of_agent
+
+KNOWN = ("read", "bash", "notes.add")
+
+
+def agent(*rules: str, **aliases: str) -> AgentManifest:
+    return AgentManifest(id="reviewer", rules=rules, aliases=aliases)
+
+
+def test_a_rule_of_a_manifest_is_of_its_scope_and_names_its_file() -> None:
+    rules, faults = rules_of_agent(agent("deny bash", "allow fs.write docs/**", "ask notes.*"), "agent.toml", KNOWN)
+    assert faults == []
+    assert [(rule.text, rule.scope, rule.source) for rule in rules] == [
+        ("deny bash", "manifest", "agent.toml"),
+        ("allow fs.write docs/**", "manifest", "agent.toml"),
+        ("ask notes.*", "manifest", "agent.toml"),
+    ]
+    assert [rule.final for rule in rules] == [True, False, False]
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("bash", "is no rule"),
+        ("dney bash", "did you mean 'deny'?"),
+        ("deny bsah", "did you mean 'bash'?"),
+        ("deny notse.*", "'notse.*' matches none of this agent's tools"),
+        ("deny mail.send", "is not among this agent's tools, so it would never match"),
+        ("deny shell", "is an alias; a rule names the tool: 'bash'"),
+        ("deny fs.write ../x", "never matches"),
+        ("deny *x*y*z", "matches none of this agent's tools"),
+    ],
+)
+def test_a_text_that_is_no_rule_or_can_never_match_is_a_fault_by_its_key(text: str, part: str) -> None:
+    rules, faults = rules_of_agent(agent("allow read", text, shell="bash"), "agent.toml", KNOWN, ("mail.send",))
+    assert [rule.text for rule in rules] == ["allow read"]
+    [(place, problem)] = faults
+    assert place == "rules[1]"
+    assert part in problem
+
+
+@pytest.mark.parametrize("text", ["deny *", "deny mcp:github:*", "ask fs.*", "deny net.fetch *.example.org"])
+def test_what_is_about_capabilities_or_everything_needs_no_tool_of_that_name(text: str) -> None:
+    assert rules_of_agent(agent(text), "agent.toml", KNOWN)[1] == []
+
+
+def test_where_the_tools_are_unknown_only_the_form_is_judged() -> None:
+    _, faults = rules_of_agent(agent("deny mail.send", "deny x.*", "nope"), "agent.toml", None)
+    assert [place for place, _ in faults] == ["rules[2]"]

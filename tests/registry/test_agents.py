@@ -1,0 +1,182 @@
+"""Agents in the configuration folder: found, refused where somebody else could write, and given their tools."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.errors import UsageError
+from handrail.contract.sandbox import Tier
+from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
+from handrail.registry.generation import Generation
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.python import PythonSource
+
+from .conftest import CONFINING, Simple
+
+
+def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) -> Path:
+    folder = config / "agents" / agent
+    folder.mkdir(parents=True, exist_ok=True)
+    file = folder / "agent.toml"
+    file.write_text(f'id = "{agent}"\n' if text is None else text)
+    file.chmod(mode)
+    return file
+
+
+def generation(*tool_ids: str, tier: Tier = CONFINING) -> Generation:
+    return load_generation([PythonSource(tuple(Simple(tool_id) for tool_id in tool_ids))], tier=tier)
+
+
+def agent(**fields: object) -> AgentManifest:
+    return AgentManifest.model_validate({"id": "reviewer", **fields})
+
+
+def only_fault(checked: CheckedAgent) -> str:
+    [fault] = checked.faults
+    return str(fault)
+
+
+def test_without_any_folder_there_is_the_default_agent_with_every_tool(tmp_path: Path) -> None:
+    assert find_agents(tmp_path / "nowhere") == {"default": CheckedAgent(AgentManifest(id="default"))}
+
+
+def test_each_folder_with_a_manifest_is_an_agent_and_the_default_comes_first(tmp_path: Path) -> None:
+    for name in ("alpha", "zeta"):
+        put(tmp_path, name)
+    (tmp_path / "agents" / ".git").mkdir()
+    (tmp_path / "agents" / "notes.txt").write_text("")
+    found = find_agents(tmp_path)
+    assert list(found) == ["default", "alpha", "zeta"]
+    assert not any(checked.faults for checked in found.values())
+
+
+def test_a_manifest_of_the_default_agent_takes_the_place_of_the_one_without(tmp_path: Path) -> None:
+    file = put(tmp_path, "default", 'id = "default"\ntools = ["read"]\n')
+    assert find_agent(tmp_path, "default") == CheckedAgent(AgentManifest(tools=("read",)), str(file))
+
+
+def test_a_folder_of_tools_alone_is_enough_for_the_default_agent_and_for_no_other(tmp_path: Path) -> None:
+    for name in ("default", "other"):
+        (tmp_path / "agents" / name / "tools").mkdir(parents=True)
+    assert find_agent(tmp_path, "default").faults == ()
+    assert "agent.toml: is not there" in only_fault(find_agent(tmp_path, "other"))
+
+
+def test_one_faulty_agent_leaves_the_others_as_they_are(tmp_path: Path) -> None:
+    put(tmp_path, "broken", 'id = "broken"\ntols = []\nprompt = 1\n')
+    put(tmp_path, "sound")
+    found = find_agents(tmp_path)
+    assert [fault.where for fault in found["broken"].faults] == ["prompt", "tols"]
+    assert found["sound"].faults == ()
+
+
+def test_an_unknown_agent_is_answered_with_the_nearest_and_all_there_are(tmp_path: Path) -> None:
+    put(tmp_path, "reviewer")
+    with pytest.raises(UsageError, match=r"no agent 'reviewr'; did you mean 'reviewer'\? There are: default, reviewer"):
+        find_agent(tmp_path, "reviewr")
+    with pytest.raises(UsageError, match=r"its manifest would be .*agents/zzz/agent.toml"):
+        find_agent(tmp_path, "zzz")
+
+
+@pytest.mark.parametrize("name", ["../reviewer", "a/b", "", ".", "a\n", "tools/..", "x" * 65, "default\0"])
+def test_a_name_that_could_be_a_path_is_no_agent(tmp_path: Path, name: str) -> None:
+    put(tmp_path, "reviewer")
+    with pytest.raises(UsageError, match="is not an agent's id"):
+        find_agent(tmp_path, name)
+
+
+@pytest.mark.parametrize("loose", ["agents/reviewer/agent.toml", "agents/reviewer", "agents"])
+def test_what_others_may_write_is_not_the_operators_word(tmp_path: Path, loose: str) -> None:
+    put(tmp_path, "reviewer")
+    (tmp_path / loose).chmod(0o777)
+    assert "may be written by" in only_fault(find_agent(tmp_path, "reviewer"))
+
+
+def test_a_linked_manifest_a_pipe_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.toml"
+    elsewhere.write_text('id = "linked"')
+    for name in ("linked", "pipe", "folder"):
+        (tmp_path / "agents" / name).mkdir(parents=True)
+    (tmp_path / "agents" / "linked" / "agent.toml").symlink_to(elsewhere)
+    os.mkfifo(tmp_path / "agents" / "pipe" / "agent.toml")
+    (tmp_path / "agents" / "folder" / "agent.toml").mkdir()
+    found = find_agents(tmp_path)
+    assert "is a link" in only_fault(found["linked"])
+    assert "is not a regular file" in only_fault(found["pipe"])
+    assert "is not a regular file" in only_fault(found["folder"])
+
+
+def test_an_agents_folder_in_a_workspace_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "inside")
+    assert "meets the workspace" in only_fault(find_agents(tmp_path, [str(tmp_path)])["inside"])
+
+
+def test_a_link_that_leads_nowhere_is_a_faulty_agent_and_not_overlooked(tmp_path: Path) -> None:
+    (tmp_path / "agents").mkdir()
+    (tmp_path / "agents" / "gone").symlink_to(tmp_path / "nowhere")
+    assert "is not a folder" in only_fault(find_agents(tmp_path)["gone"])
+
+
+# ── the tools it names ───────────────────────────────────────────────────────────────────────────
+
+
+def test_an_agent_has_the_tools_it_names_under_its_aliases_and_no_others() -> None:
+    everything = generation("notes.add", "notes.list", "mail.send", "clock")
+    mine = generation_of(agent(tools=("notes.*", "clock"), aliases={"now": "clock"}), everything, CONFINING)
+    assert list(mine.entries) == ["notes.add", "notes.list", "clock"]
+    assert mine.resolve("mail.send") is None
+    assert mine.resolve("mail__send") is None
+    entry = mine.resolve("now")
+    assert entry is not None
+    assert entry.id == "clock"
+    assert mine.number == everything.number
+
+
+def test_every_name_that_leads_to_no_tool_is_a_fault_by_its_key() -> None:
+    faulty = agent(
+        tools=("notes.*", "mial.send", "web*"),
+        core=("notes.add", "clock", "nothing"),
+        aliases={"a": "nots.add", "b": "mail.send", "clock": "notes.add"},
+        requires={"tools": {"bash": {"net": {"hosts": ("pypi.org",)}}}},
+    )
+    found = dict(faults_in_names(faulty, generation("notes.add", "mail.send", "clock")))
+    assert found == {
+        "tools[1]": "there is no tool 'mial.send'; did you mean mail.send?",
+        "tools[2]": "'web*' matches no tool there is",
+        "core[1]": "'clock' is not among this agent's tools; add it to tools, or leave it out here",
+        "core[2]": "there is no tool 'nothing'",
+        "requires.tools.bash": "there is no tool 'bash'",
+        "aliases.a": "there is no tool 'nots.add'; did you mean notes.add?",
+        "aliases.b": "'mail.send' is not among this agent's tools; add it to tools, or leave it out here",
+        "aliases.clock": "is the name of the tool 'clock' already; choose another alias",
+    }
+
+
+def test_a_pattern_that_is_none_is_not_taken_for_one_that_matches_nothing() -> None:
+    assert list(faults_in_names(agent(tools=("[z-a]",), core=("clock",)), generation("clock"))) == []
+
+
+def test_a_wire_name_is_answered_with_the_id() -> None:
+    [(place, problem)] = faults_in_names(agent(tools=("mail__send",)), generation("mail.send", "mail.seen"))
+    assert (place, problem) == ("tools[0]", "there is no tool 'mail__send'; did you mean mail.send?")
+
+
+def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> None:
+    everything = generation("fetch", "other")
+    given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
+    mine = generation_of(given, everything, CONFINING)
+    assert mine.entries["fetch"].spec.requires.net.hosts == ("pypi.org",)
+    assert mine.entries["fetch"].definition_hash != everything.entries["fetch"].definition_hash
+    assert mine.entries["other"] is everything.entries["other"]
+    assert everything.entries["fetch"].spec.requires.net.hosts == ()
+
+
+def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_says_why() -> None:
+    given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
+    withheld = generation_of(given, generation("fetch"), CONFINING).entries["fetch"].withheld
+    assert withheld is not None
+    assert "pypi.org" in withheld

@@ -1,0 +1,108 @@
+"""Which folders an agent may have beside its workspace, and what a session can do in them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from handrail.contract.agent import AgentRoot
+from handrail.contract.errors import ToolError
+from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.further_roots import further_roots
+from handrail.runtime.roots import FurtherRoots, Roots
+
+from .conftest import Judge
+
+Access = Literal["read", "write"]
+
+
+@pytest.fixture
+def ground(tmp_path: Path) -> Path:
+    root = tmp_path.resolve()
+    for name in ("ws/docs", "state/ws", "config/agents", "specs/inner", "notes"):
+        (root / name).mkdir(parents=True)
+    return root
+
+
+def resolved(ground: Path, *roots: tuple[str, Access]) -> tuple[FurtherRoots, list[tuple[str, str]]]:
+    named = [AgentRoot(path=path.replace("@", str(ground)), access=access) for path, access in roots]
+    return further_roots(named, str(ground / "ws"), [ground / "state", ground / "config"])
+
+
+def test_a_root_is_its_real_folder(ground: Path) -> None:
+    (ground / "link").symlink_to(ground / "specs")
+    further, faults = resolved(ground, ("@/link", "read"), ("@/specs/", "read"), ("@/notes", "write"))
+    assert faults == []
+    assert further == FurtherRoots((str(ground / "specs"),), (str(ground / "notes"),))
+
+
+@pytest.mark.parametrize(
+    ("path", "access", "part"),
+    [
+        ("@/nowhere", "read", "there is no folder"),
+        ("@/file", "read", "there is no folder"),
+        ("@/\0", "read", "there is no folder"),
+        ("/", "read", "the whole file system"),
+        ("~", "read", "home folder"),
+        ("@/state", "read", "where Handrail keeps its own"),
+        ("@/state/ws", "read", "where Handrail keeps its own"),
+        ("@/config/agents", "write", "where Handrail keeps its own"),
+        ("@", "read", "where Handrail keeps its own"),
+        ("@/into-state", "write", "where Handrail keeps its own"),
+        ("@/ws/docs", "read", "lies in the workspace"),
+        ("/etc", "read", "which a sandbox guards"),
+        ("/proc/self", "read", "which a sandbox guards"),
+        ("/usr", "write", "which a sandbox guards"),
+        ("/tmp", "read", "everybody's"),
+    ],
+)
+def test_what_can_be_no_root_is_a_fault_by_its_key(ground: Path, path: str, access: Access, part: str) -> None:
+    (ground / "file").write_text("")
+    (ground / "into-state").symlink_to(ground / "state")
+    further, [(place, problem)] = resolved(ground, ("@/notes", "read"), (path, access))
+    assert place == "roots[1].path"
+    assert part in problem
+    assert further.readable == (str(ground / "notes"),)
+
+
+def test_a_writable_folder_above_the_workspace_is_refused_and_a_readable_one_is_not(tmp_path: Path) -> None:
+    workspace = tmp_path.resolve() / "project" / "ws"
+    workspace.mkdir(parents=True)
+    above = str(workspace.parent)
+    _, [(_, problem)] = further_roots([AgentRoot(path=above, access="write")], str(workspace), [])
+    assert "open that folder as the workspace" in problem
+    further, faults = further_roots([AgentRoot(path=above)], str(workspace), [])
+    assert (further.readable, faults) == ((above,), [])
+    roots = Roots(workspace, (), further)
+    assert [roots.locate(path).writable for path in ("a", "../a")] == [True, False]
+
+
+def test_a_writable_root_in_the_workspace_adds_nothing(ground: Path) -> None:
+    assert resolved(ground, ("@/ws/docs", "write"), ("@/ws", "write")) == (FurtherRoots(), [])
+
+
+def test_a_folder_to_read_in_one_to_write_would_not_stay_as_it_is(ground: Path) -> None:
+    _, faults = resolved(ground, ("@/specs/inner", "read"), ("@/specs", "write"))
+    assert [place for place, _ in faults] == ["roots[0].access"]
+    assert resolved(ground, ("@/specs/inner", "write"), ("@/specs", "read"))[1] == []
+    _, twice = resolved(ground, ("@/specs", "read"), ("@/specs", "write"))
+    assert [place for place, _ in twice] == ["roots[1].access"]
+
+
+async def test_files_are_read_in_every_root_and_written_only_where_that_was_said(ground: Path) -> None:
+    for name in ("specs", "notes", "elsewhere"):
+        (ground / name).mkdir(exist_ok=True)
+        (ground / name / "a.txt").write_text(name)
+    further, _ = resolved(ground, ("@/specs", "read"), ("@/notes", "write"))
+    files = RootedFiles(Roots(ground / "ws", (), further), SeenFiles(), Judge())
+    for name in ("specs", "notes"):
+        assert (await files.read_bytes(str(ground / name / "a.txt"))).data == name.encode()
+    with pytest.raises(ToolError, match="outside"):
+        await files.read_bytes(str(ground / "elsewhere" / "a.txt"))
+    await files.write(str(ground / "notes" / "b.txt"), b"new", over="new")
+    assert (ground / "notes" / "b.txt").read_bytes() == b"new"
+    with pytest.raises(ToolError, match="read-only"):
+        await files.write(str(ground / "specs" / "b.txt"), b"new", over="new")
+    assert not (ground / "specs" / "b.txt").exists()

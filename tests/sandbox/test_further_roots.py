@@ -1,0 +1,72 @@
+"""Folders beside the workspace in a sandbox: there where the tool's own set reaches, and writable only where said."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.requires import CapabilitySet, Requires, Variables, expand
+
+BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}
+SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/new") 2>/dev/null && echo wrote'
+
+
+@pytest.fixture
+def further(ground: Ground) -> tuple[Path, Path]:
+    """One folder to read and one to write."""
+    made = (ground.workspace.parent / "specs", ground.workspace.parent / "notes")
+    for folder in made:
+        folder.mkdir()
+        (folder / "a").write_text(f"{folder.name}\n")
+    return made
+
+
+async def run(
+    ground: Ground, further: tuple[Path, Path], requires: Mapping[str, object], *, workspace_writable: bool = True
+) -> str:
+    specs, notes = map(str, further)
+    variables = Variables((str(ground.workspace), notes), readable=(specs,))
+    capabilities = CapabilitySet((expand(Requires.model_validate(requires), variables, "tool"),))
+    profile = ground.profile(writable=(notes,), further=(specs,), workspace_writable=workspace_writable)
+    process = await ground.sandbox.start(capabilities, profile, ["/bin/bash", "-c", SCRIPT, specs, notes])
+    try:
+        out, _, _ = await process.communicate(b"", 1 << 16)
+        await process.wait()
+        return out.decode()
+    finally:
+        await process.kill()
+
+
+async def test_a_root_to_read_cannot_be_written_and_one_to_write_can(
+    ground: Ground, further: tuple[Path, Path]
+) -> None:
+    assert await run(ground, further, BOTH) == "specs\nnotes\nwrote\n"
+    assert (further[1] / "new").exists()
+    assert not (further[0] / "new").exists()
+
+
+async def test_a_tool_that_requires_no_files_sees_none_of_them(ground: Ground, further: tuple[Path, Path]) -> None:
+    assert await run(ground, further, {"shell": [{"cmd": "*"}]}) == ""
+
+
+async def test_a_tool_that_only_reads_writes_in_none_of_them(ground: Ground, further: tuple[Path, Path]) -> None:
+    assert await run(ground, further, BOTH, workspace_writable=False) == "specs\nnotes\n"
+    assert not (further[1] / "new").exists()
+
+
+async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_do_not(ground: Ground) -> None:
+    above = str(ground.workspace.parent)
+    requires = Requires.model_validate(BOTH)
+    capabilities = CapabilitySet((expand(requires, Variables((str(ground.workspace),), readable=(above,)), "tool"),))
+    script = f": > here && echo wrote; (: > {above}/there) 2>/dev/null && echo WROTE; ls {above}"
+    process = await ground.sandbox.start(capabilities, ground.profile(further=(above,)), ["/bin/bash", "-c", script])
+    try:
+        out, _, _ = await process.communicate(b"", 1 << 16)
+        await process.wait()
+    finally:
+        await process.kill()
+    assert out.decode().split() == ["wrote", "scratch", "ws", "ws_other"]
+    assert (ground.workspace / "here").exists()
