@@ -30,9 +30,9 @@ class LimitSettings(_Table):
 class ApprovalSettings(_Table):
     """``[approvals]``: how long a person's part in a call stays good."""
 
-    request_days: Annotated[float, Field(gt=0, le=3650, description="After how many days a question lapses.")] = 7
+    request_days: Annotated[int, Field(gt=0, le=3650, description="After how many days a question lapses.")] = 7
     grant_hours: Annotated[
-        float, Field(gt=0, le=87600, description="After how many hours an approval that was not used lapses.")
+        int, Field(gt=0, le=87600, description="After how many hours an approval that was not used lapses.")
     ] = 24
 
 

@@ -16,6 +16,9 @@ COMMANDS = {
     "explain": "Say how a call would be decided, and by which rule.",
     "log": "Show what happened in this workspace, or verify the record of it.",
     "mcp": "Serve the tools to an MCP client on stdin and stdout.",
+    "config": "Show each setting and where it comes from.",
+    "init": "Write a commented handrail.toml.",
+    "trust": "Look at a workspace's handrail.toml and decide whether all of it counts.",
     "doctor": "Say what this machine can enforce, and what to do about the rest.",
 }
 """Each is ``faces/cli/<name>.py`` with a ``command``."""

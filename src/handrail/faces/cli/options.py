@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import Any, Concatenate, ParamSpec
@@ -10,6 +11,8 @@ from typing import Any, Concatenate, ParamSpec
 import click
 
 P = ParamSpec("P")
+
+_YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,7 @@ class Setting:
     :param headless: nobody is asked, even on a terminal
     :param json: machine-readable output
     :param allow_home: the workspace may be a home folder or the whole file system
+    :param settings: ``KEY=VALUE`` texts, stronger than files and variables
     """
 
     workspace: str
@@ -31,6 +35,7 @@ class Setting:
     headless: bool
     json: bool
     allow_home: bool
+    settings: tuple[str, ...] = ()
 
 
 _PLACE = (
@@ -39,8 +44,15 @@ _PLACE = (
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     click.option("--allow-home", is_flag=True, help="Accept a home folder or / as the workspace."),
 )
-_CONFIGURATION = click.option(
-    "--config", metavar="FILE", help="The configuration. Default: handrail.toml of the platform."
+_CONFIGURATION = (
+    click.option("--config", metavar="FILE", help="The configuration. Default: handrail.toml of the platform."),
+    click.option(
+        "--set",
+        "settings",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="A setting, such as limits.lock_wait_ms=20000. Can be repeated.",
+    ),
 )
 _SESSION = (
     click.option(
@@ -54,14 +66,27 @@ _SESSION = (
 )
 
 
+def alone(environment: Mapping[str, str]) -> bool:
+    """Whether the environment says that nobody can be asked: ``HANDRAIL_HEADLESS``, else ``CI`` as build machines set it.
+
+    :raises UsageError: for a value that is neither yes nor no
+    """
+    given = environment.get("HANDRAIL_HEADLESS", "").strip().lower()
+    if given in _YES or given in _NO:
+        return given in _YES
+    if given:
+        raise click.UsageError(f"HANDRAIL_HEADLESS is {given!r}; 1 or 0 was expected")
+    return environment.get("CI", "").strip().lower() not in ("", *_NO)
+
+
 def common(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
     """Add the options of a command that makes calls, handed to it as one :class:`Setting`."""
-    return _with(function, (*_PLACE[:2], _CONFIGURATION, *_SESSION, *_PLACE[2:]))
+    return _with(function, (*_PLACE[:2], *_CONFIGURATION, *_SESSION, *_PLACE[2:]))
 
 
 def configured(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
     """The options of a command that looks at a workspace and its configuration, and makes no calls."""
-    return _with(function, (*_PLACE[:2], _CONFIGURATION, *_PLACE[2:]))
+    return _with(function, (*_PLACE[:2], *_CONFIGURATION, *_PLACE[2:]))
 
 
 def located(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
@@ -77,8 +102,10 @@ def _with(
         workspace: str, state: str | None, as_json: bool, allow_home: bool, *args: P.args, **kwargs: P.kwargs
     ) -> int:
         given: Any = kwargs
-        config, rules, headless = given.pop("config", None), given.pop("rules", ()), given.pop("headless", False)
-        return function(Setting(workspace, state, config, rules, headless, as_json, allow_home), *args, **kwargs)
+        config, rules, settings = given.pop("config", None), given.pop("rules", ()), given.pop("settings", ())
+        headless = given.pop("headless", False) or alone(os.environ)
+        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings)
+        return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)
     for option in reversed(options):

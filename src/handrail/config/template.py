@@ -1,0 +1,78 @@
+"""A commented ``handrail.toml`` that says what every setting means and changes none."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from handrail.config.settings import FILE_NAME, Settings, WatchdogSettings, tables
+
+SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
+"""Ships with the package; :func:`schema` is what it has to hold."""
+
+_HEADS = {
+    "configuration": (
+        "Handrail's configuration for this user. Every setting is optional: what is not written here, or stands behind "
+        "a '#', has its default. A workspace's own handrail.toml, HANDRAIL_* variables and flags are stronger; "
+        "rules of all of them hold together. What is in force, and where it comes from: handrail config"
+    ),
+    "workspace": (
+        "Handrail's configuration for this workspace. Every setting is optional. Rules that deny or ask always count. "
+        "Rules that allow, and every other setting, count only for people who have looked at exactly this content and "
+        "trusted it: handrail trust. No tool can write this file. What is in force, and where it comes from: handrail config"
+    ),
+}
+_EXAMPLES = {
+    "rules": ('rules = ["allow bash git status", "ask bash git push *", "deny fs.write secrets/**"]',),
+    "ceiling": ('ceiling = { fs = { read = ["{workspace}"], write = ["src"] }, shell = [{ cmd = "git" }] }',),
+}
+
+
+def template(kind: Literal["configuration", "workspace"]) -> str:
+    """The text of a new file."""
+    lines = [*_remark(_HEADS[kind]), ""]
+    inner = tables()
+    for key, field in Settings.model_fields.items():
+        if key == "watchdogs" and kind == "workspace":
+            continue
+        lines += _remark(field.description or "")
+        if key in inner:
+            lines.append(f"# [{key}]")
+            for name, setting in inner[key].model_fields.items():
+                lines += [*_remark(setting.description or ""), f"# {name} = {_toml(setting.default)}"]
+        elif key == "watchdogs":
+            lines += ["#   [[watchdogs]]", *_watchdog()]
+        else:
+            if field.default is not None:
+                lines.append(f"# {key} = {_toml(field.default)}")
+            lines += [f"#   {example}" for example in _EXAMPLES.get(key, ())]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of the file, for editors and checks."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **Settings.model_json_schema(),
+        "title": FILE_NAME,
+    }
+
+
+def _watchdog() -> Iterator[str]:
+    for name, field in WatchdogSettings.model_fields.items():
+        yield f"#   # {field.description}"
+        default = ["/usr/local/bin/my-watchdog", "--strict"] if field.is_required() else field.default
+        yield f"#   {name} = {_toml(default)}"
+
+
+def _remark(text: str) -> list[str]:
+    return [f"# {line}" for line in textwrap.wrap(text, 110)]
+
+
+def _toml(value: Any) -> str:
+    """Numbers, texts and lists of texts are written alike in JSON and TOML."""
+    return json.dumps(value, ensure_ascii=False)
