@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable, Iterable
 from threading import Lock
 
 
@@ -12,15 +13,26 @@ class SeenFiles:
     Content, not the time of change: two writes within one second that keep the size are still told apart.
 
     :param max_files: beyond it the file longest unused is forgotten, and has to be read again before an edit
+    :param known: pairs of path and hash to begin with, the longest unused first
+    :param keep: told each path and its new hash, None for one that is forgotten; it must not wait
     """
 
-    def __init__(self, max_files: int = 65_536) -> None:
+    def __init__(
+        self,
+        max_files: int = 65_536,
+        *,
+        known: Iterable[tuple[str, str]] = (),
+        keep: Callable[[str, str | None], None] | None = None,
+    ) -> None:
         self._max_files = max_files
-        self._digests: OrderedDict[str, str] = OrderedDict()
+        self._digests: OrderedDict[str, str] = OrderedDict(known)
+        self._keep = keep
         self._lock = Lock()
 
     def note(self, path: str, sha256: str) -> None:
         with self._lock:
+            if self._keep is not None and self._digests.get(path) != sha256:
+                self._keep(path, sha256)
             self._digests[path] = sha256
             self._digests.move_to_end(path)
             while len(self._digests) > self._max_files:
@@ -33,4 +45,5 @@ class SeenFiles:
 
     def forget(self, path: str) -> None:
         with self._lock:
-            self._digests.pop(path, None)
+            if self._digests.pop(path, None) is not None and self._keep is not None:
+                self._keep(path, None)

@@ -9,7 +9,8 @@ from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import LogUnavailable
 from handrail.contract.history import Entry
-from handrail.store.database import Database, Statement, open_reader, start_error
+from handrail.store.connection import open_reader, start_error
+from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
@@ -50,12 +51,14 @@ class Messages:
             connection.close()
 
 
-def messages_of(connection: sqlite3.Connection, session_id: str) -> list[Entry]:
+def messages_of(connection: sqlite3.Connection, session_id: str, *, limit: int = -1) -> list[Entry]:
     """A session's messages through any connection; see :meth:`Messages.read`.
 
+    :param limit: at most so many, the first ones; -1 for all
     :raises sqlite3.Error: when the database cannot be read
     """
-    rows = connection.execute("SELECT position, body FROM message WHERE session = ? ORDER BY position", (session_id,))
+    sql = "SELECT position, body FROM message WHERE session = ? ORDER BY position LIMIT ?"
+    rows = connection.execute(sql, (session_id, limit))
     return [(int(position), _decoded(body)) for position, body in rows]
 
 
