@@ -1,14 +1,25 @@
-"""The lease: one process per workspace, with a clear line for the second, and nothing left after a crash."""
+"""The lease: one process per workspace, with a clear line for the second, and no doubt about who it is."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from tests.store.places import Place
 
-from handrail.contract.errors import StartError
+from handrail.contract.errors import LogUnavailable, StartError
+from handrail.store.folders import Folders, prepare
+from handrail.store.holder import STALE_NS, Holder, holder_of
+from handrail.store.lease import VALID_NS, Lease, WorkspaceHeld
+from handrail.store.sessions import SessionRow
 
 HOLD = """
 import sys
@@ -28,8 +39,50 @@ except StartError as error:
 """
 
 
+class Time:
+    """The machine's monotonic clock, set by hand. ``then`` runs once, within the next look at it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
+        self.then: Callable[[], None] | None = None
+
+    def __call__(self) -> int:
+        shown, then, self.then = self.now, self.then, None
+        if then is not None:
+            then()
+        return shown
+
+
 def first_line(stream: object) -> str:
     return getattr(stream, "readline")()  # noqa: B009
+
+
+def taken(folders: Folders, time: Time, face: str = "one") -> Lease:
+    return Lease.acquire(folders, face=face, clock=lambda: 0, monotonic=time, renewing=False)
+
+
+def file_of(lease: Lease, folders: Folders) -> Path:
+    return folders.own / f"holder-{lease.token}"
+
+
+def abandon(lease: Lease) -> None:
+    """Let go as the operating system does when a process is killed: nothing is tidied up."""
+    lease._file.let_go()  # pyright: ignore[reportPrivateUsage]
+    lease._connection.close()  # pyright: ignore[reportPrivateUsage]
+
+
+def _left_alone(_folders: Folders, _token: int) -> None:
+    """Instead of removing what former holders left."""
+
+
+@pytest.fixture
+def folders(place: Place) -> Folders:
+    return prepare(place.workspace, place.state)
+
+
+@pytest.fixture
+def time() -> Time:
+    return Time()
 
 
 @pytest.mark.proves("L-07a")
@@ -58,10 +111,11 @@ async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(pla
 
 async def test_the_same_process_cannot_hold_a_workspace_twice(place: Place) -> None:
     store = place.open(face="cli")
-    with pytest.raises(StartError, match=rf"handrail cli, pid {os.getpid()} \(this process\)"):
+    with pytest.raises(WorkspaceHeld, match=rf"handrail cli, pid {os.getpid()} \(this process\)") as held:
         place.open()
+    assert held.value.holder.token == 1 and held.value.holder.state == "alive"
     await store.aclose()
-    assert not store.lease.held
+    assert not store.lease.held and not store.lease.valid
     await place.open().aclose()
 
 
@@ -73,12 +127,16 @@ async def test_workspaces_do_not_wait_for_each_other(place: Place, tmp_path_fact
 
 
 @pytest.mark.parametrize("note", [b"", b"not json", b"[1]", b'{"pid": "x", "face": "\\u001b[31m", "since_ns": -1}'])
-async def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(place: Place, note: bytes) -> None:
-    store = place.open()
-    store.folders.lease.write_bytes(note)
-    with pytest.raises(StartError, match=r"is in use by another handrail process; stop that process"):
-        place.open()
-    await store.aclose()
+def test_a_note_that_says_nothing_useful_still_gives_a_clear_line(folders: Folders, time: Time, note: bytes) -> None:
+    lease = taken(folders, time)
+    path = file_of(lease, folders)
+    whole = path.read_bytes()
+    for content in (whole[:64] + note, note):
+        path.write_bytes(content)
+        with pytest.raises(WorkspaceHeld, match=r"is in use by another handrail process; stop that process"):
+            taken(folders, time)
+        time.now += 10 * STALE_NS * (len(content) < 64)  # without a beat it counts as alive while it lives
+    lease.release()
 
 
 async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place) -> None:
@@ -88,5 +146,337 @@ async def test_no_lease_is_kept_when_the_database_cannot_be_opened(place: Place)
     path.write_bytes(b"no database at all, but long enough to be looked at" * 20)
     with pytest.raises(StartError):
         place.open()
+    assert holder_of(place.folders) is None
     path.write_bytes(whole)
     await place.open().aclose()
+
+
+def test_who_holds_a_workspace_can_be_asked_without_touching_anything(folders: Folders, time: Time) -> None:
+    assert holder_of(folders, time) is None
+    lease = Lease.acquire(
+        folders, face="mcp", clock=lambda: 77, monotonic=time, protocol=3, socket="s-1", renewing=False
+    )
+    before = sorted(folders.own.iterdir())
+    assert holder_of(folders, time) == Holder(os.getpid(), "mcp", 77, 1, 3, "s-1", "alive") == lease.holder
+    assert sorted(folders.own.iterdir()) == before
+    time.now += STALE_NS
+    found = holder_of(folders, time)
+    assert found is not None and found.state == "hung" and found.pid == os.getpid()
+    lease.release()
+    assert holder_of(folders, time) is None
+    assert not [path for path in folders.own.iterdir() if path.name.startswith("holder")]
+
+
+def test_a_lease_that_is_renewed_lasts_and_one_that_is_not_lapses_before_others_may_take_it(
+    folders: Folders, time: Time
+) -> None:
+    lease = taken(folders, time)
+    for _ in range(10):
+        time.now += VALID_NS - 1
+        assert lease.valid
+        with pytest.raises(WorkspaceHeld):
+            taken(folders, time)
+        lease.renew()
+    time.now += VALID_NS
+    assert not lease.valid and lease.held
+    with pytest.raises(WorkspaceHeld):
+        taken(folders, time)
+    time.now += STALE_NS - VALID_NS - 1
+    with pytest.raises(WorkspaceHeld):
+        taken(folders, time)
+    time.now += 1
+    other = taken(folders, time)
+    assert other.valid and other.token == lease.token + 1
+    other.release()
+    lease.release()
+
+
+def test_a_pause_that_nobody_used_is_over_once_the_database_has_confirmed_it(folders: Folders, time: Time) -> None:
+    lease = taken(folders, time)
+    time.now += 3600 * 10**9
+    assert not lease.valid
+    lease.renew()
+    assert lease.valid and lease.lost is None
+    with pytest.raises(WorkspaceHeld):
+        taken(folders, time)
+    lease.release()
+
+
+def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folders: Folders, time: Time) -> None:
+    lease = taken(folders, time)
+    time.now += STALE_NS
+    other = sqlite3.connect(folders.database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    lease.renew()
+    assert not lease.valid and lease.held
+    other.execute("ROLLBACK")
+    other.close()
+    lease.renew()
+    assert lease.valid
+    lease.release()
+
+
+@pytest.mark.proves("L-07a")
+def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: Folders, time: Time) -> None:
+    told: list[str | None] = []
+    lease = taken(folders, time)
+    lease.when_lost(lambda: told.append(lease.lost))
+    time.now += STALE_NS
+    other = taken(folders, time, "mcp")
+    assert not lease.valid
+    lease.renew()
+    lease.renew()
+    assert not lease.valid and not lease.held
+    assert lease.lost is not None
+    assert (
+        f"another process (handrail mcp, pid {os.getpid()}" in lease.lost and "taken over this workspace" in lease.lost
+    )
+    lease.when_lost(lambda: told.append("late"))
+    assert told == [lease.lost, "late"]
+    lease.release()
+    assert other.valid and file_of(other, folders).exists()
+    other.release()
+    lease.renew()
+    assert not lease.valid
+
+
+def test_a_callback_of_an_event_loop_that_is_gone_harms_nobody(folders: Folders, time: Time) -> None:
+    told: list[int] = []
+    lease = taken(folders, time)
+    loop = asyncio.new_event_loop()
+    loop.close()
+    lease.when_lost(lambda: loop.call_soon_threadsafe(told.append, 0) and None)
+    lease.when_lost(lambda: told.append(1))
+    time.now += STALE_NS
+    with taken(folders, time):
+        lease.renew()
+    assert told == [1]
+    lease.release()
+
+
+@pytest.mark.parametrize("removes", [True, False])
+def test_a_renewal_that_was_paused_before_its_write_does_not_count(
+    folders: Folders, time: Time, removes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = taken(folders, time)
+    if not removes:  # as if the next holder had not come that far yet
+        monkeypatch.setattr("handrail.store.lease.clear_former", _left_alone)
+    others: list[Lease] = []
+
+    def paused() -> None:
+        time.now += STALE_NS
+        others.append(taken(folders, time, "two"))
+
+    time.now += VALID_NS - 1
+    time.then = paused
+    lease.renew()
+    assert not lease.valid and lease.lost is not None and others[0].valid
+    lease.release()
+    others[0].release()
+
+
+def test_a_holder_whose_file_was_removed_by_hand_gives_up(folders: Folders, time: Time) -> None:
+    lease = taken(folders, time)
+    file_of(lease, folders).unlink()
+    lease.renew()
+    assert not lease.valid and lease.lost is not None
+    with taken(folders, time) as other:
+        assert other.token == 2
+    lease.release()
+
+
+def test_a_slow_acquisition_is_confirmed_or_lost_but_never_in_doubt(folders: Folders, time: Time) -> None:
+    """The first beat is written before the commit, which may take as long as the disk likes."""
+
+    def slow() -> None:
+        time.now += 10 * STALE_NS
+
+    time.then = slow  # within the look at the clock that the first beat is of
+    lease = taken(folders, time)
+    assert lease.valid
+    with pytest.raises(WorkspaceHeld):
+        taken(folders, time)
+    lease.release()
+
+
+def test_what_former_holders_left_is_removed_and_nothing_else(folders: Folders, time: Time) -> None:
+    abandon(taken(folders, time))
+    (folders.own / "holder-0").write_bytes(b"")
+    (folders.own / "holder-9").write_bytes(b"the rest of an attempt")
+    (folders.own / "holder-2").write_bytes(b"the rest of an attempt at the next token")
+    (folders.own / "holder-x").write_bytes(b"somebody's")
+    lease = taken(folders, time)
+    assert {path.name for path in folders.own.glob("holder-*")} == {"holder-2", "holder-x"}
+    lease.release()
+
+
+@pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
+def test_something_else_in_place_of_the_holders_file_is_named_and_left_alone(
+    folders: Folders, time: Time, tmp_path: Path, kind: str
+) -> None:
+    lease = taken(folders, time)
+    token = lease.token
+    lease.release()
+    target = tmp_path / "target"
+    target.write_bytes(b"mine")
+    for path in (folders.own / f"holder-{token}", folders.own / f"holder-{token + 1}"):
+        if kind == "link":
+            path.symlink_to(target)
+        elif kind == "folder":
+            path.mkdir()
+        else:
+            os.mkfifo(path)
+        with pytest.raises(StartError, match=rf"{path} should be the file .*See who put it there"):
+            taken(folders, time)
+        with pytest.raises(StartError, match="should be the file"):
+            holder_of(folders, time)
+        path.rmdir() if kind == "folder" else path.unlink()
+    assert target.read_bytes() == b"mine"
+    taken(folders, time).release()
+
+
+def test_a_link_in_place_of_the_database_is_named_and_left_alone(folders: Folders, time: Time, tmp_path: Path) -> None:
+    target = tmp_path / "elsewhere"
+    folders.database.symlink_to(target)
+    with pytest.raises(StartError, match=r"handrail\.db should hold the log, but is a link"):
+        taken(folders, time)
+    assert not target.exists()
+
+
+def test_a_damaged_token_is_not_guessed_at(folders: Folders, time: Time) -> None:
+    taken(folders, time).release()
+    connection = sqlite3.connect(folders.database)
+    for token in ("many", -1, 2**62, None):
+        with connection:
+            connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token,))
+        with pytest.raises(StartError, match="damaged: the fencing token is no number"):
+            taken(folders, time)
+    connection.close()
+    assert not list(folders.own.glob("holder-*"))
+
+
+def test_a_copy_of_the_process_takes_nothing_away_from_the_original(folders: Folders, time: Time) -> None:
+    lease = taken(folders, time)
+    child = os.fork()
+    if child == 0:  # pragma: no cover - another process
+        lease.release()
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    with pytest.raises(WorkspaceHeld):
+        taken(folders, time)
+    lease.renew()
+    assert lease.valid and lease.lost is None
+    lease.release()
+
+
+async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place) -> None:
+    store = place.open()
+    waiting = asyncio.ensure_future(Lease.until_free(place.folders, interval_s=0.001))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await store.aclose()
+    await asyncio.wait_for(waiting, 60)
+
+
+async def test_a_thread_renews_what_is_held(place: Place) -> None:
+    store = place.open()
+    path = file_of(store.lease, place.folders)
+    beat = path.read_bytes()[:24]
+    async with asyncio.timeout(60):
+        while path.read_bytes()[:24] == beat:
+            await asyncio.sleep(0.01)
+    assert store.lease.valid
+    await store.aclose()
+
+
+@pytest.mark.parametrize("steps", ["one", "several"])
+@pytest.mark.proves("L-07a")
+async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_queued(place: Place, steps: str) -> None:
+    """With a token counted by somebody else behind the lease's back: the database alone must notice."""
+    store = place.open()
+    await store.sessions.open(SessionRow("ses_1", 5))
+    other = sqlite3.connect(place.folders.database)
+    with other:
+        other.execute("UPDATE meta SET value = value + 1 WHERE key = 'token'")
+    for _ in range(2):
+        with pytest.raises(LogUnavailable, match="taken over this workspace"):
+            if steps == "one":
+                await store.sessions.open(SessionRow("ses_2", 6))
+            else:
+                await asyncio.gather(*(store.sessions.open(SessionRow(f"ses_{n}", n)) for n in range(2, 9)))
+        assert store.database.writer.refusal == store.lease.lost
+    assert not store.lease.valid
+    with other:  # also when the token comes back: it is not believed again
+        other.execute("UPDATE meta SET value = value - 1 WHERE key = 'token'")
+    with pytest.raises(LogUnavailable, match="taken over this workspace"):
+        await store.sessions.open(SessionRow("ses_2", 6))
+    assert other.execute("SELECT id FROM session").fetchall() == [("ses_1",)]
+    other.close()
+    assert store.database.writer.backlog == 0
+    await store.aclose()
+
+
+class Contenders(RuleBasedStateMachine):
+    """Several processes, paused and killed at any moment: never two that may act."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        import tempfile
+
+        self.room = tempfile.TemporaryDirectory()
+        place = Place.beneath(Path(self.room.name))
+        self.folders = prepare(place.workspace, place.state)
+        self.time = Time()
+        self.leases: list[Lease] = []
+        self.tokens: list[int] = []
+
+    @rule(ns=st.sampled_from([1, VALID_NS // 3, VALID_NS - 1, VALID_NS, STALE_NS - 1, STALE_NS, 10**15]))
+    def pass_time(self, ns: int) -> None:
+        self.time.now += ns
+
+    @rule()
+    def acquire(self) -> None:
+        free = not any(lease.valid for lease in self.leases)
+        try:
+            lease = taken(self.folders, self.time)
+        except WorkspaceHeld:
+            return
+        assert free
+        self.leases.append(lease)
+        self.tokens.append(lease.token)
+
+    @rule(data=st.data(), pause=st.sampled_from([0, VALID_NS, STALE_NS]), rival=st.booleans())
+    def renew(self, data: st.DataObject, pause: int, rival: bool) -> None:
+        if not self.leases:
+            return
+
+        def meanwhile() -> None:
+            self.time.now += pause
+            if rival:
+                self.acquire()
+
+        self.time.then = meanwhile
+        data.draw(st.sampled_from(self.leases)).renew()
+        self.time.then = None
+
+    @rule(data=st.data(), killed=st.booleans())
+    def end(self, data: st.DataObject, killed: bool) -> None:
+        if self.leases:
+            lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
+            abandon(lease) if killed else lease.release()
+
+    @invariant()
+    def at_most_one_may_act(self) -> None:
+        valid = [lease for lease in self.leases if lease.valid]
+        assert len(valid) <= 1
+        assert not valid or valid[0].token == max(self.tokens)
+        assert self.tokens == sorted(set(self.tokens))
+
+    def teardown(self) -> None:
+        for lease in self.leases:
+            lease.release()
+        self.room.cleanup()
+
+
+TestContenders = pytest.mark.proves("L-07a")(Contenders.TestCase)
+TestContenders.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)

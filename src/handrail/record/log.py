@@ -21,7 +21,8 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.record.chain import GENESIS, SALT_BYTES, prefix_of, seal_of
 from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.database import Database, Statement, Value, start_error
+from handrail.store.connection import start_error
+from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import encode
 from handrail.store.writer import SinkUnavailable
 
@@ -35,6 +36,7 @@ Kind = Literal[
     "refused",
     "approval-requested",
     "approval-responded",
+    "resumed",  # a call that waited for a person when its process ended goes on, under its own id
     "authorised",
     "intended",
     "committed",
@@ -118,6 +120,11 @@ class CommitLog:
         :raises LogUnavailable: when they could not be written
         """
         await self._writer.commit((self._table, _Entry(self._clock(), records)))
+
+    def work(self, records: Sequence[Record]) -> Work:
+        """The records as one of several works that are written whole or not at all
+        (:meth:`~handrail.store.database.Database.commit_together`)."""
+        return self._table, _Entry(self._clock(), records)
 
     async def flush(self) -> None:
         """Return when everything appended so far is durable.
@@ -234,6 +241,7 @@ class _RecordTable:
     """Encodes, salts, hashes and inserts, in the writer's thread."""
 
     def __init__(self, database: Database, clock: Callable[[], int]) -> None:
+        self._database = database
         self._writer = database.writer
         self._clock = clock
         self._sequence = 0
@@ -330,7 +338,8 @@ class _RecordTable:
     def _insert(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            places = ",".join(["(?,?,?,?,?,?,?)"] * rows)
+            at_ns = self._database.fenced("?")  # fails as a whole once another process holds the workspace
+            places = ",".join([f"(?,{at_ns},?,?,?,?,?)"] + ["(?,?,?,?,?,?,?)"] * (rows - 1))
             sql = f"INSERT INTO record (sequence, at_ns, kind, session, call, seal, body) VALUES {places}"  # noqa: S608
             self._inserts[rows] = sql
         return sql

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 from handrail.record.chain import GENESIS, fault_in, hash_in
-from handrail.store.database import open_reader, start_error
+from handrail.store.connection import open_reader, start_error
 from handrail.store.encoding import decode
 from handrail.store.writer import SinkUnavailable
 

@@ -2,7 +2,7 @@
 
 Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
 
-    ws/<key>/                    database, lease, artifacts; nothing here is ever shown to a tool
+    ws/<key>/                    database, holder, artifacts; nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
 
@@ -45,16 +45,12 @@ class Folders:
 
     @property
     def own(self) -> Path:
-        """This workspace's private folder: database, lease, artifacts."""
+        """This workspace's private folder: database, holder, artifacts."""
         return self.state / "ws" / self.key
 
     @property
     def database(self) -> Path:
         return self.own / "handrail.db"
-
-    @property
-    def lease(self) -> Path:
-        return self.own / "lease"
 
     @property
     def artifacts(self) -> Path:

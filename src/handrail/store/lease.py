@@ -1,82 +1,131 @@
-"""One process per workspace: an exclusive lease that the operating system takes back when its holder dies."""
+"""One arbiter for each workspace: a renewed lease with a fencing token, counted in the database.
+
+Whoever acquires the lease counts the database's token up, in one transaction with the check that nobody else validly
+holds it. A holder that dies is replaced at once, one that is paused or hangs after two seconds. It can never do harm
+afterwards: every transaction of its writer looks at the token (see :class:`~handrail.store.database.Database`), and
+:attr:`Lease.valid` is false before anybody may take over, since both sides count from the same beat:
+
+- a renewal counts only if it was written while the one before was still fresh, looked at *after* writing. So
+  whoever finds the old beat stale has read it before, and whoever reads later finds the new one;
+- a holder that comes too late for that asks the database, with its write lock held, as those who take over do: either
+  it is confirmed, and they find its new beat, or they were first, and it is over.
+"""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 import os
-import sys
+import sqlite3
+import threading
 from collections.abc import Callable
-from dataclasses import dataclass
-from datetime import datetime
-from pathlib import Path
+from dataclasses import replace
+from time import monotonic_ns
 from types import TracebackType
-from typing import Any, cast
 
 from handrail.contract.errors import StartError
-from handrail.store.folders import Folders, unwritable
+from handrail.store.connection import connect, is_busy, migrate, start_error, token_of
+from handrail.store.folders import Folders
+from handrail.store.holder import STALE_NS, Holder, HolderFile, clear_former, holder_of, look
 
-_MAX_NOTE = 4096
+RENEW_S = 0.5
+VALID_NS = STALE_NS * 3 // 4
+"""How long a renewal lasts. Less than what others wait, so that what is begun just before its end has begun."""
+
+_PATIENCE_MS = 1000
+"""How long the database may be locked by somebody who is about to be done with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """Who holds a lease, as its file says; fields are None where the file does not tell."""
+class WorkspaceHeld(StartError):
+    """Another process holds the workspace. :attr:`holder` tells which."""
 
-    pid: int | None = None
-    face: str | None = None
-    since_ns: int | None = None
-    token: int | None = None
-
-    def __str__(self) -> str:
-        who = f"handrail {self.face}" if self.face else "another handrail process"
-        if self.pid is not None:
-            who += f", pid {self.pid}" + (" (this process)" if self.pid == os.getpid() else "")
-        if self.since_ns is not None:
-            began = datetime.fromtimestamp(self.since_ns / 1e9).astimezone()
-            who += f", since {began.isoformat(sep=' ', timespec='seconds')}"
-        return who
+    def __init__(self, folders: Folders, holder: Holder, *, is_writing: bool = False) -> None:
+        self.holder = holder
+        step = "stop that process, or choose another --workspace"
+        if is_writing and holder.state != "alive":
+            step = (
+                f"it is {holder.state} in the middle of a write: let it go on (kill -CONT PID), or end it (kill -9 PID)"
+            )
+            step = step.replace("PID", str(holder.pid)) if holder.pid is not None else step
+        super().__init__(f"the workspace {folders.workspace} is in use by {holder}; {step}")
 
 
 class Lease:
-    """The right to be the one arbiter of a workspace, held until :meth:`release` or the end of the process.
+    """The right to be the one arbiter of a workspace, held until :meth:`release`, the end of the process, or a pause.
 
-    It is an advisory lock on a file, so a crash leaves nothing to clean up. :attr:`token` is the fencing
-    token: it grows with every acquisition and is 0 until the database has counted (see :meth:`fenced`).
+    A thread renews it every half second. :attr:`token` is the fencing token: it grows with every acquisition.
     """
 
-    def __init__(self, path: Path, descriptor: int, holder: Holder) -> None:
-        self._path = path
-        self._descriptor = descriptor
+    def __init__(
+        self,
+        folders: Folders,
+        connection: sqlite3.Connection,
+        file: HolderFile,
+        holder: Holder,
+        clock: Callable[[], int],
+        renewed_ns: int,
+    ) -> None:
+        self._folders = folders
+        self._connection = connection
+        self._file = file
         self._holder = holder
+        self._clock = clock
+        self._renewed_ns = renewed_ns
+        self._released = False
+        self._lost: str | None = None
+        self._callbacks: list[Callable[[], None]] = []
+        self._losing = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
 
     @staticmethod
-    def acquire(folders: Folders, *, face: str, clock: Callable[[], int]) -> Lease:
-        """Take the lease of a prepared workspace, or say in one line who has it. Never waits.
+    def acquire(
+        folders: Folders,
+        *,
+        face: str,
+        clock: Callable[[], int],
+        monotonic: Callable[[], int] = monotonic_ns,
+        protocol: int = 0,
+        socket: str = "",
+        renewing: bool = True,
+    ) -> Lease:
+        """Take the lease of a prepared workspace, or say in one line who has it. Makes the database if there is none,
+        and brings its schema up to date. Does not wait for a holder.
 
-        :param face: how this process is reached, for the other's message (``cli``, ``mcp``, ``library``)
-        :param clock: wall-clock time in nanoseconds
-        :raises StartError: when another process holds it, or the file cannot be written
+        :param face: how this process is reached, for the others' messages (``cli``, ``mcp``, ``library``)
+        :param clock: wall-clock time in nanoseconds, for people to read
+        :param monotonic: the machine's monotonic time in nanoseconds
+        :param protocol: see :class:`Holder`
+        :param socket: see :class:`Holder`
+        :param renewing: renew in a thread of its own; otherwise the caller calls :meth:`renew`
+        :raises WorkspaceHeld: when another process holds it
+        :raises StartError: when the state cannot be used
         """
-        path = folders.lease
-        try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0), 0o600)
-        except OSError as error:
-            raise unwritable(folders.own, error) from None
-        try:
-            if not _try_lock(descriptor):
-                raise StartError(
-                    f"the workspace {folders.workspace} is in use by {_read(descriptor)}; "
-                    "stop that process, or choose another --workspace"
-                )
-            lease = Lease(path, descriptor, Holder(os.getpid(), face, clock()))
-            lease._write()
-        except OSError as error:
-            os.close(descriptor)
-            raise unwritable(folders.own, error) from None
-        except StartError:
-            os.close(descriptor)
-            raise
+        holder = holder_of(folders, monotonic)
+        if holder is not None and holder.state == "alive":
+            raise WorkspaceHeld(folders, holder)
+        wanted = Holder(os.getpid(), face, clock(), None, protocol, socket)
+        lease = _acquired(folders, wanted, monotonic)
+        if renewing:
+            lease._thread = threading.Thread(target=lease._keep_renewing, name="handrail-lease", daemon=True)
+            lease._thread.start()
         return lease
+
+    @staticmethod
+    def holder_of(folders: Folders) -> Holder | None:
+        """Who holds the workspace now, and whether it answers; see :func:`handrail.store.holder.holder_of`."""
+        return holder_of(folders)
+
+    @staticmethod
+    async def until_free(folders: Folders, *, interval_s: float = 0.1) -> None:
+        """Return when nobody validly holds the workspace: at once when its holder is dead, two seconds after the last
+        renewal when it is paused. Who comes first with :meth:`acquire` then has it.
+
+        :param interval_s: how often to look
+        :raises StartError: see :func:`handrail.store.holder.holder_of`
+        """
+        while (holder := holder_of(folders)) is not None and holder.state == "alive":  # noqa: ASYNC110 - another's pause is no event here
+            await asyncio.sleep(interval_s)
 
     @property
     def holder(self) -> Holder:
@@ -88,21 +137,84 @@ class Lease:
 
     @property
     def held(self) -> bool:
-        return self._descriptor >= 0
+        """Neither given back nor lost. A holder that was paused may not know yet; see :attr:`valid`."""
+        return not self._released and self._lost is None
 
-    def fenced(self, token: int) -> None:
-        """Note the fencing token that the database counted for this acquisition."""
-        self._holder = Holder(self._holder.pid, self._holder.face, self._holder.since_ns, token)
+    @property
+    def valid(self) -> bool:
+        """Whether nobody can have taken over by now: one look at the clock, to be asked just before a side effect.
+
+        False after a pause until the database has confirmed that nobody did; false for ever once somebody has.
+        """
+        return self._lost is None and not self._released and self._clock() - self._renewed_ns < VALID_NS
+
+    @property
+    def lost(self) -> str | None:
+        """Who has taken over and what to do, or None."""
+        return self._lost
+
+    def when_lost(self, callback: Callable[[], None]) -> None:
+        """Call ``callback`` once when somebody else has taken over, from the thread that finds out; at once if it is so."""
+        with self._losing:
+            if self._lost is None:
+                self._callbacks.append(callback)
+                return
+        callback()
+
+    def superseded(self) -> str:
+        """The database counts another's token, or others cannot see this holder any more: it is over. Returns why."""
         try:
-            self._write()
-        except OSError:  # the note is for people; the lock itself holds
-            pass
+            successor = holder_of(self._folders, self._clock)
+        except StartError:
+            successor = None
+        who = f"another process ({successor})" if successor is not None and successor.token != self.token else None
+        text = (
+            f"{who or 'another process'} has taken over this workspace while this one was paused or hung; "
+            "here nothing is run or recorded any more: start it again"
+        )
+        with self._losing:
+            if self._lost is not None:
+                return self._lost
+            self._lost = text
+            callbacks, self._callbacks = self._callbacks, []
+        self._stop.set()
+        for callback in callbacks:
+            with contextlib.suppress(RuntimeError):  # its event loop is closed
+                callback()
+        return text
+
+    def renew(self) -> None:
+        """Hold it for a while longer, or find out that it is over. Once it is over nothing happens."""
+        if not self.held:
+            return
+        now = self._clock()
+        if now - self._renewed_ns < VALID_NS:
+            try:
+                self._file.beat(now)
+                in_place = self._file.is_in_place
+            except OSError:  # it lapses, unless the next one can be written
+                return
+            if in_place and self._clock() - self._renewed_ns < VALID_NS:
+                self._renewed_ns = now
+                return
+        self._confirm()
 
     def release(self) -> None:
         """Give it back. Twice is once."""
-        if self._descriptor >= 0:
-            descriptor, self._descriptor = self._descriptor, -1
-            os.close(descriptor)
+        if self._released:
+            return
+        self._released = True
+        if os.getpid() != self._holder.pid:  # a copy of the process: the lease is the original's
+            self._file.let_go()
+            return
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        try:
+            self._connection.close()
+        except sqlite3.Error:
+            pass
+        self._file.remove()
 
     def __enter__(self) -> Lease:
         return self
@@ -112,55 +224,75 @@ class Lease:
     ) -> None:
         self.release()
 
-    def _write(self) -> None:
-        note = {
-            "pid": self._holder.pid,
-            "face": self._holder.face,
-            "since_ns": self._holder.since_ns,
-            "token": self._holder.token,
-        }
-        os.ftruncate(self._descriptor, 0)
-        os.lseek(self._descriptor, 0, os.SEEK_SET)
-        os.write(self._descriptor, json.dumps(note).encode() + b"\n")
+    def _keep_renewing(self) -> None:
+        while not self._stop.wait(RENEW_S):
+            self.renew()
+
+    def _confirm(self) -> None:
+        connection = self._connection
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                ours = token_of(connection) == self.token and self._file.is_in_place
+                if ours:
+                    now = self._clock()
+                    self._file.beat(now)
+                    self._renewed_ns = now
+            finally:
+                connection.execute("ROLLBACK")
+        except (sqlite3.Error, OSError):  # not valid meanwhile; the next renewal tries again
+            return
+        if not ours:
+            self.superseded()
 
 
-def _read(descriptor: int) -> Holder:
-    """The note in the file. Its holder may be about to write it, so anything missing is simply unknown."""
+def _acquired(folders: Folders, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
+    path = folders.database
     try:
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        note: Any = json.loads(os.read(descriptor, _MAX_NOTE))
-    except (OSError, ValueError):
-        return Holder()
-    if not isinstance(note, dict):
-        return Holder()
-    fields = cast("dict[str, Any]", note)
+        connection = connect(path)
+    except (sqlite3.Error, OSError, TypeError) as error:
+        raise start_error(path, error) from None
+    try:
+        connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
+        lease = _counted(folders, connection, wanted, monotonic)
+        clear_former(folders, lease.token)
+        lease.renew()  # the commit may have taken long
+        if not lease.held:
+            lease.release()
+            raise WorkspaceHeld(folders, holder_of(folders, monotonic) or Holder())
+    except (sqlite3.Error, TypeError) as error:
+        connection.close()
+        if is_busy(error):
+            holder = holder_of(folders, monotonic)
+            if holder is not None:
+                raise WorkspaceHeld(folders, holder, is_writing=True) from None
+        raise start_error(path, error) from None
+    except BaseException:
+        connection.close()
+        raise
+    return lease
 
-    def number(key: str) -> int | None:
-        value = fields.get(key)
-        return value if isinstance(value, int) and 0 <= value < 2**62 else None
 
-    face = fields.get("face")
-    shown = face[:40] if isinstance(face, str) and face.isprintable() else None
-    return Holder(number("pid"), shown, number("since_ns"), number("token"))
-
-
-if sys.platform == "win32":  # pragma: no cover - exercised on Windows only
-    import msvcrt
-
-    def _try_lock(descriptor: int) -> bool:
-        os.lseek(descriptor, 2**30, os.SEEK_SET)  # a byte past the note, which others must be able to read
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
-        except PermissionError:
-            return False
-        return True
-
-else:
-    import fcntl
-
-    def _try_lock(descriptor: int) -> bool:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
+    """Count the token and be its holder, in one transaction: of several who try, one does."""
+    connection.execute("BEGIN IMMEDIATE")
+    file: HolderFile | None = None
+    try:
+        migrate(folders.database, connection)
+        token = token_of(connection)
+        present = look(folders, token, monotonic)
+        if present is not None and present.state == "alive":
+            raise WorkspaceHeld(folders, present)
+        ours = replace(wanted, token=token + 1)
+        now = monotonic()
+        # Locked before anybody can see the token, so that nobody finds a token without its living holder.
+        file = HolderFile.create(folders, ours, now)
+        connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        if file is not None:
+            file.remove()
+        raise
+    return Lease(folders, connection, file, ours, monotonic, now)

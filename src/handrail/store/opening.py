@@ -37,19 +37,23 @@ class Store:
         face: str = "library",
         allow_home: bool = False,
         clock: Callable[[], int] = time.time_ns,
+        protocol: int = 0,
+        socket: str = "",
     ) -> Store:
-        """Prepare the folders, take the lease, open the database and count the lease's fencing token.
+        """Prepare the folders, take the lease (which makes the database and counts the token), open the database.
 
+        :param protocol: version of what is spoken to those who join; 0: nobody can
+        :param socket: name of the socket in the workspace's private folder where this process is joined
+        :raises WorkspaceHeld: when another process holds the workspace
         :raises StartError: with what is wrong and the next step
         """
         folders = prepare(workspace, state, allow_home=allow_home)
-        lease = Lease.acquire(folders, face=face, clock=clock)
+        lease = Lease.acquire(folders, face=face, clock=clock, protocol=protocol, socket=socket)
         try:
-            database = Database.open(folders)
+            database = Database.open(folders, lease)
         except BaseException:
             lease.release()
             raise
-        lease.fenced(database.token)
         return Store(
             folders,
             lease,
@@ -63,7 +67,11 @@ class Store:
 
     async def aclose(self) -> None:
         """Write what is left, close, and give the lease back."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        # In one thread, so that also a cancelled caller gives the lease back only after the last write.
         try:
-            await asyncio.to_thread(self.database.close)
+            self.database.close()
         finally:
             self.lease.release()

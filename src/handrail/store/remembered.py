@@ -8,7 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.database import Database, Statement, start_error
+from handrail.store.connection import start_error
+from handrail.store.database import Database, Statement
 
 MAX_SEEN = 10_000
 """Files of a session whose content hash is kept; of more, the ones longest unused have to be read again."""

@@ -22,6 +22,10 @@ class SinkUnavailable(Exception):
     """The sink as a whole cannot take anything now (full disk, read-only, damaged); the text says why."""
 
 
+class SinkLost(SinkUnavailable):
+    """The sink will never take anything again from this process; what waits for it is dropped."""
+
+
 class Sink(Protocol[T_contra]):
     """Where groups go. Used by the writer's thread only."""
 
@@ -58,7 +62,7 @@ class Writer(Generic[T]):
 
     After a failure nothing is lost and nothing pretends: who waits for durability is told, what was only
     appended is kept (at most ``max_retained`` items; what had to be let go is counted in :attr:`lost`) and is
-    tried again every ``retry_s`` seconds and with every commit.
+    tried again every ``retry_s`` seconds and with every commit. After :class:`SinkLost` nothing is kept.
 
     :param linger_s: how long items that nobody waits for may gather before they are written
     """
@@ -216,7 +220,11 @@ class Writer(Generic[T]):
         except SinkUnavailable as error:
             self._refusal = str(error) or "the log cannot be written"
             _settle_all(waiting, self._refusal)
-            return [entry for entry in batch if entry[1] is None]
+            kept = [entry for entry in batch if entry[1] is None]
+            if isinstance(error, SinkLost):
+                self.lost += len(kept)
+                return []
+            return kept
         except Exception as error:
             if len(batch) > 1:
                 return self._write_singly(batch)
