@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from handrail.contract.requires import Requires
     from handrail.contract.result import Blob, Result
     from handrail.contract.runtime import ClientContext, Option, Question, Runtime
+    from handrail.contract.session import Session, Turn
     from handrail.contract.spec import LockSpec, ToolSpec
     from handrail.contract.tool import Tool
     from handrail.kernel import Kernel
-    from handrail.session.session import Session, Turn
 
 _HOME = {
     "Agent": "agent.loop",
@@ -64,12 +64,12 @@ _HOME = {
     "Requires": "contract.requires",
     "Result": "contract.result",
     "Runtime": "contract.runtime",
-    "Session": "session.session",
+    "Session": "contract.session",
     "StartError": "contract.errors",
     "Tool": "contract.tool",
     "ToolError": "contract.errors",
     "ToolSpec": "contract.spec",
-    "Turn": "session.session",
+    "Turn": "contract.session",
     "UsageError": "contract.errors",
     "open_model": "agent.providers",
     "tool": "contract.decorator",

@@ -10,9 +10,9 @@ import pytest
 
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
+from handrail.contract.session import Session
 from handrail.kernel import Kernel
 from handrail.sandbox import tiers
-from handrail.session.session import Session
 from handrail.testing.kernels import temporary_kernel
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")

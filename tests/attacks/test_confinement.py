@@ -17,7 +17,7 @@ from handrail.kernel import Kernel
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
 from handrail.sandbox.toolchains import program_outside
-from handrail.session.session import Session
+from handrail.session.session import HeldSession as Session
 from handrail.store.folders import prepare
 
 ESCAPES = [

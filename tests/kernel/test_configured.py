@@ -123,7 +123,7 @@ async def test_tools_of_a_folder_are_called_like_any_other_and_a_persistent_one_
         answers = [await one.call("stays", {}) for one in (session, session, other)]
         assert all(answer.ok for answer in answers), answers
         assert len({answer.data for answer in answers}) == 1  # one process, from its first call on
-        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.sandbox.tier.name}
+        assert {answer.metadata["confined_by"] for answer in answers} == {kernel.tier.name}
 
 
 @pytest.mark.proves("O-01", "O-02")

@@ -54,7 +54,7 @@ async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and
         begun = session.turn()
         (folder / "old.json").unlink()
         put_tool(folder, "new")
-        told = kernel.reload(tools=[send_with_subject])
+        told = await kernel.reload(tools=[send_with_subject])
         assert told == Difference(added=("new",), removed=("old",), changed=("mail.send",))
         assert kernel.generation.number == 2
 
@@ -85,7 +85,7 @@ async def twice(to: str, runtime: Runtime) -> list[object]:
 async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
         session = await kernel.session()
-        kernel.reload(tools=[send, twice])  # the first tool that makes calls
+        await kernel.reload(tools=[send, twice])  # the first tool that makes calls
         answer = await session.call("mail.twice", {"to": "ann"})
         assert answer.data == ["ann", "ann"], answer.error_text
 
@@ -98,7 +98,7 @@ async def test_faults_leave_everything_as_it_was(tmp_path: Path) -> None:
         put_tool(folder, "read")
         put_tool(folder, "bad", locks=["file"])
         with pytest.raises(LoadError) as raised:
-            kernel.reload()
+            await kernel.reload()
         assert len(raised.value.faults) == 2
         assert kernel.generation is before
         assert (await session.call("mail.send", {"to": "ann"})).ok
@@ -109,7 +109,7 @@ async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_
     async with temporary_kernel(tmp_path, tools=[gone], rules=["allow *"]) as kernel:
         session = await kernel.session()
         turn = session.turn()
-        kernel.reload(tools=[kept])
+        await kernel.reload(tools=[kept])
         (answer,) = await turn.call_all([("count", {})])
         assert answer.result.data == "counted" and not gone.ended.is_set()
         del turn
@@ -133,5 +133,5 @@ async def test_a_persistent_tool_is_replaced_and_its_old_process_ends(tmp_path: 
         assert (await session.call("stays", {})).data == "one"
         (folder / "stays").write_text(program.format(answer="two"))
         assert (await session.call("stays", {})).data == "one"
-        kernel.reload()
+        await kernel.reload()
         assert (await session.call("stays", {})).data == "two"

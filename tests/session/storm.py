@@ -10,9 +10,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from handrail import ApprovalAnswer, ApprovalRequest, Kernel, Result, Runtime, Session, ToolError, tool
+from handrail import ApprovalAnswer, ApprovalRequest, Result, Runtime, ToolError, tool
 from handrail.contract.call import Answer, ProposedCall
+from handrail.holding import HeldKernel
 from handrail.record.verification import verify
+from handrail.session.session import HeldSession
 
 RULES = ["allow storm.*", "ask storm.asked"]
 SETTINGS = "[limits]\ngrace_ms = 5\nlock_wait_ms = 2000\n"
@@ -172,11 +174,11 @@ class Person:
 class Storm:
     """Seeded: the same number makes the same calls, stops and answers in the same order."""
 
-    def __init__(self, kernel: Kernel, seed: int) -> None:
+    def __init__(self, kernel: HeldKernel, seed: int) -> None:
         self.kernel = kernel
         self.chance = random.Random(seed)
         pauses.random = random.Random(seed + 1)
-        self.sessions: list[Session] = []
+        self.sessions: list[HeldSession] = []
         self.answered: Counter[str] = Counter()
         self.cancelled = 0
         self.made = 0
@@ -210,7 +212,7 @@ class Storm:
             self._finished(done)
         while _left:
             await asyncio.wait(_left)
-        await self.kernel._arbiter.runs.settled()  # pyright: ignore[reportPrivateUsage]
+        await self.kernel.rooms.arbiter.runs.settled()
 
     def _finished(self, callers: set[asyncio.Task[None]]) -> None:
         for caller in callers:
@@ -219,7 +221,7 @@ class Storm:
             else:
                 caller.result()
 
-    async def _caller(self, session: Session) -> None:
+    async def _caller(self, session: HeldSession) -> None:
         match self.chance.randrange(6):
             case 0:
                 name, arguments = self._proposal()
@@ -240,7 +242,7 @@ class Storm:
                 await self._reply(session)
         assert not asyncio.current_task().cancelling()  # type: ignore[union-attr]
 
-    async def _reply(self, session: Session) -> None:
+    async def _reply(self, session: HeldSession) -> None:
         proposals = [self._proposed() for _ in range(self.chance.randrange(1, 9))]
         self.made += len(proposals)
         answers = await session.turn().call_all(proposals)
@@ -285,7 +287,7 @@ class Storm:
 
     async def held(self, tasks_before: int) -> None:
         """What must hold once the storm is over."""
-        arbiter = self.kernel._arbiter  # pyright: ignore[reportPrivateUsage]
+        arbiter = self.kernel.rooms.arbiter
         assert set(self.answered.values()) <= {1}
         assert arbiter.locks.size == 0
         for session in self.sessions:
@@ -330,7 +332,7 @@ def _tool_threads() -> list[str]:
     return [each.name for each in threading.enumerate() if each.name.startswith("handrail-storm")]
 
 
-async def storm(kernel: Kernel, seed: int, calls: int) -> Storm:
+async def storm(kernel: HeldKernel, seed: int, calls: int) -> Storm:
     """One storm, and the proof that it left nothing behind."""
     effects.clear()
     before = len(asyncio.all_tasks())

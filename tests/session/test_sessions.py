@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, Kernel, Runtime, Session, ToolError, UsageError, tool
+from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
 from handrail.contract.errors import StartError
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 ALLOW = ["allow test.*"]
@@ -81,7 +83,7 @@ async def flood(runtime: Runtime, count: int) -> str:
 TOOLS = (look, send, hold, wait, flood)
 
 
-def kernel_in(folder: Path) -> AbstractAsyncContextManager[Kernel]:
+def kernel_in(folder: Path) -> AbstractAsyncContextManager[HeldKernel]:
     return temporary_kernel(folder, tools=TOOLS, rules=ALLOW, settings=SHORT)
 
 
@@ -162,8 +164,8 @@ async def test_a_key_whose_call_was_only_held_up_may_be_tried_again(tmp_path: Pa
 async def test_one_session_is_open_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
     async with kernel_in(tmp_path) as kernel:
         opened = await asyncio.gather(*(kernel.session("ses_one") for _ in range(5)), return_exceptions=True)
-        assert sum(isinstance(session, Session) for session in opened) == 1
-        assert all(isinstance(other, (Session, UsageError)) for other in opened)
+        assert sum(isinstance(session, HeldSession) for session in opened) == 1
+        assert all(isinstance(other, (HeldSession, UsageError)) for other in opened)
 
 
 async def test_a_session_that_could_not_be_opened_can_be_opened_after_all(tmp_path: Path) -> None:
@@ -291,7 +293,7 @@ async def test_a_second_kernel_on_a_workspace_is_refused_in_one_line_and_the_fir
 
 
 async def test_the_events_end_with_the_session_and_with_the_kernel(tmp_path: Path) -> None:
-    async def read(session: Session, into: list[str]) -> None:
+    async def read(session: HeldSession, into: list[str]) -> None:
         async for event in session.events():
             into.append(event.kind)
 
@@ -371,7 +373,7 @@ async def test_a_face_that_cannot_ask_means_no_and_harms_no_other_call(tmp_path:
 # ── nothing that only grows ──────────────────────────────────────────────────────────────────────
 
 
-async def grown(kernel: Kernel, session: Session, calls: int) -> tuple[int, int]:
+async def grown(kernel: Kernel, session: HeldSession, calls: int) -> tuple[int, int]:
     """Objects alive after some calls of every kind, less those before; and the tasks left."""
 
     async def some(count: int) -> None:
@@ -403,7 +405,7 @@ async def test_a_long_session_keeps_nothing_of_its_calls_in_memory(tmp_path: Pat
         session = await kernel.session()
         objects, tasks = await grown(kernel, session, 500)
         assert objects < 250 and tasks == 0
-        assert kernel._arbiter.locks.size == 0  # pyright: ignore[reportPrivateUsage]
+        assert kernel.rooms.arbiter.locks.size == 0
 
 
 def _parameters_of(made: Any) -> Any:

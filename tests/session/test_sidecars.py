@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.result import Result
+from handrail.contract.session import Session
 from handrail.kernel import Kernel
-from handrail.session.session import Session
 from handrail.testing.kernels import temporary_kernel
 
 LINES = 500

@@ -25,7 +25,6 @@ from handrail.arbiter.resources import Resources
 from handrail.arbiter.running import ToolRuns
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
-from handrail.policy.authority import Authority
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
 
@@ -51,7 +50,6 @@ class Arbiter:
     def __init__(
         self,
         log: CommitLog,
-        authority: Authority,
         locks: LockTable,
         resources: Resources,
         shaper: Shaper,
@@ -62,8 +60,8 @@ class Arbiter:
         self.resources = resources
         self.shaper = shaper
         self.limits = limits
-        self.authorisation = Authorisation(authority, shaper)
-        self.runs = ToolRuns(authority, locks, self._nested, self.carry_out)
+        self.authorisation = Authorisation(shaper)
+        self.runs = ToolRuns(locks, self._nested, self.carry_out)
         self.repeats = Repeats(log, shaper)
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:

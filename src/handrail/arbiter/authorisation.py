@@ -7,16 +7,14 @@ from collections.abc import Awaitable
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.output import Shaper
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
-from handrail.policy.authority import Authority
 from handrail.policy.rules import parse_rule
 from handrail.policy.verdict import Verdict
 
 
 class Authorisation:
-    """Decides calls by an :class:`~handrail.policy.authority.Authority`, and asks where it says ask."""
+    """Decides calls by the authority of their lane, and asks where it says ask."""
 
-    def __init__(self, authority: Authority, shaper: Shaper) -> None:
-        self.authority = authority
+    def __init__(self, shaper: Shaper) -> None:
         self._shaper = shaper
 
     def decide(self, call: Call) -> Awaitable[None] | None:
@@ -24,16 +22,17 @@ class Authorisation:
 
         :raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one
         """
-        call.rules = call.lane.rules
+        lane = call.lane
+        call.rules = lane.rules
         verdict = self._judged(call)
-        if verdict.action == "ask" or (self.authority.watchdogs and verdict.action == "allow"):
+        if verdict.action == "ask" or (lane.authority.watchdogs and verdict.action == "allow"):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
         return None
 
     async def _narrow(self, call: Call, verdict: Verdict) -> None:
         """What watchdogs and people make of it."""
-        if self.authority.watchdogs:
+        if call.lane.authority.watchdogs:
             verdict = await self._watch(call, verdict)
         if verdict.action == "ask":
             call.verdict = verdict
@@ -54,7 +53,7 @@ class Authorisation:
         call.flush()
         return await call.interruptible(
             "authorise",
-            lambda: self.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id),
+            lambda: lane.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id),
         )
 
     async def _ask(self, call: Call) -> None:
@@ -133,7 +132,7 @@ class Authorisation:
     def _judged(self, call: Call) -> Verdict:
         assert call.entry is not None and call.arguments is not None
         lane, caller = call.lane, call.parent
-        return self.authority.judge(
+        return lane.authority.judge(
             call.entry.spec,
             call.arguments,
             rules=lane.rules,

@@ -17,7 +17,7 @@ from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
-from handrail.policy.authority import Verdict
+from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
@@ -47,6 +47,8 @@ class Lane:
     """One model's stream of calls within a session, as the arbiter sees it."""
 
     around: Surroundings
+    authority: Authority
+    """Its agent's: what calls are judged by."""
     rules: RuleBook
     """Replaced as a whole when a person answers "for this session"."""
     attendant: Attendant | None = None

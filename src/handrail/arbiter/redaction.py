@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 from urllib.parse import quote
@@ -24,30 +24,29 @@ _NAME = re.compile(r"[\w./:-]+")
 
 
 class Redactor:
-    """Knows the secrets of one kernel. Immutable."""
+    """Knows the secrets of one kernel, those that its processes brought along included."""
 
-    __slots__ = ("_binary", "_binary_forms", "_forms", "_labels", "_numeric", "_text", "active")
+    __slots__ = ("_binary", "_binary_forms", "_forms", "_labels", "_numeric", "_secrets", "_text", "active")
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         """
         :param secrets: name to value; a name may be shown to anybody
         :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
         """
+        self._secrets: dict[str, frozenset[str]] = {}
         self._labels: dict[str, str] = {}
-        for name, value in (secrets or {}).items():
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :")
-            if fault := _fault(value):
-                raise ValueError(f"the secret {name!r} {fault}")
-            for form in _forms(value):
-                self._labels.setdefault(form, f"[secret:{name}]")
-        for form in self._labels:
-            for label in set(self._labels.values()):
-                if form in label:
-                    raise ValueError(
-                        f"the secret {self._labels[form][8:-1]!r} has a value that is part of {label!r}, which would be put "
-                        "in a secret's place; use a longer, random value"
-                    )
+        self.learn(secrets or {})
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """Redact these too from now on, beside all that were known before. A name may stand for several values.
+
+        :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
+        """
+        every = dict(self._secrets)
+        for name, value in secrets.items():
+            every[name] = every.get(name, frozenset()) | {value}
+        labels = _labels_of(every)
+        self._secrets, self._labels = every, labels
         # The longest first: an alternation takes the first that fits.
         self._forms = tuple(sorted(self._labels, key=len, reverse=True))
         self._binary_forms = tuple(form.encode() for form in self._forms)
@@ -175,6 +174,27 @@ class RedactedStream:
         shown, self._covered = self._redactor._cut(text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
+
+
+def _labels_of(secrets: Mapping[str, Iterable[str]]) -> dict[str, str]:
+    """Every form of every value, and what is put in its place."""
+    labels: dict[str, str] = {}
+    for name, values in secrets.items():
+        if not _NAME.fullmatch(name):
+            raise ValueError(f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :")
+        for value in values:
+            if fault := _fault(value):
+                raise ValueError(f"the secret {name!r} {fault}")
+            for form in _forms(value):
+                labels.setdefault(form, f"[secret:{name}]")
+    for form in labels:
+        for label in set(labels.values()):
+            if form in label:
+                raise ValueError(
+                    f"the secret {labels[form][8:-1]!r} has a value that is part of {label!r}, which would be put "
+                    "in a secret's place; use a longer, random value"
+                )
+    return labels
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,6 @@ from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
-from handrail.policy.authority import Authority
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
@@ -32,12 +31,10 @@ class ToolRuns:
 
     def __init__(
         self,
-        authority: Authority,
         locks: LockTable,
         nested: Callable[[Call, str, Mapping[str, Any], str | None], Call],
         carry_out: Callable[[Call], Awaitable[Answer]],
     ) -> None:
-        self.authority = authority
         self.locks = locks
         self.nested = nested
         self.carry_out = carry_out
@@ -182,8 +179,8 @@ class _Doors:
     def may(self) -> May:
         call = self.of
         assert call.verdict is not None and call.entry is not None
-        around = call.lane.around
-        return self.runs.authority.may(call.verdict, call.entry.spec, rules=call.lane.rules, roots=around.roots)
+        lane = call.lane
+        return lane.authority.may(call.verdict, call.entry.spec, rules=lane.rules, roots=lane.around.roots)
 
     def tell(self, message: str, fraction: float | None) -> None:
         emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})

@@ -38,10 +38,10 @@ class Succession:
     def publish(self, generation: Generation) -> Difference:
         """Make ``generation`` the current one, and say what became of the tools.
 
-        :raises ValueError: unless its number is the next
+        :raises ValueError: unless its number is higher
         """
         older = self._current
-        if generation.number != older.number + 1:
+        if generation.number <= older.number:
             raise ValueError(f"generation {generation.number} cannot follow generation {older.number}")
         self._keep_open(generation)
         self._older.add(older)

@@ -1,4 +1,4 @@
-"""One conversation with a workspace: its lane, its turns, its events."""
+"""A session in the process that carries its calls out: its lane, its turns, its events."""
 
 from __future__ import annotations
 
@@ -12,28 +12,30 @@ from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.execution import StopReason
 from handrail.arbiter.reply import Reply
-from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
+from handrail.contract.history import History
 from handrail.contract.result import Result
+from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
 from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Generation
+from handrail.session.recalling import recalled
 
-Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 _MAX_PROGRESS_WAITING = 10_000
 _MAX_EVENTS_WAITING = 20_000
 
 
-class Session:
-    """Made by :meth:`handrail.kernel.Kernel.session`. Safe to use from any task of the kernel's event loop."""
+class HeldSession:
+    """Implements :class:`~handrail.contract.session.Session`. Safe to use from any task of the kernel's event loop."""
 
     def __init__(
         self,
         arbiter: Arbiter,
         lane: Lane,
         generation: Callable[[], Generation],
-        on_close: Callable[[Session], Awaitable[None]],
+        on_close: Callable[[HeldSession], Awaitable[None]],
         turns: int = 0,
     ) -> None:
         self._arbiter = arbiter
@@ -45,6 +47,8 @@ class Session:
         self._keys: dict[str, _KeyInUse] = {}
         self._readers: list[_EventQueue] = []
         self.closed = False
+        self.history: History | None = None
+        """Where what is said in it is kept."""
 
     @property
     def headless(self) -> bool:
@@ -90,11 +94,20 @@ class Session:
         """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
         return [answer.result for answer in await self.turn().call_all(calls)]
 
-    def turn(self) -> Turn:
+    def turn(self) -> HeldTurn:
         """The next turn. It keeps the generation of tools that is current now."""
         self._check_open()
         self._turns += 1
-        return Turn(self._arbiter, self._lane, self._generation(), self._turns)
+        return HeldTurn(self._arbiter, self._lane, self._generation(), self._turns)
+
+    async def recall(self, call_id: str) -> Answer:
+        """The answer to a call of this session that was proposed before and whose answer was not heard: as it is on
+        record, ``interrupted`` where nobody knows it. Runs nothing.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        self._check_open()
+        return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), call_id)
 
     def cancel(self, reason: StopReason = "user") -> int:
         """Stop every call in flight; each still gets its one result. Gives their number."""
@@ -219,7 +232,7 @@ class _EventQueue:
         return await self._waiting.get()
 
 
-class Turn:
+class HeldTurn:
     """One model request with its calls; it pins one generation of the registry."""
 
     __slots__ = ("_arbiter", "_calls", "_lane", "generation", "number")
@@ -242,12 +255,12 @@ class Turn:
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
-        proposals = [_proposed(call) for call in calls]
+        proposals = [as_proposed(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no task of its own
             return [await self._arbiter.carry_out(self._make(proposals[0]))]
         reply = self.reply()
-        for proposed in proposals:
-            reply.submit(proposed)
+        for proposal in proposals:
+            reply.submit(proposal)
         return await reply.answers()
 
     def _make(self, proposed: ProposedCall) -> Call:
@@ -255,12 +268,11 @@ class Turn:
         self._calls += 1
         if self._lane.closed is not None:
             proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        return self._arbiter.call(
-            f"{self._lane.session_id}/{self.number}.{index}", proposed, self._lane, self.generation
-        )
+        return self._arbiter.call(call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation)
 
 
-def _proposed(call: Proposal) -> ProposedCall:
+def as_proposed(call: Proposal) -> ProposedCall:
+    """:raises UsageError: for what is no call"""
     if isinstance(call, ProposedCall):
         return call
     try:

@@ -12,6 +12,7 @@ from pathlib import Path
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
 from handrail.contract.tool import Tool
+from handrail.holding import HeldKernel
 from handrail.kernel import Kernel
 from handrail.policy.watchdog import Watchdog
 
@@ -25,7 +26,7 @@ async def temporary_kernel(
     secrets: Mapping[str, str] | None = None,
     watchdogs: Iterable[Watchdog] = (),
     settings: str = "",
-) -> AsyncGenerator[Kernel]:
+) -> AsyncGenerator[HeldKernel]:
     """A kernel that touches nothing of the machine's: workspace, state and configuration lie beneath ``folder``.
 
     The workspace is ``folder/ws``; it and ``folder/state`` may exist, so that a test can open them again.
@@ -53,6 +54,7 @@ async def temporary_kernel(
         state=folder / "state",
         config=config,
     ) as kernel:
+        assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
         yield kernel
 
 

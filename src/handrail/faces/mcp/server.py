@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
     from handrail.contract.result import Result
+    from handrail.contract.session import Session
     from handrail.contract.spec import ToolSpec
     from handrail.kernel import Kernel
-    from handrail.session.session import Session
 
 INSTRUCTIONS = (
     "Every call is checked against its operator's rules before it runs. Each result is one JSON object: "

@@ -16,6 +16,7 @@ from handrail.contract.call import ProposedCall
 from handrail.contract.errors import StartError
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
+from handrail.contract.session import Session
 from handrail.faces.cli.app import CANNOT_START, ERROR, OUTPUT
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.tour import effects, project
@@ -28,7 +29,6 @@ from handrail.faces.cli.tour.watching import View
 from handrail.kernel import Kernel
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
-from handrail.session.session import Session
 
 
 class ScriptedPerson:
@@ -53,7 +53,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
         place = project.make(folder)
         facts = Facts()
         async with Kernel.open(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
-            confined = kernel.sandbox.tier.confines
+            confined = kernel.tier.confines
             _welcome(view, kernel, place)
             async with _listening(confined) as listener:
                 session = await kernel.session(attendant=ScriptedPerson())
@@ -66,7 +66,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
                 diff = place.diff(committed=confined)
                 await session.close()
             withheld = [entry for entry in kernel.generation.entries.values() if entry.withheld is not None]
-            tier = kernel.sandbox.tier
+            tier = kernel.tier
             database = Path(kernel.state_folder) / "handrail.db"
         with LogReader.at(database) as reader:
             verification = verify(reader)
@@ -149,7 +149,7 @@ def _read_sidecar(facts: Facts) -> None:
 
 
 def _welcome(view: View, kernel: Kernel, place: Project) -> None:
-    tier = kernel.sandbox.tier
+    tier = kernel.tier
     view.title(
         "Handrail: the tour",
         "The model's replies are scripted, and so is the person who approves. Everything else is real: the loop, "

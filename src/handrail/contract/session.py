@@ -1,0 +1,101 @@
+"""One conversation with a workspace, as faces and agents see it, wherever its calls are carried out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, Protocol
+
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.events import Event
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+
+Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
+"""``(tool, arguments)``, or the same with what a provider adds."""
+StopReason = Literal["timeout", "user", "shutdown"]
+
+
+class Turn(Protocol):
+    """One model request with its calls; it pins one generation of the registry."""
+
+    @property
+    def number(self) -> int: ...
+
+    @property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tools in view of the model, in a stable order; those that are withheld are left out."""
+        ...
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        """Carry out the calls of a whole reply: exactly one answer each, in order."""
+        ...
+
+
+class Session(Protocol):
+    """Opened by :meth:`handrail.kernel.Kernel.session`. Use it from tasks of the kernel's event loop."""
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def closed(self) -> bool: ...
+
+    @property
+    def headless(self) -> bool:
+        """Whether nobody can be asked: ask is deny, and ``question`` a fixed error."""
+        ...
+
+    @property
+    def workdir(self) -> str:
+        """The workspace's canonical folder."""
+        ...
+
+    def add_rules(self, *texts: str) -> None:
+        """Add rules of the session scope; they hold from now on, also for calls that wait for a lock.
+
+        :raises ValueError: for a text that is no rule
+        """
+        ...
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
+        """Propose one call and wait for its answer.
+
+        :param tool: id, alias or wire name
+        :param arguments: an object, or its JSON text
+        :param key: makes the call repeatable by its caller: the same key with the same arguments gives the
+            recorded result without running anything again, also after a restart; with other arguments it is a
+            ``conflict``
+        """
+        ...
+
+    async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
+        """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
+        ...
+
+    def turn(self) -> Turn:
+        """The next turn. It keeps the generation of tools that is current now."""
+        ...
+
+    def cancel(self, reason: StopReason = "user") -> object:
+        """Stop every call in flight; each still gets its one result."""
+        ...
+
+    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it.
+
+        What it raises is told to the event loop's exception handler and changes nothing about the call.
+        """
+        ...
+
+    def events(self) -> AsyncIterator[Event]:
+        """The events from the first step of the iteration on, until the session or its kernel is closed.
+
+        A reader that falls 10,000 behind misses progress only; one that falls 20,000 behind is let go.
+
+        :raises UsageError: when it was let go, after the events up to there
+        """
+        ...
+
+    async def close(self) -> None:
+        """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
+        ...

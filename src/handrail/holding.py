@@ -1,0 +1,223 @@
+"""The kernel in the process that holds the workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets as randomness
+import time
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from handrail import config as configuration
+from handrail.arbiter.call import Lane
+from handrail.arbiter.redaction import RedactedValues
+from handrail.assembly import Rooms, assemble, parse_rules
+from handrail.config import Configuration
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.people import Attendant
+from handrail.contract.runtime import ClientContext
+from handrail.contract.sandbox import Tier
+from handrail.contract.tool import Tool
+from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.policy.defaults import reading
+from handrail.policy.rules import RuleBook
+from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.registry.generation import Difference, Generation
+from handrail.runtime.roots import Roots
+from handrail.runtime.surface import Surroundings
+from handrail.session.context import Context
+from handrail.session.session import HeldSession
+from handrail.store.opening import Store
+from handrail.store.sessions import SessionRow
+
+if TYPE_CHECKING:
+    from handrail.policy.explain import Explanation
+
+
+class HeldKernel(Kernel):
+    """Carries the calls out. Its own sessions work in one context, those of processes that joined in theirs."""
+
+    def __init__(self, rooms: Rooms, own: Context, face: str) -> None:
+        self.rooms = rooms
+        self.own = own
+        self._face = face
+        self._sessions: dict[str, HeldSession] = {}
+
+    @property
+    def workdir(self) -> str:
+        return str(self.rooms.store.folders.workspace)
+
+    @property
+    def state_folder(self) -> str:
+        return str(self.rooms.store.folders.own)
+
+    @property
+    def config(self) -> Configuration:
+        return self.rooms.config
+
+    @property
+    def tier(self) -> Tier:
+        return self.rooms.sandbox.tier
+
+    @property
+    def generation(self) -> Generation:
+        return self.own.generation
+
+    @property
+    def rules(self) -> RuleBook:
+        return self.own.rules
+
+    @property
+    def log(self) -> CommitLog:
+        return self.rooms.log
+
+    @property
+    def interrupted(self) -> Sequence[Interrupted]:
+        return self.rooms.interrupted
+
+    async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        return self.own.shelf.reload(tools)
+
+    async def explain(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+    ) -> Explanation:
+        return await self.explain_in(self.own, tool, arguments, rules=rules, headless=headless)
+
+    async def explain_in(
+        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str], headless: bool
+    ) -> Explanation:
+        """See :meth:`Kernel.explain`."""
+        from handrail.policy.explain import explain
+
+        generation = context.generation
+        entry = generation.resolve(tool)
+        if entry is None:
+            nearest = " or ".join(generation.nearest(tool))
+            raise ToolError(
+                f"there is no tool {tool[:80]!r}" + (f"; did you mean {nearest}?" if nearest else ""),
+                kind="unknown_tool",
+            )
+        if entry.withheld is not None:
+            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        if problems := entry.schema.problems(dict(arguments)):
+            raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+        further = parse_rules([("session", "session", text) for text in rule_texts(rules)], generation)
+        return await explain(
+            context.authority,
+            entry.spec,
+            arguments,
+            rules=context.rules.with_rules(*further),
+            roots=Roots(self.workdir),
+            headless=headless,
+        )
+
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        headless: bool = True,
+        attendant: Attendant | None = None,
+        rules: Iterable[str] = (),
+        topic: str | None = None,
+        client: ClientContext | None = None,
+    ) -> HeldSession:
+        if attendant is None and not headless:
+            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+        return await self.open_session(
+            self.own, id, attendant=attendant, rules=rules, topic=topic, client=client, face=self._face
+        )
+
+    async def open_session(
+        self,
+        context: Context,
+        id: str | None,
+        *,
+        attendant: Attendant | None,
+        rules: Iterable[str],
+        topic: str | None,
+        client: ClientContext | None,
+        face: str,
+    ) -> HeldSession:
+        """A session of whichever process works in ``context``."""
+        if id is not None and id in self._sessions:
+            raise UsageError(f"session {id!r} is open already")
+        session_id = id or _new_session_id()
+        rooms, folders = self.rooms, self.rooms.store.folders
+        output, scratch = folders.output(session_id), folders.scratch(session_id)
+        around = Surroundings(
+            session_id=session_id,
+            agent=context.agent,
+            workdir=self.workdir,
+            scratch=str(scratch),
+            roots=Roots(self.workdir, (str(output),)),
+            sandbox=rooms.sandbox,
+            values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
+            attendant=attendant,
+            topic=topic,
+            client=client,
+            hidden=(str(folders.state),),
+        )
+        own = parse_rules([("session", "session", text) for text in rule_texts(rules)], context.generation)
+        lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
+        # Call ids stay unique when a session goes on.
+        turns = self.log.last_turn(session_id) if id is not None else 0
+        session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, turns)
+        self._sessions[session_id] = session
+        headless = attendant is None
+        try:
+            await rooms.store.sessions.open(
+                SessionRow(session_id, time.time_ns(), agent=context.agent, topic=topic, face=face, headless=headless)
+            )
+        except BaseException:
+            del self._sessions[session_id]
+            raise
+        opened = {"agent": context.agent, "face": face, "headless": headless}
+        self.log.append([Record("session-opened", session_id, "", opened)])
+        return session
+
+    async def _closed(self, session: HeldSession) -> None:
+        """Taken from the list last: until its folders are gone nobody may open it again."""
+        store = self.rooms.store
+        self.log.append([Record("session-closed", session.id, "", {})])
+        try:
+            await store.sessions.close(session.id, time.time_ns())
+        finally:
+            await asyncio.to_thread(store.folders.discard, session.id)
+            self._sessions.pop(session.id, None)
+
+    async def shut_down(self) -> None:
+        """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
+        why = "has ended with its kernel, which is closed; open a kernel anew"
+        try:
+            await asyncio.gather(*(session.end("shutdown", why) for session in self._sessions.values()))
+            await self.rooms.arbiter.runs.settled()
+            await self.own.aclose()
+            await self.rooms.aclose()
+        finally:
+            try:
+                await self.log.flush()
+            finally:
+                self.rooms.arbiter.shaper.close()
+
+
+@asynccontextmanager
+async def hold(
+    workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
+) -> AsyncGenerator[HeldKernel]:
+    """Hold ``workspace`` until the block ends; see :meth:`Kernel.open`."""
+    settings = configuration.load(config)
+    async with AsyncExitStack() as stack:
+        store = Store.open(workspace, state, face=brought.face, allow_home=allow_home)
+        stack.push_async_callback(store.aclose)
+        configuration.check_apart(settings, store.folders.workspace)
+        rooms = await assemble(store, settings, brought.secrets or {})
+        own = rooms.context(brought.agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs)
+        kernel = HeldKernel(rooms, own, brought.face)
+        stack.push_async_callback(kernel.shut_down)
+        yield kernel
+
+
+def _new_session_id() -> str:
+    """Sorts by time, and cannot be guessed."""
+    return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"

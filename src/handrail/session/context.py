@@ -1,0 +1,86 @@
+"""What the calls of a session are resolved and judged by: an agent, the tools that it has, its rules.
+
+One arbiter, one lock table and one log serve any number of contexts. Those of one agent share their generations of
+tools, except where a process brought tools of its own: these belong to its sessions alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from handrail.contract.requires import Layer
+from handrail.contract.tool import Tool
+from handrail.policy.authority import Authority
+from handrail.policy.rules import RuleBook
+from handrail.registry.generation import Difference, Generation
+from handrail.registry.sources.all import ToolSources
+from handrail.registry.succession import Succession
+
+
+class Shelf:
+    """The generations of tools of one agent, made from the same sources."""
+
+    def __init__(
+        self,
+        sources: ToolSources,
+        succession: Succession,
+        layer: Callable[[Iterable[Generation]], Layer],
+        numbers: Callable[[], int],
+        publish: Callable[[Generation, Difference], None],
+    ) -> None:
+        """
+        :param layer: what the agent has, with the tools of these generations
+        :param numbers: gives the number of the next generation, whichever shelf it is for
+        :param publish: puts a new generation on record
+        """
+        self._sources = sources
+        self.succession = succession
+        self._layer = layer
+        self._numbers = numbers
+        self._publish = publish
+        self.authorities: list[Authority] = []
+        """Those that judge by what the agent's tools require."""
+
+    def reload(self, given: Iterable[Tool] | None = None) -> Difference:
+        """Look through the sources again and publish what they have as the next generation, in one step.
+
+        :param given: instead of the tools given in code before; None leaves those as they are
+        :raises LoadError: with every fault; the current generation stays
+        """
+        sources = self._sources if given is None else replace(self._sources, given=tuple(given))
+        generation = sources.load(self._numbers())
+        difference = self.succession.publish(generation)
+        self._sources = sources
+        layer = self._layer(self.succession.living)
+        for authority in self.authorities:
+            authority.agent_layer = layer
+        self._publish(generation, difference)
+        return difference
+
+
+class Context:
+    """One agent in one process's sessions.
+
+    :ivar rules: those that every session of it starts with
+    :ivar shared: whether other contexts see the same generations, so that they do not end with this one
+    """
+
+    def __init__(self, agent: str, shelf: Shelf, authority: Authority, rules: RuleBook, *, shared: bool) -> None:
+        self.agent = agent
+        self.shelf = shelf
+        self.authority = authority
+        self.rules = rules
+        self.shared = shared
+        shelf.authorities.append(authority)
+
+    @property
+    def generation(self) -> Generation:
+        """The tools there are now. A turn keeps those there were when it began."""
+        return self.shelf.succession.current
+
+    async def aclose(self) -> None:
+        """Nobody opens sessions of it any more."""
+        self.shelf.authorities.remove(self.authority)
+        if not self.shared:
+            await self.shelf.succession.aclose()
