@@ -8,19 +8,22 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import LoadError, UsageError
 from handrail.contract.sandbox import Tier
 from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
 from handrail.registry.generation import Generation
 from handrail.registry.loading import load_generation
+from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.python import PythonSource
 
-from .conftest import CONFINING, Simple
+from .conftest import CONFINING, Place, Simple
 
 
 def put(config: Path, agent: str, text: str | None = None, mode: int = 0o644) -> Path:
     folder = config / "agents" / agent
     folder.mkdir(parents=True, exist_ok=True)
+    for made in (folder, folder.parent):
+        made.chmod(0o755)
     file = folder / "agent.toml"
     file.write_text(f'id = "{agent}"\n' if text is None else text)
     file.chmod(mode)
@@ -180,3 +183,31 @@ def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_sa
     withheld = generation_of(given, generation("fetch"), CONFINING).entries["fetch"].withheld
     assert withheld is not None
     assert "pypi.org" in withheld
+
+
+def sources(place: Place, text: str, *given: str) -> ToolSources:
+    config = place.tools.parent
+    put(config, "reviewer", text)
+    own = config / "agents" / "reviewer" / "tools"
+    tools = tuple(Simple(tool_id) for tool_id in given)
+    checked = find_agent(config, "reviewer", [str(place.workspace)])
+    return ToolSources(place.tools, own, str(place.workspace), place.confinement(), tools, checked)
+
+
+def test_an_agents_generation_holds_what_it_names_and_knows_what_else_there_is(place: Place) -> None:
+    found = sources(place, 'id = "reviewer"\ntools = ["read", "notes.*"]', "notes.add", "mail.send").load(7)
+    assert list(found.entries) == ["read", "notes.add"]
+    assert found.number == 7
+    assert {"bash", "write", "mail.send"} <= found.beyond
+    assert not {"read", "notes.add"} & found.beyond
+
+
+def test_faults_of_the_manifest_its_names_and_the_tool_folders_are_one_list(place: Place) -> None:
+    (place.tools / "faulty.json").write_text("{")
+    with pytest.raises(LoadError) as caught:
+        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
+    assert [fault.where for fault in caught.value.faults] == ["promt", ""]
+    (place.tools / "faulty.json").unlink()
+    with pytest.raises(LoadError) as caught:
+        sources(place, 'id = "reviewer"\npromt = "x"\ntools = ["raed"]').load(1)
+    assert [fault.where for fault in caught.value.faults] == ["promt", "tools[0]"]

@@ -107,7 +107,8 @@ def generation_of(agent: AgentManifest, everything: Generation, tier: Tier) -> G
     entries = [
         _with_additions(agent, entry, tier) for tool_id, entry in everything.entries.items() if agent.has_tool(tool_id)
     ]
-    return Generation(everything.number, entries, agent.aliases, everything.quarantined)
+    beyond = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
+    return Generation(everything.number, entries, agent.aliases, everything.quarantined, beyond)
 
 
 def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:

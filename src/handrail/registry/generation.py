@@ -63,10 +63,11 @@ class Generation:
     :param number: 1 for the first of a kernel's life, then one more each
     :param aliases: alias to id
     :param quarantined: what foreign sources offered and could not be taken, with the reasons
+    :param beyond: ids of tools that there are and that this agent does not have; a rule may name them
     :raises ValueError: when two tools, aliases or wire names are the same
     """
 
-    __slots__ = ("__weakref__", "_by_name", "aliases", "entries", "number", "quarantined")
+    __slots__ = ("__weakref__", "_by_name", "aliases", "beyond", "entries", "number", "quarantined")
 
     def __init__(
         self,
@@ -74,6 +75,7 @@ class Generation:
         entries: Iterable[Entry],
         aliases: Mapping[str, str] | None = None,
         quarantined: Iterable[Fault] = (),
+        beyond: Iterable[str] = (),
     ) -> None:
         by_id: dict[str, Entry] = {}
         by_name: dict[str, Entry] = {}
@@ -93,6 +95,7 @@ class Generation:
         self.entries: Mapping[str, Entry] = MappingProxyType(by_id)
         self.aliases: Mapping[str, str] = MappingProxyType(dict(aliases or {}))
         self.quarantined = tuple(quarantined)
+        self.beyond = frozenset(beyond)
         self._by_name = by_name
 
     def __len__(self) -> int:
