@@ -87,6 +87,8 @@ def layer_of_file(kind: Kind, path: Path, table: Mapping[str, Any], lines: Mappi
 
     def place(where: str) -> str:
         # The line of the value, or of what holds it.
+        if f"{where}[0]" in lines:  # an array of tables stands nowhere itself
+            where = f"{where}[0]"
         while where and where not in lines:
             where = where[: max(where.rfind("."), where.rfind("["), 0)]
         return f"{path}:{lines[where]}" if where in lines else str(path)

@@ -1,0 +1,60 @@
+"""A workspace, a configuration and state of a test's own, and how they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.config import Configuration, load
+from handrail.contract.errors import LoadError
+from handrail.store import trust
+from handrail.store.folders import Folders, prepare
+
+
+@dataclass(frozen=True)
+class Layers:
+    """``config`` is the operator's file, ``own`` the workspace's."""
+
+    folder: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "ws"
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "config" / "handrail.toml"
+
+    @property
+    def own(self) -> Path:
+        return self.workspace / "handrail.toml"
+
+    @property
+    def folders(self) -> Folders:
+        return prepare(self.workspace, self.folder / "state")
+
+    @staticmethod
+    def beneath(folder: Path) -> Layers:
+        made = Layers(folder.resolve())
+        made.workspace.mkdir(parents=True)
+        made.config.parent.mkdir()
+        made.config.write_text("")
+        return made
+
+    def load(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> Configuration:
+        return load(self.config, folders=self.folders, environment=environment or {}, flags=flags)
+
+    def trust(self) -> None:
+        """As a person who has looked at what the workspace's file holds now."""
+        found = self.load().workspace
+        assert found is not None
+        trust.grant(self.folders, found.sha256, clock=lambda: 1)
+
+    def faults(self, environment: Mapping[str, str] | None = None, flags: Iterable[str] = ()) -> list[str]:
+        """What stops a start, line by line."""
+        try:
+            self.load(environment, flags)
+        except LoadError as error:
+            return [str(fault) for fault in error.faults]
+        return []

@@ -1,0 +1,199 @@
+"""Defaults, files, variables and flags: which value holds, where it comes from, and everything that is wrong at once."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.config.places import Layers
+
+from handrail.config import Settings, load
+from handrail.config.given import OTHERS, variable
+from handrail.config.settings import keys
+from handrail.contract.errors import LoadError, UsageError
+
+pytestmark = pytest.mark.proves("F-11")
+
+
+def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_origin(layers: Layers) -> None:
+    layers.config.write_text(
+        "[limits]\nlock_wait_ms = 1\ngrace_ms = 1\n[approvals]\nrequest_days = 1\ngrant_hours = 1\n"
+    )
+    layers.own.write_text("[limits]\ngrace_ms = 2\n[approvals]\nrequest_days = 2\ngrant_hours = 2\n")
+    layers.trust()
+    variables = {"HANDRAIL_APPROVALS__REQUEST_DAYS": "3", "HANDRAIL_APPROVALS__GRANT_HOURS": "3"}
+    config = layers.load(variables, ["approvals.grant_hours=4"])
+    limits, approvals = config.settings.limits, config.settings.approvals
+    assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
+    assert (approvals.request_days, approvals.grant_hours) == (3, 4)
+    in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
+    assert in_force == {
+        "agent": "default",
+        "ceiling": "default",
+        "limits.lock_wait_ms": f"{layers.config}:2",
+        "limits.grace_ms": f"{layers.own}:2",
+        "approvals.request_days": "HANDRAIL_APPROVALS__REQUEST_DAYS",
+        "approvals.grant_hours": "--set approvals.grant_hours",
+    }
+    beaten = [value for value in config.values if value.not_in_force]
+    assert len(beaten) == 6 and all(value.not_in_force.endswith("overrides it") for value in beaten)
+
+
+def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers: Layers) -> None:
+    layers.config.write_text('rules = [\n  "allow bash git status",\n\n  "deny bash rm *",\n]\n')
+    layers.own.write_text('rules = ["ask write"]\n')
+    config = layers.load(
+        {"HANDRAIL_RULES": "allow read\n\n  deny write\n"}, ['rules=["allow edit"]', 'rules=["ask glob"]']
+    )
+    assert [(rule.text, rule.scope, rule.source) for rule in config.rules] == [
+        ("allow bash git status", "project", f"{layers.config}:2"),
+        ("deny bash rm *", "project", f"{layers.config}:4"),
+        ("ask write", "project", f"{layers.own}:1"),
+        ("allow read", "session", "HANDRAIL_RULES"),
+        ("deny write", "session", "HANDRAIL_RULES"),
+        ("allow edit", "session", "--set rules"),
+        ("ask glob", "session", "--set rules"),
+    ]
+    assert config.settings.rules == tuple(rule.text for rule in config.rules)
+
+
+def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nearest_name(layers: Layers) -> None:
+    layers.config.write_text('rulez = []\n[limits]\nlock_wait_ms = "long"\ngrace = 5\n')
+    layers.own.write_text('rules = ["deny read",\n"permit bash"]\n[aprovals]\n[[watchdogs]]\ncommand = ["x"]\n')
+    environment = {
+        "HANDRAIL_RULE": "allow read",
+        "HANDRAIL_LIMITS__GRACE_MS": "0",
+        "HANDRAIL_CEILING": '{"fs": {"raed": []}}',
+    }
+    faults = layers.faults(environment, ["limits.lock_wait=3", "agent=../../etc", 'ceiling={fs={read=["../x"]}}'])
+    expected = [
+        (f"{layers.config}:1: rulez:", "did you mean 'rules'?"),
+        (f"{layers.config}:3: limits.lock_wait_ms:", "'long'; expected a valid integer"),
+        (f"{layers.config}:4: limits.grace:", "did you mean 'grace_ms'?"),
+        (f"{layers.own}:3: aprovals:", "did you mean 'approvals'?"),
+        (f"{layers.own}:4: watchdogs:", "outside the sandbox"),
+        (f"{layers.own}:2: rules[1]:", "allow, ask or deny"),
+        ("HANDRAIL_RULE:", "did you mean HANDRAIL_RULES?"),
+        ("HANDRAIL_LIMITS__GRACE_MS: limits.grace_ms:", "greater than 0"),
+        ("HANDRAIL_CEILING: ceiling.fs.raed:", "did you mean 'read'?"),
+        ("--set limits.lock_wait:", "did you mean 'limits.lock_wait_ms'?"),
+        ("--set agent: agent:", "../../etc"),
+    ]
+    for place, text in expected:
+        assert [fault for fault in faults if fault.startswith(place) and text in fault], (place, faults)
+    assert len(faults) == len(expected)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("rules = [\n", "is not TOML"),
+        ("agent = 1979-05-27\n", "agent: is a date or a time"),
+        ("[limits]\ngrace_ms = true\n", "limits.grace_ms: is true; expected a valid integer"),
+        ("[limits]\ngrace_ms = 1.0\n", "limits.grace_ms: is 1.0; expected"),
+        ("[limits]\ngrace_ms = nan\n", "limits.grace_ms: is nan"),
+        ('rules = "allow read"\n', "rules: is 'allow read'; expected"),
+        ("rules = [1]\n", "rules[0]: is 1; expected a valid string"),
+        ("limits = []\n", "limits: is []; expected"),
+        ('[ceiling.fs]\nread = ["{somewhere}"]\n', "ceiling.fs.read[0]: unknown variable {somewhere}"),
+        ("[[watchdogs]]\n", "watchdogs[0].command: is missing"),
+        ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("#" * 300_000, "has more than 256 KiB"),
+    ],
+)
+def test_what_is_wrong_with_a_file_is_told_with_what_was_expected(layers: Layers, text: str, told: str) -> None:
+    layers.config.write_text(text)
+    (fault,) = layers.faults()
+    assert fault.startswith(str(layers.config)) and told.lower() in fault.lower()
+
+
+def test_a_file_that_is_no_file_is_a_fault_and_nobody_waits_for_it(layers: Layers) -> None:
+    layers.config.unlink()
+    assert "there is no such file" in layers.faults()[0]
+    os.mkfifo(layers.config)
+    assert "is no regular file" in layers.faults()[0]
+    layers.config.unlink()
+    layers.config.mkdir()
+    assert "is no regular file" in layers.faults()[0]
+    with pytest.raises(LoadError, match="no regular file"):
+        load("/dev/zero", environment={})
+    layers.config.rmdir()
+    layers.config.write_bytes(b"\xff\xfe")
+    assert "is not TOML" in layers.faults()[0]
+
+
+def test_a_configuration_may_lie_behind_a_link_that_its_owner_made(layers: Layers) -> None:
+    real = layers.folder / "dotfiles.toml"
+    layers.config.rename(real)
+    real.write_text('agent = "reviewer"\n')
+    layers.config.symlink_to(real)
+    assert layers.load().settings.agent == "reviewer"
+
+
+def test_without_any_layer_every_value_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    config = load(None, environment={})
+    assert config.settings == Settings() and config.file is None and config.folder == tmp_path / "handrail"
+    assert {str(value.origin) for value in config.values} == {"default"}
+
+
+def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
+    given = {
+        "agent": ("reviewer", "reviewer"),
+        "rules": ('["allow read"]', ("allow read",)),
+        "watchdogs": ('[{"command": ["w"]}]', [{"command": ["w"], "timeout_ms": 5000}]),
+        "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
+    }
+    for key in keys():
+        text, expected = given.get(key, ("7", 7))
+        for config in (layers.load({variable(key): text}), layers.load(flags=[f"{key}={text}"])):
+            node = config.settings.model_dump(mode="json")
+            for part in key.split("."):
+                node = node[part]
+            if key == "ceiling":
+                node = node["fs"]["read"]
+            assert node == (list(expected) if isinstance(expected, tuple) else expected), key
+            (value,) = [one for one in config.values if one.key == key and not one.not_in_force]
+            assert str(value.origin) in (variable(key), f"--set {key}")
+
+
+def test_variables_that_are_told_to_tools_or_name_places_are_no_settings_and_empty_ones_are_none(
+    layers: Layers,
+) -> None:
+    environment = dict.fromkeys(OTHERS, "x") | {
+        "HANDRAIL_AGENT": "",
+        "HANDRAILS": "x",
+        "handrail_rules": "x",
+        "PATH": "/",
+    }
+    assert layers.load(environment).settings == Settings()
+
+
+def test_a_value_given_as_text_stays_one_value(layers: Layers) -> None:
+    (fault,) = layers.faults({"HANDRAIL_LIMITS__GRACE_MS": '1\nagent = "x"'})
+    assert "expected a valid integer" in fault
+    assert layers.load(flags=["agent=true"]).settings.agent == "true"
+
+
+@pytest.mark.parametrize("text", ["agent", "=x", "", "limits.grace_ms"])
+def test_a_flag_without_key_or_value_is_a_usage_error(layers: Layers, text: str) -> None:
+    with pytest.raises(UsageError, match="KEY=VALUE"):
+        layers.load(flags=[text])
+
+
+def test_a_ceiling_of_this_machine_stands_over_a_trusted_workspaces_and_can_be_set_again_by_its_operator(
+    layers: Layers,
+) -> None:
+    layers.own.write_text('ceiling = { fs = { read = ["{workspace}"], write = ["{workspace}"] } }\n')
+    layers.trust()
+    alone = layers.load().settings.ceiling
+    assert alone is not None and alone.fs.write == ("{workspace}",)
+    layers.config.write_text('ceiling = { fs = { read = ["src"] } }\n')
+    config = layers.load()
+    assert config.settings.ceiling is not None and config.settings.ceiling.fs.write == ()
+    (refused,) = [value for value in config.values if value.not_in_force]
+    assert refused.origin.kind == "workspace" and "a workspace's file cannot change it" in refused.not_in_force
+    wider = layers.load({"HANDRAIL_CEILING": json.dumps({"fs": {"read": ["docs"]}})}).settings.ceiling
+    assert wider is not None and wider.fs.read == ("docs",)

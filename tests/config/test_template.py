@@ -1,0 +1,75 @@
+"""The file that ``handrail init`` writes, and the schema that ships."""
+
+from __future__ import annotations
+
+import json
+import re
+import tomllib
+from typing import Any, Literal
+
+import jsonschema_rs
+import pytest
+from tests.config.places import Layers
+
+from handrail.config import Settings, WatchdogSettings
+from handrail.config.settings import keys
+from handrail.config.template import SCHEMA_FILE, schema, template
+
+pytestmark = pytest.mark.proves("F-11")
+BOTH: tuple[Literal["configuration", "workspace"], ...] = ("configuration", "workspace")
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_it_loads_without_faults_and_changes_nothing(
+    layers: Layers, kind: Literal["configuration", "workspace"]
+) -> None:
+    (layers.config if kind == "configuration" else layers.own).write_text(template(kind))
+    config = layers.load()
+    assert config.settings == Settings() and config.remark is None
+    assert tomllib.loads(template(kind)) == {}
+
+
+@pytest.mark.parametrize("kind", BOTH)
+def test_its_lines_without_the_sign_are_the_defaults(
+    layers: Layers, kind: Literal["configuration", "workspace"]
+) -> None:
+    text = re.sub(r"^# (\[\w+\]|\w+ = .*)$", r"\1", template(kind), flags=re.MULTILINE)
+    (layers.config if kind == "configuration" else layers.own).write_text(text)
+    if kind == "workspace":
+        layers.trust()
+    config = layers.load()
+    assert config.settings == Settings()
+    given = {value.key for value in config.values if value.origin.kind == kind}
+    assert given == set(keys()) - {"rules", "ceiling", "watchdogs"}
+
+
+def test_its_examples_are_settings_and_every_key_is_explained(layers: Layers) -> None:
+    text = template("configuration")
+    layers.config.write_text("\n".join(re.findall(r"^#   (.*)$", text, re.MULTILINE)))
+    settings = layers.load().settings
+    assert settings.rules and settings.ceiling is not None and settings.watchdogs
+    named = set(re.findall(r"^# +(?:\[*)(\w+)(?: =|\])", text, re.MULTILINE))
+    assert {part for key in keys() for part in key.split(".")} | set(WatchdogSettings.model_fields) <= named
+    descriptions = [field.description for field in Settings.model_fields.values()]
+    flat = " ".join(text.replace("# ", "").split())
+    assert all(description and description in flat for description in descriptions)
+
+
+def test_the_schema_that_ships_is_that_of_the_settings() -> None:
+    assert json.loads(SCHEMA_FILE.read_text(encoding="utf-8")) == schema(), (
+        "run: handrail config --schema > src/handrail/handrail.schema.json"
+    )
+
+
+@pytest.mark.parametrize(
+    ("data", "fits"),
+    [
+        ({}, True),
+        ({"rules": ["allow read"], "limits": {"grace_ms": 5}, "watchdogs": [{"command": ["w"]}]}, True),
+        ({"rulez": []}, False),
+        ({"limits": {"grace_ms": 0}}, False),
+        ({"agent": "../x"}, False),
+    ],
+)
+def test_the_schema_takes_what_the_settings_take(data: dict[str, Any], fits: bool) -> None:
+    assert jsonschema_rs.validator_for(schema()).is_valid(data) is fits

@@ -1,0 +1,120 @@
+"""What a workspace's own file can do before somebody has trusted it, and after, and after the next change."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+from tests.config.places import Layers
+
+from handrail.config import Settings
+
+pytestmark = pytest.mark.proves("F-11")
+
+WHOLE = """\
+agent = "reviewer"
+rules = [
+  "allow bash *",
+  "deny fs.write src/**",
+  "ask read",
+]
+[limits]
+grace_ms = 1
+"""
+
+
+def test_untrusted_its_denies_and_asks_count_and_nothing_else(layers: Layers) -> None:
+    layers.own.write_text(WHOLE)
+    config = layers.load()
+    assert [rule.text for rule in config.rules] == ["deny fs.write src/**", "ask read"]
+    assert [rule.text for rule in config.held_rules] == ["allow bash *"]
+    assert config.settings == Settings(rules=("deny fs.write src/**", "ask read"))
+    assert all(rule.narrows for rule in config.rules)
+    assert {value.key for value in config.held_back} == {"agent", "rules", "limits.grace_ms"}
+    remark = config.remark
+    assert remark is not None and "\n" not in remark
+    assert "1 allow rule, agent, limits.grace_ms" in remark and "handrail trust" in remark
+
+
+def test_trusted_all_of_it_counts_until_one_byte_changes(layers: Layers) -> None:
+    layers.own.write_text(WHOLE)
+    layers.trust()
+    config = layers.load()
+    assert (config.settings.agent, config.settings.limits.grace_ms) == ("reviewer", 1)
+    assert "allow bash *" in config.settings.rules and not any(rule.narrows for rule in config.rules)
+    assert config.remark is None and not config.held_back
+    layers.own.write_text(WHOLE + "\n")
+    assert layers.load().settings.agent == "default"
+    layers.own.write_text(WHOLE)
+    assert layers.load().settings.agent == "reviewer"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "allow bash *",
+        " \t allow bash *",
+        "allow\tbash *",
+        "allow\u00a0bash *",
+        "allow net.ping",
+        "allow",
+        "allow\nbash *",
+    ],
+)
+def test_no_way_of_writing_an_allow_rule_lets_it_in_untrusted(layers: Layers, text: str) -> None:
+    layers.own.write_text(f"rules = [{json.dumps(text)}]")
+    config = layers.load()
+    assert config.rules == () and len(config.held_rules) == 1
+
+
+@pytest.mark.parametrize("text", ["Allow bash", "ALLOW bash", "", "  ", "\u200ballow bash", "permit bash"])
+def test_a_rule_of_no_known_action_stops_the_start(layers: Layers, text: str) -> None:
+    layers.own.write_text(f'rules = ["{text}"]\n', encoding="utf-8")
+    (fault,) = layers.faults()
+    assert fault.startswith(f"{layers.own}:1: rules[0]:") and "allow, ask or deny" in fault
+
+
+def test_a_file_that_only_narrows_has_nothing_to_trust(layers: Layers) -> None:
+    layers.own.write_text('rules = ["deny bash"]\n')
+    config = layers.load()
+    assert config.remark is None and not config.held_back and len(config.rules) == 1
+
+
+def test_a_faulty_file_stops_the_start_trusted_or_not(layers: Layers) -> None:
+    layers.own.write_text("rules = [\n")
+    assert "is not TOML" in layers.faults()[0]
+    layers.own.write_text('[[watchdogs]]\ncommand = ["./evil"]\n')
+    assert "outside the sandbox" in layers.faults()[0]
+
+
+def test_only_the_file_itself_is_read(layers: Layers) -> None:
+    elsewhere = layers.folder / "elsewhere.toml"
+    elsewhere.write_text('rules = ["deny bash"]\n')
+    layers.own.symlink_to(elsewhere)
+    assert "is a symbolic link" in layers.faults()[0]
+    layers.own.unlink()
+    os.link(elsewhere, layers.own)
+    assert "2 hard links" in layers.faults()[0]
+    layers.own.unlink()
+    layers.own.symlink_to(layers.folder / "nothing")
+    assert "is a symbolic link" in layers.faults()[0]
+    layers.own.unlink()
+    os.mkfifo(layers.own)
+    assert "is no regular file" in layers.faults()[0]
+    layers.own.unlink()
+    layers.own.mkdir()
+    assert "is no regular file" in layers.faults()[0]
+    layers.own.rmdir()
+    layers.own.write_bytes(b"#" * (256 * 1024 + 1))
+    assert "more than 256 KiB" in layers.faults()[0]
+    layers.own.write_bytes(b"#" * 256 * 1024)
+    assert layers.faults() == []
+
+
+def test_trust_of_one_workspace_says_nothing_of_another(layers: Layers) -> None:
+    layers.own.write_text(WHOLE)
+    layers.trust()
+    other = Layers.beneath(layers.folder / "other")
+    other.own.write_text(WHOLE)
+    assert other.load().settings.agent == "default"
