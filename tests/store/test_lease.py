@@ -412,8 +412,8 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
         await store.sessions.open(SessionRow("ses_2", 6))
     assert other.execute("SELECT id FROM session").fetchall() == [("ses_1",)]
     other.close()
-    assert store.database.writer.backlog == 0
     await store.aclose()
+    assert store.database.writer.backlog == 0
 
 
 class Contenders(RuleBasedStateMachine):

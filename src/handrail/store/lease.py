@@ -32,17 +32,19 @@ RENEW_S = 0.5
 VALID_NS = STALE_NS * 3 // 4
 """How long a renewal lasts. Less than what others wait, so that what is begun just before its end has begun."""
 
-_PATIENCE_MS = 1000
+_PATIENCE_MS = 500
 """How long the database may be locked by somebody who is about to be done with it."""
 
 
 class WorkspaceHeld(StartError):
-    """Another process holds the workspace. :attr:`holder` tells which."""
+    """Another process holds the workspace. :attr:`holder` tells which; :attr:`is_writing`, that it was paused or hangs
+    in the middle of a write, so that nobody else can write before it goes on or ends."""
 
     def __init__(self, folders: Folders, holder: Holder, *, is_writing: bool = False) -> None:
         self.holder = holder
+        self.is_writing = is_writing and holder.state != "alive"
         step = "stop that process, or choose another --workspace"
-        if is_writing and holder.state != "alive":
+        if self.is_writing:
             step = (
                 f"it is {holder.state} in the middle of a write: let it go on (kill -CONT PID), or end it (kill -9 PID)"
             )
