@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.history import History
 from handrail.contract.jsontext import ArgumentText, parse_arguments
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
@@ -34,6 +35,10 @@ class RecordingTurn:
     def specs(self) -> Sequence[ToolSpec]:
         return self._session.specs
 
+    @property
+    def number(self) -> int:
+        return self._session.turns
+
     async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         return await self._session.answer(list(calls))
 
@@ -41,7 +46,14 @@ class RecordingTurn:
 class RecordingSession:
     """Echoes arguments. ``hold`` makes calls wait until they are cancelled or released."""
 
-    def __init__(self, answer: Callable[[ProposedCall, dict[str, Any]], Result] | None = None) -> None:
+    def __init__(
+        self,
+        answer: Callable[[ProposedCall, dict[str, Any]], Result] | None = None,
+        history: History | None = None,
+    ) -> None:
+        self.history = history
+        self.recorded: dict[str, Result] = {}
+        """What :meth:`recall` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
         self.proposed: list[list[ProposedCall]] = []
         self.cancelled: list[str] = []
@@ -73,6 +85,10 @@ class RecordingSession:
     def cancel(self, reason: str) -> None:
         self.cancelled.append(reason)
         self.release.set()
+
+    async def recall(self, call_id: str) -> Answer:
+        result = self.recorded.get(call_id) or Result.error("interrupted", "nobody knows")
+        return Answer(call_id, "echo", result, result)
 
     async def answer(self, calls: list[ProposedCall]) -> list[Answer]:
         self.proposed.append(calls)

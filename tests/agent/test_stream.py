@@ -179,7 +179,8 @@ def test_any_stream_gives_one_result_for_each_call_and_a_history_that_can_be_sen
     for events in replies:
         reply = assemble(*events, cut=cut)
         answers = [Answer(str(n), c.name, Result.output(n), Result.output(n)) for n, c in enumerate(reply.calls)]
-        conversation.exchange(reply, answers)
+        conversation.propose(reply, [answer.call_id for answer in answers])
+        conversation.answer(dict(enumerate(answers)))
         reply.text.encode()
     for before, message in zip((None, *conversation.messages), conversation.messages, strict=False):
         if isinstance(message, AssistantMessage):

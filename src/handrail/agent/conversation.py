@@ -1,10 +1,13 @@
-"""The history a run builds: only whole exchanges enter it, so a provider takes it at any moment."""
+"""The history a run builds: only whole exchanges enter it, so a provider takes it at any moment. What was said is kept
+as it is said, a reply before its calls are proposed."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from handrail.agent.history import Exchange, as_data, restored
 from handrail.agent.model import (
     AssistantMessage,
     CallPart,
@@ -17,6 +20,7 @@ from handrail.agent.model import (
 )
 from handrail.agent.stream import Reply, WireIds, call_part, whole_characters
 from handrail.contract.call import Answer
+from handrail.contract.history import Entry, History
 from handrail.contract.result import Result
 
 NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by"})
@@ -35,37 +39,102 @@ def shown(result: Result) -> str:
 
 
 class Conversation:
-    """The messages of one agent, over all its runs."""
+    """The messages of one agent, over all its runs, kept as they are said where there is a ``history``.
 
-    def __init__(self) -> None:
+    :param history: where; None keeps them in memory only
+    """
+
+    def __init__(self, history: History | None = None) -> None:
+        self._history = history
         self._messages: list[Message] = []
+        self._open: Exchange | None = None
         self._ids = WireIds()
+        self._next = 0
+        self._unsaved: list[Entry] = []
+        self._loaded = history is None
 
     @property
     def messages(self) -> tuple[Message, ...]:
+        """Whole exchanges only."""
         return tuple(self._messages)
+
+    @property
+    def open(self) -> Exchange | None:
+        """The last reply, while calls of it have no answer. Nothing else may be said before they have."""
+        return self._open
+
+    async def load(self) -> None:
+        """Read what was said before, once.
+
+        :raises HandrailError: when it cannot be read
+        """
+        if self._loaded or self._history is None:
+            return
+        found = restored(await self._history.read())
+        self._messages, self._open = found.messages, found.open
+        self._ids, self._next = found.ids, found.next
+        self._loaded = True
+
+    async def save(self) -> None:
+        """Keep what was said since the last time; durable on return.
+
+        :raises LogUnavailable: when it cannot be kept now; it is tried again the next time
+        """
+        if self._history is not None and self._unsaved:
+            entries = tuple(self._unsaved)
+            await self._history.keep(entries)
+            del self._unsaved[: len(entries)]
 
     def ask(self, text: str) -> None:
         """Add what the user says."""
-        self._messages.append(UserMessage(whole_characters(text)))
+        assert self._open is None, "calls before it have no answer"
+        self._add(UserMessage(whole_characters(text)))
 
-    def exchange(self, reply: Reply, answers: Sequence[Answer]) -> None:
-        """Add a reply and the answers to its calls, at once. A reply of nothing adds nothing.
+    def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
+        """Take a reply whose calls are about to be proposed. A reply of nothing adds nothing.
 
-        :param answers: one for each of the reply's calls, in their order
+        :param call_ids: the ids under which the kernel will know its calls, in their order
         """
+        assert self._open is None, "calls before it have no answer"
         parts: list[TextPart | CallPart | Kept] = []
-        results: list[CallResult] = []
-        answered = list(zip(reply.calls, answers, strict=True))
         for part in reply.parts:
             if isinstance(part, int):
-                call, answer = answered[part]
-                wire_id = self._ids.take(call.provider_id)
-                parts.append(call_part(call, wire_id))
-                results.append(CallResult(wire_id, shown(answer.model), not answer.model.ok))
+                call = reply.calls[part]
+                parts.append(call_part(call, self._ids.take(call.provider_id)))
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
-        if any(not isinstance(part, Kept) for part in parts):
-            self._messages.append(AssistantMessage(tuple(parts)))
-        if results:
-            self._messages.append(ResultsMessage(tuple(results)))
+        message = AssistantMessage(tuple(parts))
+        if message.calls:
+            self._open = Exchange(message, tuple(call_ids))
+            self._keep(as_data(message, call_ids))
+        elif any(not isinstance(part, Kept) for part in parts):
+            self._add(message)
+
+    def answer(self, answers: Mapping[int, Answer]) -> None:
+        """Add answers to the calls of the open reply; with the last one it becomes part of the history.
+
+        :param answers: by the position of the call among the reply's calls
+        """
+        exchange = self._open
+        if exchange is None or not answers:
+            return
+        calls = exchange.message.calls
+        for position, answer in answers.items():
+            wire_id = calls[position].wire_id
+            exchange.results[wire_id] = CallResult(wire_id, shown(answer.model), not answer.model.ok)
+        if exchange.missing:
+            told = [exchange.results[call.wire_id] for call in calls if call.wire_id in exchange.results]
+            self._keep(as_data(ResultsMessage(tuple(told)), partial=True))
+        else:
+            self._open = None
+            self._messages.append(exchange.message)
+            self._add(exchange.answered())
+
+    def _add(self, message: Message) -> None:
+        self._messages.append(message)
+        self._keep(as_data(message))
+
+    def _keep(self, data: Mapping[str, Any]) -> None:
+        if self._history is not None:
+            self._unsaved.append((self._next, data))
+            self._next += 1

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.history import History
 from handrail.contract.spec import ToolSpec
 
 StopKind = Literal["user", "shutdown", "timeout"]
@@ -19,6 +20,11 @@ class Turn(Protocol):
         """The tools in the model's view, in a stable order."""
         ...
 
+    @property
+    def number(self) -> int:
+        """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
+        ...
+
     async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """Carry out one reply's calls: one answer each, in call order."""
         ...
@@ -29,6 +35,17 @@ class Session(Protocol):
 
     @property
     def id(self) -> str: ...
+
+    @property
+    def history(self) -> History | None:
+        """Where its conversation is kept; None keeps it in memory only."""
+        ...
+
+    async def recall(self, call_id: str) -> Answer:
+        """The answer to a call that was proposed before, and whose answer was not heard: as it is on record,
+        ``interrupted`` where nobody knows it. A call that was parked runs now if it was approved; while it still waits
+        for a person its answer has ``parked`` in its metadata."""
+        ...
 
     def turn(self) -> Turn: ...
 

@@ -14,6 +14,7 @@ RunStatus = Literal[
     "answered",  # the model ended with text and no calls
     "budget",  # turns, tokens, time or calls ran out
     "cancelled",  # somebody stopped the run
+    "parked",  # calls wait for a person; a later run of the same session goes on with what was decided
     "length",  # the last reply met the model's output limit
     "refused",  # the provider or the model declined
     "failed",  # no whole reply could be had; the text is for the operator
@@ -67,6 +68,7 @@ class RunOutcome:
     :param text: the last reply's text, the answer when :attr:`ok`
     :param detail: why it ended, in a sentence for a person; ``""`` when answered
     :param seconds: wall time of the run
+    :param parked: the ids of calls that wait for a person
     """
 
     status: RunStatus
@@ -79,6 +81,7 @@ class RunOutcome:
     tokens_estimated: bool
     seconds: float
     budget: BudgetKind | None = None
+    parked: tuple[str, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -145,21 +145,18 @@ class _Reading:
         """Of the open exchange: a call's id as it was kept, to the one it has now."""
 
     def take(self, data: Mapping[str, Any]) -> None:
-        match data.get("role"):
-            case "user":
-                text = data.get("text")
-                if isinstance(text, str):
-                    self._settle()
-                    self.messages.append(UserMessage(whole_characters(text)))
-            case "assistant":
+        role = data.get("role")
+        if role == "user":
+            text = data.get("text")
+            if isinstance(text, str):
                 self._settle()
-                if self.messages:  # no provider takes a history that does not begin with its user
-                    self._reply(_objects(data.get("parts")))
-            case "results":
-                if self.open is not None:
-                    self._results(self.open, _objects(data.get("results")))
-            case _:
-                pass
+                self.messages.append(UserMessage(whole_characters(text)))
+        elif role == "assistant":
+            self._settle()
+            if self.messages:  # no provider takes a history that does not begin with its user
+                self._reply(_objects(data.get("parts")))
+        elif role == "results" and self.open is not None:
+            self._results(self.open, _objects(data.get("results")))
 
     def _settle(self) -> None:
         """Whatever comes next, no call before it stays without an answer."""
@@ -170,42 +167,48 @@ class _Reading:
         self.messages += (exchange.message, exchange.answered())
         self.open = None
 
-    def _reply(self, kept: list[Mapping[str, Any]]) -> None:
+    # Plain look-ups below: matching the same by patterns takes three times as long, and a history is long.
+
+    def _reply(self, kept: list[dict[str, Any]]) -> None:
         parts: list[TextPart | CallPart | Kept] = []
         call_ids: list[str] = []
-        self._renamed = {}
+        said = False
+        renamed = self._renamed = {}
         for data in kept:
-            match data:
-                case {"text": str(text)}:
-                    if text.strip():
-                        parts.append(TextPart(whole_characters(text)))
-                case {"kept": str(provider), "block": dict()}:
-                    parts.append(Kept(provider, cast("dict[str, Any]", data["block"])))
-                case {"call": str(wire_id), "name": str(name)} if wire_id not in self._renamed:
-                    self._renamed[wire_id] = new = self.ids.take(wire_id)
-                    arguments, call_id = data.get("arguments"), data.get("id")
-                    given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
-                    parts.append(CallPart(new, wire_name(name) or "unnamed", given))
-                    call_ids.append(call_id if isinstance(call_id, str) else "")
-                case _:
-                    pass
+            if "call" in data:
+                wire_id, name = data["call"], data.get("name")
+                if not isinstance(wire_id, str) or not isinstance(name, str) or wire_id in renamed:
+                    continue
+                arguments, call_id = data.get("arguments"), data.get("id")
+                renamed[wire_id] = new = self.ids.take(wire_id)
+                given = cast("dict[str, Any]", arguments) if isinstance(arguments, dict) else {}
+                parts.append(CallPart(new, wire_name(name) or "unnamed", given))
+                call_ids.append(call_id if isinstance(call_id, str) else "")
+            elif "text" in data:
+                text = data["text"]
+                if isinstance(text, str) and text.strip():
+                    parts.append(TextPart(whole_characters(text)))
+                    said = True
+            elif "kept" in data:
+                provider, block = data["kept"], data.get("block")
+                if isinstance(provider, str) and isinstance(block, dict):
+                    parts.append(Kept(provider, cast("dict[str, Any]", block)))
         if call_ids:
             self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
-        elif any(not isinstance(part, Kept) for part in parts):
+        elif said:
             self.messages.append(AssistantMessage(tuple(parts)))
 
-    def _results(self, exchange: Exchange, kept: list[Mapping[str, Any]]) -> None:
+    def _results(self, exchange: Exchange, kept: list[dict[str, Any]]) -> None:
+        results, renamed = exchange.results, self._renamed
         for data in kept:
-            match data:
-                case {"of": str(wire_id), "text": str(text)} if wire_id in self._renamed:
-                    new = self._renamed[wire_id]
-                    exchange.results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
-                case _:
-                    pass
-        if not exchange.missing:
+            wire_id, text = data.get("of"), data.get("text")
+            if isinstance(wire_id, str) and isinstance(text, str) and wire_id in renamed:
+                new = renamed[wire_id]
+                results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
+        if len(results) == len(exchange.call_ids):
             self._close(exchange)
 
 
-def _objects(value: object) -> list[Mapping[str, Any]]:
+def _objects(value: object) -> list[dict[str, Any]]:
     items = cast("list[object]", value) if isinstance(value, list) else []
     return [cast("dict[str, Any]", item) for item in items if isinstance(item, dict)]

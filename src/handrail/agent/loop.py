@@ -7,9 +7,10 @@ proposed to the session exactly once and answered, whichever outcome the run com
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from handrail.agent.budget import Budget, BudgetKind, Spent
 from handrail.agent.conversation import Conversation
@@ -25,13 +26,15 @@ from handrail.agent.events import (
     RunStatus,
     TurnStarted,
 )
-from handrail.agent.model import Message, Model, ModelRequest, ProviderError, StreamCut, TextDelta
+from handrail.agent.model import AssistantMessage, Message, Model, ModelRequest, ProviderError, StreamCut, TextDelta
 from handrail.agent.prompt import system_prompt
 from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
 from handrail.agent.retry import Delayed, RetryPolicy
 from handrail.agent.stream import Reply, ReplyAssembly, ReplyTooLong
-from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.errors import ErrorKind, UsageError
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.errors import ErrorKind, LogUnavailable, UsageError
+
+T = TypeVar("T")
 
 MAX_CUTS = 3
 """Replies in a row that may break off before the run gives up."""
@@ -53,6 +56,10 @@ class _Run:
     error: ProviderError | None = None
     """Why the last reply is not whole."""
     text: str = ""
+    parked: list[str] = field(default_factory=list[str])
+    """Calls that wait for a person."""
+    lost: str | None = None
+    """Why the conversation cannot be kept."""
     ended: tuple[RunStatus, str, BudgetKind | None] | None = None
 
     def end(self, status: RunStatus, detail: str = "", budget: BudgetKind | None = None) -> None:
@@ -68,7 +75,8 @@ class _Run:
 class Agent:
     """One model working through one session.
 
-    The conversation goes on from run to run. One run at a time.
+    The conversation goes on from run to run, and with that of an agent that worked through the same session before, in
+    this process or another. One run at a time.
 
     :param session: where calls go
     :param model: see :func:`handrail.agent.providers.open_model`; the caller closes it
@@ -97,12 +105,12 @@ class Agent:
         self._workspace = workspace
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
-        self._conversation = Conversation()
+        self._conversation = Conversation(session.history)
         self._run: _Run | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The history so far: whole exchanges only."""
+        """The history so far, from the first run on: whole exchanges only."""
         return self._conversation.messages
 
     def cancel(self, reason: StopKind = "user") -> None:
@@ -113,7 +121,7 @@ class Agent:
         if self._run is not None:
             self._stop(self._run, reason)
 
-    async def complete(self, task: str) -> RunOutcome:
+    async def complete(self, task: str | None) -> RunOutcome:
         """:meth:`run` for a caller who wants the outcome only."""
         outcome: RunOutcome | None = None
         async with aclosing(self.run(task)) as events:
@@ -123,14 +131,19 @@ class Agent:
         assert outcome is not None, "RunFinished is always the last event"
         return outcome
 
-    async def run(self, task: str) -> AsyncGenerator[LoopEvent, None]:
-        """Work on ``task`` until the model answers without calls, or a budget, a stop or the provider ends it.
+    async def run(self, task: str | None) -> AsyncGenerator[LoopEvent, None]:
+        """Work on ``task`` until the model answers without calls, or a budget, a stop, a call that waits for a person,
+        or the provider ends it.
+
+        What a run before left without an answer is answered first: from the log, by the person's decision, or as
+        interrupted. None as the task goes on from there.
 
         Closing the generator (``contextlib.aclosing``) or cancelling its task stops the run: calls in flight
         are stopped and recorded, what was not yet proposed is dropped, and the history stays whole. To have
         every call of a half-read reply answered too, use :meth:`cancel`.
 
-        :raises UsageError: when a run of this agent is under way
+        :raises UsageError: when a run of this agent is under way, or there is nothing to go on with
+        :raises LogUnavailable: when what was said before cannot be read, or the task cannot be kept
         """
         if self._run is not None:
             raise UsageError("this agent is already running a task; wait for it, or give each task an agent of its own")
@@ -138,7 +151,12 @@ class Agent:
         seconds = self.budget.seconds
         run = self._run = _Run(Spent(self.budget), began, None if seconds is None else began + seconds)
         try:
-            self._conversation.ask(task)
+            await self._conversation.load()
+            async with aclosing(self._settle(run)) as settled:
+                async for answered in settled:
+                    yield answered
+            if run.ended is None:
+                await self._ask(task)
             while run.ended is None:
                 async with aclosing(self._turn(run)) as events:
                     async for event in events:
@@ -146,6 +164,36 @@ class Agent:
             yield RunFinished(_outcome(run))
         finally:
             self._run = None
+
+    async def _settle(self, run: _Run) -> AsyncGenerator[LoopEvent, None]:
+        """Have the calls answered that a run before left open, if there are any."""
+        exchange = self._conversation.open
+        if exchange is None:
+            return
+        answers: dict[int, Answer] = {}
+        for position, part, known_as in exchange.missing:
+            if run.stopped is not None:
+                break
+            answer = await self._carried_out(run, self.session.recall(known_as), lambda _: None)
+            if answer.result.metadata.get("parked"):
+                run.parked.append(answer.call_id)
+            else:
+                answers[position] = answer
+            yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
+        self._conversation.answer(answers)
+        await self._save(run)
+        self._end_where_calls_wait(run)
+        if run.stopped is not None and self._conversation.open is not None:
+            run.end("cancelled", run.stop_text())
+
+    async def _ask(self, task: str | None) -> None:
+        if task is not None:
+            self._conversation.ask(task)
+            await self._conversation.save()
+            return
+        messages = self._conversation.messages
+        if not messages or isinstance(messages[-1], AssistantMessage):
+            raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")
 
     async def _turn(self, run: _Run) -> AsyncGenerator[LoopEvent, None]:
         """One request, its calls, and their answers; or the decision that there is no further one."""
@@ -174,9 +222,10 @@ class Agent:
                     run.end("failed", str(run.error))
             for position, call in enumerate(reply.calls):
                 yield CallProposed(position, call)
-            answers = await self._answers(run, dispatch, reply)
+            answers = await self._answers(run, turn, dispatch, reply)
             for position, (call, answer) in enumerate(zip(reply.calls, answers, strict=True)):
                 yield CallAnswered(position, call, answer)
+            self._end_where_calls_wait(run)
             _judge(run, reply, refused)
         elif run.stopped is None:
             run.end("budget", run.spent.out_of_turns() or "", "turns")
@@ -230,13 +279,33 @@ class Agent:
             return run.stop_text()
         return "the connection to the provider was lost"
 
-    async def _answers(self, run: _Run, dispatch: Dispatch, reply: Reply) -> Sequence[Answer]:
-        """Have the calls answered, and add the exchange to the history."""
-        if not reply.calls:
-            if run.error is None:
-                self._conversation.exchange(reply, [])
+    async def _answers(self, run: _Run, turn: Turn, dispatch: Dispatch, reply: Reply) -> Sequence[Answer]:
+        """Have the calls answered, and add the exchange to the history.
+
+        The reply is kept before its calls are proposed: whatever happens from then on, a run that goes on from here
+        knows which calls there were.
+        """
+        if not reply.calls and run.error is not None:
             return []
-        work = asyncio.ensure_future(dispatch.answers(reply.calls))
+        self._conversation.propose(reply, [call_id(self.session.id, turn.number, n) for n in range(len(reply.calls))])
+        await self._save(run)
+        if not reply.calls:
+            return []
+        if run.lost is not None:
+            reply = _refuse(reply, 0, "unavailable", f"the conversation cannot be kept ({run.lost})")
+
+        def told(answers: Sequence[Answer]) -> None:
+            parked = [answer.call_id for answer in answers if answer.result.metadata.get("parked")]
+            run.parked += parked
+            self._conversation.answer({n: a for n, a in enumerate(answers) if a.call_id not in parked})
+
+        answers = await self._carried_out(run, dispatch.answers(reply.calls), told)
+        await self._save(run)
+        return answers
+
+    async def _carried_out(self, run: _Run, calls: Awaitable[T], then: Callable[[T], None]) -> T:
+        """Wait for calls within the run's time. When this task is cancelled it still waits until they are on record."""
+        work = asyncio.ensure_future(calls)
         overdue = None
         if run.deadline is not None and run.stopped is None:
             overdue = asyncio.get_running_loop().call_at(run.deadline, self._stop, run, "timeout")
@@ -254,8 +323,21 @@ class Agent:
             if not work.done():  # cancelled a second time: nobody waits any more
                 work.cancel()
             elif not work.cancelled() and work.exception() is None:
-                self._conversation.exchange(reply, work.result())
+                then(work.result())
         return work.result()
+
+    async def _save(self, run: _Run) -> None:
+        """Keep what was said. A conversation that cannot be kept goes no further."""
+        try:
+            await self._conversation.save()
+        except LogUnavailable as error:
+            run.lost = str(error)
+            run.end("failed", f"the conversation cannot be kept: {error}")
+
+    def _end_where_calls_wait(self, run: _Run) -> None:
+        if run.parked:
+            count = "a call waits" if len(run.parked) == 1 else f"{len(run.parked)} calls wait"
+            run.end("parked", f"{count} for a person: {', '.join(run.parked)}")
 
     def _stop(self, run: _Run, reason: StopKind) -> None:
         if run.stopped is not None:
@@ -292,7 +374,7 @@ def _judge(run: _Run, reply: Reply, refused: tuple[BudgetKind, str] | None) -> N
     """Whether the run ends with this reply, and how."""
     if refused is not None:
         run.end("budget", refused[1], refused[0])
-    if reply.calls or run.error is not None or run.stopped is not None:
+    if reply.calls or run.error is not None or run.stopped is not None or run.ended is not None:
         return
     if reply.reason == "length":
         run.end("length", "the reply met the model's output limit; ask for less at once, or allow more output tokens")
@@ -317,4 +399,5 @@ def _outcome(run: _Run) -> RunOutcome:
         tokens_estimated=spent.tokens_estimated,
         seconds=asyncio.get_running_loop().time() - run.began,
         budget=budget,
+        parked=tuple(run.parked),
     )
