@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
-from handrail.contract.runtime import Runtime
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 
 
@@ -32,6 +33,14 @@ class Tool(abc.ABC):
         :return: JSON-able data, or a whole :class:`~handrail.contract.result.Result`
         :raises ToolError: for a failure the model should read about
         """
+
+    def questions(self, args: dict[str, Any]) -> Sequence[Question]:
+        """What people have to be asked before this call runs, by its validated ``args``.
+
+        The call waits for the answers without locks or a time-out, across restarts too; ``runtime.people.answer`` with
+        the same questions then gives them at once. It must have no effects.
+        """
+        return ()
 
     async def aclose(self) -> None:  # noqa: B027 - optional to override
         """Give back what the tool holds between calls. Called once, when its generation ends."""

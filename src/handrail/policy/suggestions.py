@@ -16,6 +16,8 @@ from handrail.policy.verdict import Finding, Verdict
 from handrail.policy.words import literal_words
 
 SOURCE = "answered for this session"
+PROJECT = "answered for this project"
+NEVER = "rejected for this project"
 _MAX_CHARACTERS = 2_000
 
 
@@ -83,3 +85,14 @@ def _argument_words(arguments: Mapping[str, Any]) -> str:
     if any("=" in key or json.dumps(key) != f'"{key}"' for key in arguments):
         return ""
     return literal_words(f"{key}={value_text(value)}" for key, value in arguments.items())
+
+
+def never(verdict: Verdict) -> str | None:
+    """The text of a rule that denies exactly this call, or None where no single rule would: :func:`always`, turned."""
+    text = verdict.always
+    if text is None:
+        return None
+    turned = f"deny{text.removeprefix('allow')}"
+    prepared = verdict.prepared.with_rule(parse_rule(turned, scope="project", source=NEVER))
+    denied = prepared.judge_targets(verdict.arguments, verdict.targets).action == "deny"
+    return turned if denied else None

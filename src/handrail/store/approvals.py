@@ -121,9 +121,9 @@ class ApprovalTable:
         """From ``before`` to ``expired`` or ``withdrawn``."""
         return _STATEMENTS, _Ended(approval_id, before, after)
 
-    def answered(self, approval_id: str) -> Work:
-        """The call has its result, whatever it is."""
-        return _STATEMENTS, _Answered(approval_id)
+    def let_go(self, approval_id: str) -> Work:
+        """The call has its result without having used this."""
+        return _STATEMENTS, _LetGo(approval_id)
 
     def store_rule(self, rule: StoredRule) -> Work:
         """Store a rule of the project; one with the same text stays as it is."""
@@ -157,7 +157,7 @@ class _Ended(NamedTuple):
     after: ApprovalState
 
 
-class _Answered(NamedTuple):
+class _LetGo(NamedTuple):
     id: str
 
 
@@ -170,7 +170,7 @@ class _Forgotten(NamedTuple):
     id: str
 
 
-_Change = _Added | _Decided | _Used | _Ended | _Answered | StoredRule | _SessionRule | _Forgotten
+_Change = _Added | _Decided | _Used | _Ended | _LetGo | StoredRule | _SessionRule | _Forgotten
 
 
 class _Statements:
@@ -199,8 +199,12 @@ class _Statements:
                 case _Ended(approval_id, before, after):
                     sql = "UPDATE approval SET state = ? WHERE id = ? AND state = ?"
                     yield OneRow(sql, (after, approval_id, before))
-                case _Answered(approval_id):
-                    yield "UPDATE approval SET answered = 1 WHERE id = ?", (approval_id,)
+                case _LetGo(approval_id):
+                    yield (
+                        "UPDATE approval SET answered = 1, state = CASE WHEN state IN ('pending', 'approved') "
+                        "THEN 'withdrawn' ELSE state END WHERE id = ?",
+                        (approval_id,),
+                    )
                 case StoredRule(id, text, created_ns, approval_id):
                     sql = "INSERT OR IGNORE INTO project_rule (id, text, created_ns, approval) VALUES (?, ?, ?, ?)"
                     yield sql, (id, text, created_ns, approval_id)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
+from handrail.contract.people import question_of
 from handrail.contract.requires import Requires
-from handrail.contract.runtime import Option, Question, Runtime
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 
@@ -63,8 +65,11 @@ class Ask(Tool):
         kind="other",
     )
 
+    def questions(self, args: dict[str, Any]) -> Sequence[Question]:
+        return tuple(question_of(asked) for asked in args["questions"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        questions = [_question(asked) for asked in args["questions"]]
+        questions = self.questions(args)
         answers = await runtime.people.answer(questions)
         if len(answers) != len(questions):
             raise ToolError(
@@ -72,12 +77,3 @@ class Ask(Tool):
                 kind="backend",
             )
         return {"answers": [list(answer) for answer in answers]}
-
-
-def _question(asked: dict[str, Any]) -> Question:
-    return Question(
-        asked["question"],
-        asked.get("header", ""),
-        tuple(Option(option["label"], option.get("description", "")) for option in asked.get("options", ())),
-        asked.get("multi_select", False),
-    )

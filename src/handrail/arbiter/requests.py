@@ -1,0 +1,72 @@
+"""What a request offers to whoever answers it, for how long, and how it is put in words."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.people import Approval, ApprovalAnswer
+from handrail.record.log import Record
+
+HOUR_NS = 3_600_000_000_000
+ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"
+"""Crockford's alphabet: no letter that is taken for a digit or for another one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lifetimes:
+    """For how long a request can be answered, and for how long a yes that was not used holds."""
+
+    request_ns: int = 7 * 24 * HOUR_NS
+    grant_ns: int = 24 * HOUR_NS
+
+
+def new_id(prefix: str) -> str:
+    """Short enough to type: 40 random bits."""
+    return f"{prefix}_{''.join(secrets.choice(ID_CHARACTERS) for _ in range(8))}"
+
+
+def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
+    """:raises ToolError: ``invalid_input`` for an answer that this request does not offer"""
+    choice, request, problem = answer.choice, row.request, ""
+    if row.kind == "question" and choice not in ("reject", "stop"):
+        problem = "asks a question: give its answers, or reject"
+    elif choice in ("session", "project") and request.always is None:
+        problem = "has no rule that would allow just this call; answer once or reject"
+    elif choice == "reject-always" and request.never is None:
+        problem = "has no rule that would deny just this call; answer reject"
+    elif answer.arguments is not None and choice != "once":
+        problem = "takes other arguments with the answer once only: a stored rule is about those that were shown"
+    if problem:
+        raise ToolError(f"{row.id} {problem}", kind="invalid_input")
+
+
+def responded(row: Approval, body: dict[str, Any]) -> Record:
+    request = row.request
+    return Record("approval-responded", request.session_id, request.call_id, {"approval": row.id, **body})
+
+
+def why_not_open(row: Approval, lifetimes: Lifetimes) -> str:
+    """Why a request cannot be answered any more."""
+    if row.pending or row.state == "expired":
+        return f"{row.id} has expired: nobody answered within {_lasting(lifetimes.request_ns)}"
+    if row.state == "withdrawn":
+        return f"{row.id} is no longer asked: its call was stopped or refused, or its session closed"
+    said = row.choice or row.state
+    return f"{row.id} was answered before, with {said!r} at the door {row.decided_by!r}; that answer stays"
+
+
+def why_not_usable(approval_id: str, row: Approval | None, lifetimes: Lifetimes) -> str:
+    """Why a grant cannot be used any more."""
+    if row is not None and row.state == "approved":
+        lasting = _lasting(lifetimes.grant_ns)
+        return f"the approval {approval_id} was not used within {lasting} and has expired; nothing was run"
+    state = "gone" if row is None else row.state
+    return f"the approval {approval_id} cannot be used: it is {state}; it holds for one run. Nothing was run"
+
+
+def _lasting(lifetime_ns: int) -> str:
+    hours = lifetime_ns / HOUR_NS
+    return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
