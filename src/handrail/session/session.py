@@ -51,6 +51,11 @@ class HeldSession:
         """Where what is said in it is kept."""
 
     @property
+    def turns(self) -> int:
+        """The number of the last turn."""
+        return self._turns
+
+    @property
     def headless(self) -> bool:
         """Whether nobody can be asked: ask is deny, and ``question`` a fixed error."""
         return self._lane.attendant is None
@@ -96,9 +101,18 @@ class HeldSession:
 
     def turn(self) -> HeldTurn:
         """The next turn. It keeps the generation of tools that is current now."""
+        return self.turn_at(self._turns + 1, self._generation())
+
+    def turn_at(self, number: int, generation: Generation) -> HeldTurn:
+        """A turn that is numbered by whoever counts them elsewhere, on the generation that they saw.
+
+        :raises UsageError: for a number that is not higher than those before
+        """
         self._check_open()
-        self._turns += 1
-        return HeldTurn(self._arbiter, self._lane, self._generation(), self._turns)
+        if number <= self._turns:
+            raise UsageError(f"turn {number} of session {self.id} has been; the last one was {self._turns}")
+        self._turns = number
+        return HeldTurn(self._arbiter, self._lane, generation, number)
 
     async def recall(self, call_id: str) -> Answer:
         """The answer to a call of this session that was proposed before and whose answer was not heard: as it is on
