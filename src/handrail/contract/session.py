@@ -7,6 +7,7 @@ from typing import Any, Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.events import Event
+from handrail.contract.history import History
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 
@@ -76,6 +77,19 @@ class Session(Protocol):
         """The next turn. It keeps the generation of tools that is current now."""
         ...
 
+    @property
+    def history(self) -> History | None:
+        """Where what is said in it is kept; None where nothing is."""
+        ...
+
+    async def recall(self, call_id: str) -> Answer:
+        """The answer to a call that was proposed before and whose answer was not heard: as it is on record,
+        ``interrupted`` where nobody knows it. While it waits for a person the answer has ``parked`` in its metadata.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        ...
+
     def cancel(self, reason: StopReason = "user") -> object:
         """Stop every call in flight; each still gets its one result."""
         ...
@@ -94,6 +108,11 @@ class Session(Protocol):
 
         :raises UsageError: when it was let go, after the events up to there
         """
+        ...
+
+    async def suspend(self) -> None:
+        """Leave it so that it can be opened again by its id: it takes no more calls, those in flight run to their end,
+        and all that belongs to it stays."""
         ...
 
     async def close(self) -> None:

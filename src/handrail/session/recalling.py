@@ -18,19 +18,26 @@ _NO_RECORD = (
     "Look before you call again"
 )
 _REMOVED = "what this call gave has been removed from the log; call again if it is still needed"
+_ANOTHERS = (
+    "this call was proposed in the session that this one was forked from, and has no answer there yet; here it is not run. "
+    "Call again if that is wanted"
+)
 _TOOL_GONE = "this call has ended, but its tool is not there any more, and so nobody can tell what may be shown of it"
 
 
-async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, call_id: str) -> Answer:
+async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, session_id: str, call_id: str) -> Answer:
     """The answer to a call by what is on record.
 
+    :param session_id: whose history it is part of
     :param generation: has the tool, which says what its model may see of a result
     :raises LogUnavailable: when the log cannot tell
     """
     proposal = await log.proposal_of(call_id)
     outcome = await log.outcome_of(call_id)
     tool = (proposal.tool if proposal is not None else None) or ""
-    if outcome is None:
+    if outcome is None and proposal is not None and proposal.session_id != session_id:
+        result = Result.error("cancelled", _ANOTHERS, recorded=True)
+    elif outcome is None:
         # A call with side effects does not begin before its intent is durable, so what is only proposed had none. Where
         # nothing at all is on record, records may also have been purged.
         result = _ended(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_BEGUN, recorded=True)

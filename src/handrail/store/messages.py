@@ -43,6 +43,18 @@ class Messages:
         except sqlite3.Error as error:
             raise LogUnavailable(str(start_error(self._database.path, error))) from None
 
+    def last(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
+        """The last ``count`` messages of a session, the latest first.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
+        try:
+            rows = self._database.reading.execute(sql, (session_id, count)).fetchall()
+        except sqlite3.Error as error:
+            raise LogUnavailable(str(start_error(self._database.path, error))) from None
+        return [_decoded(body) for (body,) in rows]
+
     def _read(self, session_id: str) -> list[Entry]:
         connection = open_reader(self._database.path)
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from typing import Literal
 
 from handrail.contract.errors import LogUnavailable
 from handrail.store.connection import start_error
@@ -17,17 +16,10 @@ _TRIMMED_EVERY = 1_000
 
 
 class SessionRules:
-    """Rules answered "for this session", as their texts."""
+    """Rules answered "for this session", as their texts. They are stored with the answer that they come from."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-
-    async def add(self, session_id: str, text: str) -> None:
-        """Keep a rule; durable on return, and twice is once.
-
-        :raises LogUnavailable: when it cannot be made durable
-        """
-        await self._database.commit(_STATEMENTS, ("rule", session_id, text))
 
     def of(self, session_id: str) -> tuple[str, ...]:
         """A session's rules.
@@ -53,7 +45,7 @@ class SeenHashes:
             return
         self._noted += 1
         trim = self._noted % _TRIMMED_EVERY == 0
-        self._database.append(_STATEMENTS, ("seen", session_id, path, sha256, time.time_ns(), trim))
+        self._database.append(_STATEMENTS, (session_id, path, sha256, time.time_ns(), trim))
 
     def of(self, session_id: str) -> list[tuple[str, str]]:
         """Pairs of path and hash, the longest unused first.
@@ -71,21 +63,18 @@ def _rows(database: Database, sql: str, session_id: str) -> list[tuple[object, .
         raise LogUnavailable(str(start_error(database.path, error))) from None
 
 
-_Change = tuple[Literal["rule"], str, str] | tuple[Literal["seen"], str, str, str | None, int, bool]
+_Change = tuple[str, str, str | None, int, bool]
 
 
 class _Statements:
-    """Both tables' part in the writer; nothing is kept in memory."""
+    """The part of the table of hashes in the writer; nothing is kept in memory."""
 
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
 
     def statements(self, batch: Sequence[_Change]) -> Iterable[Statement]:
         for change in batch:
-            if change[0] == "rule":
-                yield "INSERT OR IGNORE INTO session_rule (session, text) VALUES (?, ?)", change[1:]
-                continue
-            _, session, path, sha256, at_ns, trim = change
+            session, path, sha256, at_ns, trim = change
             if sha256 is None:
                 yield "DELETE FROM seen WHERE session = ? AND path = ?", (session, path)
             else:

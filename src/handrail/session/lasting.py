@@ -1,0 +1,123 @@
+"""What of a session outlives the process that has it open, put together again when it is opened anew."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.errors import UsageError
+from handrail.policy.rules import Rule, parse_rule
+from handrail.runtime.seen import SeenFiles
+from handrail.session.history import SessionHistory
+from handrail.store.opening import Store
+from handrail.store.sessions import SessionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Lasting:
+    """The sessions of one workspace, as they are kept. For the process that holds it.
+
+    :param redactor: what must not be kept
+    """
+
+    store: Store
+    redactor: Redactor
+
+    def row(self, opened: SessionRow) -> SessionRow:
+        """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew.
+
+        :raises UsageError: when it is another agent's
+        """
+        known = self.store.sessions.get(opened.id)
+        if known is None or known.closed_ns is not None:
+            return opened
+        if known.agent != opened.agent:
+            raise UsageError(
+                f"session {opened.id} is one of the agent {known.agent!r}, not of {opened.agent!r}; open it with that agent, "
+                "or begin another session"
+            )
+        topic = known.topic if opened.topic is None else opened.topic
+        return replace(opened, topic=topic, details={**known.details, **opened.details})
+
+    def rules(self, session_id: str) -> list[Rule]:
+        """What a person answered "for this session".
+
+        :raises UsageError: for a text that is no rule, unless it is one that would have allowed something
+        :raises LogUnavailable: when the database cannot be read
+        """
+        found: list[Rule] = []
+        for text in self.store.rules.of(session_id):
+            try:
+                found.append(parse_rule(text, scope="session", source="answered for this session"))
+            except ValueError as error:
+                if not text.startswith("allow "):
+                    raise UsageError(f"session {session_id} has a stored rule that cannot be read: {error}") from None
+        return found
+
+    def seen(self, session_id: str) -> SeenFiles:
+        """What it has read of files: kept from here on, too.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        hashes, redact = self.store.seen, self.redactor.text
+
+        def keep(path: str, sha256: str | None) -> None:
+            if redact(path) == path:  # a path with a secret in it is not kept: that file has to be read again
+                hashes.note(session_id, path, sha256)
+
+        return SeenFiles(known=hashes.of(session_id), keep=keep)
+
+    def history(self, session_id: str) -> SessionHistory:
+        """Where what is said in it is kept."""
+        return SessionHistory(session_id, self.store.messages, self.redactor)
+
+    def last_turn(self, session_id: str, recorded: int) -> int:
+        """The highest turn that a call of it is known by: in the log, or in the last reply that was kept. A reply is
+        durable before its calls are, and no later call may take one of their ids.
+
+        :param recorded: the highest turn in the log
+        """
+        for parts in (data.get("parts") for data in self.store.messages.last(session_id, 3)):
+            for part in cast("list[object]", parts) if isinstance(parts, list) else []:
+                known = cast("dict[str, object]", part).get("id") if isinstance(part, dict) else None
+                turn = str(known).removeprefix(f"{session_id}/").partition(".")[0]
+                if turn.isascii() and turn.isdigit() and len(turn) < 10:
+                    recorded = max(recorded, int(turn))
+        return recorded
+
+    async def suspend(self, session_id: str) -> None:
+        """Nobody has it open any more.
+
+        :raises LogUnavailable: when that cannot be made durable; it is so all the same when this process ends
+        """
+        await self.store.sessions.suspend(session_id, time.time_ns())
+
+    def existing(self, session_id: str) -> SessionRow:
+        """A session that is not closed.
+
+        :raises UsageError: when there is none of that id, or it is closed
+        """
+        row = self.store.sessions.get(session_id)
+        if row is None:
+            raise UsageError(f"there is no session {session_id[:80]!r}; handrail sessions lists those there are")
+        if row.closed_ns is not None:
+            raise UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+        return row
+
+    async def fork(self, parent_id: str, forked_id: str, *, face: str) -> Mapping[str, Any]:
+        """Keep a copy of a session under another id: what was said, what its tools keep, what it has read of files. No
+        grant, no answered rule and no folder is copied. Gives its details.
+
+        :raises UsageError: see :meth:`existing`
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        parent = self.existing(parent_id)
+        now = time.time_ns()
+        details = {**parent.details, "parent": parent_id}
+        forked = replace(parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details)
+        await self.store.database.writer.flush()  # what was said in it up to here is copied, not what is on its way
+        await self.store.sessions.fork(parent_id, forked)
+        return details
