@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.store.folders import Folders, remove_tree
+from handrail.store.inventory import tree_bytes
 
 _REF = re.compile(rb"sha256:([0-9a-f]{64})")
 _HEX = re.compile(r"[0-9a-f]+")
@@ -79,23 +80,6 @@ def tables_of_sessions(connection: sqlite3.Connection) -> Iterator[str]:
     for table in _tables(connection):
         if table not in _PLAIN and "session" in _columns(connection, table):
             yield table
-
-
-def tree_bytes(folder: Path) -> int:
-    """Bytes of all files beneath a folder; links are not followed, what vanishes meanwhile counts nothing."""
-    total = 0
-    todo = [str(folder)]
-    while todo:
-        try:
-            with os.scandir(todo.pop()) as entries:
-                for entry in entries:
-                    if entry.is_dir(follow_symlinks=False):
-                        todo.append(entry.path)
-                    else:
-                        total += entry.stat(follow_symlinks=False).st_size
-        except OSError:
-            continue
-    return total
 
 
 def _references(

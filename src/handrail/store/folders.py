@@ -12,6 +12,7 @@ that the agent's own tools could reach would prove nothing: every check here fai
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
@@ -53,6 +54,11 @@ class Folders:
         return self.own / "handrail.db"
 
     @property
+    def name(self) -> Path:
+        """A file that says which workspace this is: the key is a hash, which tells nobody."""
+        return self.own / "workspace"
+
+    @property
     def artifacts(self) -> Path:
         return self.own / "artifacts"
 
@@ -72,6 +78,13 @@ class Folders:
     def scratch(self, session_id: str) -> Path:
         """The session's scratch folder (HOME in its sandbox); see :meth:`output`."""
         return self._of_session("scratch", session_id)
+
+    def clear_sockets(self, name: str) -> None:
+        """Remove the sockets where former holders were joined, all but ``name``."""
+        for path in self.own.glob("kernel-*.sock"):
+            if path.name != name:
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
     def discard(self, session_id: str) -> None:
         """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
@@ -97,10 +110,19 @@ def locate(workspace: str | Path, state: str | Path | None = None, *, allow_home
     :raises StartError: when the workspace or the state folder is unfit, with what to do
     """
     real = _workspace(Path(workspace), allow_home=allow_home)
-    root = Path(os.path.realpath(_state_root(state)))
+    root = state_root(state)
     _check_apart(real, root)
-    key = hashlib.sha256(os.fsencode(real)).hexdigest()[:_KEY_LENGTH]
-    return Folders(real, root, key)
+    return Folders(real, root, key_of(real))
+
+
+def state_root(state: str | Path | None = None) -> Path:
+    """The root of all state, canonical; it need not exist."""
+    return Path(os.path.realpath(_state_root(state)))
+
+
+def key_of(workspace: Path) -> str:
+    """What names a workspace, given by its real path, beneath the state folder."""
+    return hashlib.sha256(os.fsencode(workspace)).hexdigest()[:_KEY_LENGTH]
 
 
 def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_home: bool = False) -> Folders:
@@ -110,6 +132,7 @@ def prepare(workspace: str | Path, state: str | Path | None = None, *, allow_hom
     _private(folders.state / "ws")
     _private(folders.own)
     _private(folders.artifacts)
+    _name(folders)
     return folders
 
 
@@ -256,6 +279,22 @@ def _private(path: Path) -> None:
             f"the state folder {path} is open to other users (mode {stat.S_IMODE(found.st_mode):04o}); "
             f"look whether somebody changed it, then run chmod 700 {path}"
         )
+
+
+def _name(folders: Folders) -> None:
+    name = os.fsencode(folders.workspace)
+    flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        descriptor = os.open(folders.name, flags, 0o600)
+        try:
+            if os.read(descriptor, len(name) + 1) != name:
+                os.ftruncate(descriptor, 0)
+                os.lseek(descriptor, 0, os.SEEK_SET)
+                os.write(descriptor, name)
+        finally:
+            os.close(descriptor)
+    except OSError:  # it is for people; whether anything can be written here is the database's to say
+        pass
 
 
 def _status(path: Path) -> os.stat_result:

@@ -22,6 +22,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body BLOB
         )""",
         "CREATE INDEX record_by_call ON record (call) WHERE call <> ''",
+        "CREATE INDEX record_of_generation ON record (kind) WHERE kind = 'generation'",
         "CREATE INDEX record_by_session ON record (session) WHERE kind = 'proposed'",
         """CREATE TABLE session (
             id TEXT PRIMARY KEY,

@@ -6,20 +6,26 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 COMMANDS = {
     "call": "Carry out one tool call and print its result.",
     "tools": "List the tools there are, and what is withheld.",
     "run": "Give a task to a model and let it work through the tools.",
     "explain": "Say how a call would be decided, and by which rule.",
-    "log": "Show what happened in this workspace, or verify the record of it.",
+    "log": "Show what happened in this workspace, verify the record of it, or purge it.",
     "mcp": "Serve the tools to an MCP client on stdin and stdout.",
     "config": "Show each setting and where it comes from.",
     "init": "Write a commented handrail.toml.",
     "trust": "Look at a workspace's handrail.toml and decide whether all of it counts.",
     "doctor": "Say what this machine can enforce, and what to do about the rest.",
+    "state": "List what is kept for which workspace, or remove it.",
+    "completion": "Print the completion of a shell.",
 }
 """Each is ``faces/cli/<name>.py`` with a ``command``."""
 
@@ -46,10 +52,16 @@ class Commands(click.Group):
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [CompletionItem(name, help=about) for name, about in COMMANDS.items() if name.startswith(incomplete)]
+        return names + click.Command.shell_complete(self, ctx, incomplete)  # the group's own would load all of them
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+        if args and args[0] not in COMMANDS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from difflib import get_close_matches
 
             near = get_close_matches(args[0], COMMANDS, n=1)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import DENIED, ERROR, OUTPUT
+from handrail.faces.cli.completing import tool_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note, out_json, shown_result
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("call")
-@click.argument("tool")
+@click.argument("tool", shell_complete=tool_ids)
 @click.argument("arguments", metavar="JSON|-|@FILE", default="{}")
 @common
 def command(setting: Setting, tool: str, arguments: str) -> int:

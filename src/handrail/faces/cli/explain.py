@@ -6,13 +6,14 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.call import read_arguments
+from handrail.faces.cli.completing import tools_or_calls
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note, out, out_json
 
 
 @click.command("explain")
-@click.argument("tool")
+@click.argument("tool", shell_complete=tools_or_calls)
 @click.argument("arguments", metavar="JSON|-|@FILE", default="{}")
 @common
 def command(setting: Setting, tool: str, arguments: str) -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.completing import call_ids, session_ids
 from handrail.faces.cli.options import Setting, located
 from handrail.faces.cli.show import columns, note, out, out_json, visible
 
@@ -29,8 +30,8 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 @click.option("--before", metavar="DAYS|DATE", help="purge: what is older than so many days, or than a date.")
 @click.option("--dry-run", is_flag=True, help="purge: only show what would go.")
 @click.option("--yes", is_flag=True, help="purge: do not ask.")
-@click.option("--call", metavar="ID", help="Every record of one call, whole.")
-@click.option("--session", metavar="ID", help="One session only.")
+@click.option("--call", metavar="ID", shell_complete=call_ids, help="Every record of one call, whole.")
+@click.option("--session", metavar="ID", shell_complete=session_ids, help="One session only.")
 @click.option("--records", is_flag=True, help="Every record, instead of one line per call.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The newest so many.")
 @located

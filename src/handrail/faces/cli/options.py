@@ -10,6 +10,8 @@ from typing import Any, Concatenate, ParamSpec
 
 import click
 
+from handrail.faces.cli.completing import files, folders
+
 P = ParamSpec("P")
 
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -39,13 +41,30 @@ class Setting:
 
 
 _PLACE = (
-    click.option("--workspace", "-C", default=".", metavar="DIR", help="The folder to work in. Default: here."),
-    click.option("--state", metavar="DIR", help="Where state is kept. Default: HANDRAIL_STATE, or the platform's."),
+    click.option(
+        "--workspace",
+        "-C",
+        default=".",
+        metavar="DIR",
+        shell_complete=folders,
+        help="The folder to work in. Default: here.",
+    ),
+    click.option(
+        "--state",
+        metavar="DIR",
+        shell_complete=folders,
+        help="Where state is kept. Default: HANDRAIL_STATE, or the platform's.",
+    ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),
     click.option("--allow-home", is_flag=True, help="Accept a home folder or / as the workspace."),
 )
 _CONFIGURATION = (
-    click.option("--config", metavar="FILE", help="The configuration. Default: handrail.toml of the platform."),
+    click.option(
+        "--config",
+        metavar="FILE",
+        shell_complete=files,
+        help="The configuration. Default: handrail.toml of the platform.",
+    ),
     click.option(
         "--set",
         "settings",

@@ -1,0 +1,207 @@
+"""What is kept for which workspace, how large it is, and removing it.
+
+Everything of a workspace has its key in its name, so it is found also when the workspace is gone, damaged state
+included. Nothing here opens a database, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from handrail.contract.errors import StartError
+from handrail.store.folders import Folders, key_of, remove_tree
+from handrail.store.holder import holder_of
+
+_KEY = re.compile(r"[0-9a-f]{24}")
+_REMOVED = ".removed-"
+_PARTS = ("ws", "output", "scratch")
+_MAX_NAME = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One workspace's state.
+
+    :param workspace: its path, None where that is not known any more
+    :param gone: that folder is certainly not there any more
+    :param bytes: of all files
+    :param used_ns: when its database was last written, wall clock; None where there is none
+    :param holder: who holds it now, in words, or None
+    """
+
+    key: str
+    workspace: Path | None
+    gone: bool
+    bytes: int
+    used_ns: int | None
+    holder: str | None
+
+
+def inventory(state: Path) -> list[Kept]:
+    """What is kept beneath a state folder, the most recently used first.
+
+    :param state: what :func:`~handrail.store.folders.state_root` gives
+    :raises StartError: when it is not the user's own folder
+    """
+    _check(state)
+    keys = sorted({name for part in _PARTS for name in _names(state / part) if _KEY.fullmatch(name)})
+    found = [_kept(state, key) for key in keys]
+    return sorted(found, key=lambda kept: kept.used_ns or 0, reverse=True)
+
+
+def remove(state: Path, key: str) -> list[str]:
+    """Remove what is kept for one workspace. Says what could not be removed.
+
+    :raises StartError: when a process holds it, or the state folder is not the user's own
+    """
+    _check(state)
+    folders = _folders(state, key)
+    _refuse_if_held(folders)
+    # Put aside first: whoever comes now begins anew, and never finds half of it.
+    aside = f"{_REMOVED}{key}-{secrets.token_hex(4)}"
+    own, put_aside = folders.own, state / "ws" / aside
+    try:
+        own.rename(put_aside)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        return [f"{own}: {error.strerror or error}"]
+    else:
+        try:
+            _refuse_if_held(replace(folders, key=aside))  # it may have come in between
+        except StartError:
+            put_aside.rename(own)
+            raise
+    problems: list[str] = []
+    for part in ("output", "scratch"):
+        try:
+            (state / part / key).rename(state / part / aside)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            problems.append(f"{state / part / key}: {error.strerror or error}")
+    return problems + sweep(state)
+
+
+def sweep(state: Path) -> list[str]:
+    """Remove what an earlier removal put aside and did not come to the end with. Says what could not be removed."""
+    problems: list[str] = []
+    for part in _PARTS:
+        for name in _names(state / part):
+            if name.startswith(_REMOVED):
+                folder = state / part / name
+                remove_tree(folder)
+                if os.path.lexists(folder):
+                    problems.append(f"{folder}: could not be removed")
+    return problems
+
+
+def tree_bytes(folder: Path) -> int:
+    """Bytes of all files beneath a folder; links are not followed, what vanishes meanwhile counts nothing."""
+    total = 0
+    todo = [str(folder)]
+    while todo:
+        try:
+            with os.scandir(todo.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        todo.append(entry.path)
+                    else:
+                        total += entry.stat(follow_symlinks=False).st_size
+        except OSError:
+            continue
+    return total
+
+
+def _folders(state: Path, key: str) -> Folders:
+    """Of a workspace whose path may not be known; then its state stands for it in messages."""
+    own = state / "ws" / key
+    return Folders(_workspace(own / "workspace", key) or own, state, key)
+
+
+def _kept(state: Path, key: str) -> Kept:
+    folders = _folders(state, key)
+    workspace = folders.workspace if folders.workspace != folders.own else None
+    try:
+        held = holder_of(folders)
+        holder = None if held is None else f"{held}, {held.state}"
+    except StartError as error:
+        holder = f"not to be told: {error}"
+    return Kept(
+        key,
+        workspace,
+        workspace is not None and _is_gone(workspace),
+        sum(tree_bytes(state / part / key) for part in _PARTS),
+        _last_used(folders.database),
+        holder,
+    )
+
+
+def _workspace(file: Path, key: str) -> Path | None:
+    try:
+        descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        try:
+            path = Path(os.fsdecode(os.read(descriptor, _MAX_NAME)))
+        finally:
+            os.close(descriptor)
+        return path if key_of(path) == key else None
+    except (OSError, ValueError):
+        return None
+
+
+def _is_gone(workspace: Path) -> bool:
+    """A folder that cannot be looked at is not known to be gone."""
+    try:
+        return not stat.S_ISDIR(workspace.lstat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+
+
+def _last_used(database: Path) -> int | None:
+    times: list[int] = []
+    for file in (database, database.with_name(f"{database.name}-wal")):
+        try:
+            times.append(file.lstat().st_mtime_ns)
+        except OSError:
+            continue
+    return max(times, default=None)
+
+
+def _refuse_if_held(folders: Folders) -> None:
+    if (holder := holder_of(folders)) is not None:
+        raise StartError(
+            f"the state of {folders.workspace} is in use by {holder}, {holder.state}; stop that process first"
+        )
+
+
+def _check(state: Path) -> None:
+    for folder in (state, *(state / part for part in _PARTS)):
+        try:
+            found = folder.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise StartError(f"the state folder {folder} cannot be looked at: {error.strerror or error}") from None
+        if not stat.S_ISDIR(found.st_mode):
+            raise StartError(f"{folder} is not a folder but should be one of Handrail's state; look who put it there")
+        if os.name != "nt" and found.st_uid != os.geteuid():
+            raise StartError(
+                f"the state folder {folder} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); "
+                "name one of your own with --state DIR"
+            )
+
+
+def _names(folder: Path) -> Iterator[str]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return
