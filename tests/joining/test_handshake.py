@@ -61,7 +61,6 @@ GARBAGE = {
     "no object": b"\0\0\0\x02[]",
     "a request before the greeting": frame({"id": 1, "op": "echo", "body": 1}),
     "a greeting that is none": frame({"hello": 1}),
-    "a greeting too long": (MAX_HELLO + 1).to_bytes(4, "big"),
 }
 
 
@@ -77,6 +76,13 @@ async def test_who_does_not_greet_is_dropped_with_a_logged_reason(
     assert "Traceback" not in caplog.text
     assert doors.accepted.empty()
     assert await (await doors.join()).request("echo", 1) == 1
+
+
+async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -> None:
+    reader, writer = await doors.raw()
+    writer.write((MAX_HELLO + 1).to_bytes(4, "big"))
+    ((_, reason),) = (await until_closed(reader))[0].items()
+    assert reason.startswith("a message of 1,048,577 bytes was announced, at most 1,048,576 are taken here")
 
 
 @pytest.mark.parametrize("beginning", [b"", HELLO[:2], HELLO[:-1]])

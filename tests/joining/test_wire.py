@@ -304,3 +304,39 @@ async def test_long_arguments_go_through_both_ways(doors: House, size: int) -> N
     joined = await doors.join()
     body = {"content": "x" * size}
     assert await joined.request("echo", body) == body
+
+
+async def test_a_peer_that_reads_late_but_reads_is_kept(doors: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_OWED", 4_000_000)
+    reader, writer, held = await doors.greeted()
+    for begin in (1, 21, 41):
+        for number in range(begin, begin + 10):
+            writer.write(frame({"id": number, "op": "long", "body": 400_000}))
+        for number in range(begin, begin + 10):
+            assert (await next_message(reader))["id"] == number
+    assert held.lost is None
+
+
+async def test_requests_beyond_what_may_be_open_are_refused(
+    doors: House, holder: Holder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.joining.operations.MAX_RUNNING", 3)
+    joined = await doors.join()
+    asked = [asyncio.create_task(joined.request("park", number)) for number in range(5)]
+    for refused in await asyncio.gather(*asked[3:], return_exceptions=True):
+        assert isinstance(refused, Refused) and refused.kind == "limit"
+    holder.go.set()
+    assert await asyncio.gather(*asked[:3]) == [0, 1, 2]
+    assert await joined.request("echo", 1) == 1
+
+
+async def test_a_peer_that_says_no_more_and_reads_nothing_is_gone_at_once(doors: House) -> None:
+    _reader, writer, held = await doors.greeted()
+    while held.notify("progress", "x" * 100_000, may_be_left_out=True):
+        pass
+    pending = asyncio.create_task(held.request("park", 1))
+    await asyncio.sleep(0)
+    writer.write_eof()
+    with pytest.raises(ConnectionLost):
+        await pending
+    await held.closed.wait()
