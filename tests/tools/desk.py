@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import ErrorKind, ToolError
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
@@ -38,6 +38,7 @@ class Doors:
     """What the arbiter gives a call's runtime, without an arbiter."""
 
     judge: May
+    attendant: Attendant | None = None
     cancellation: Running = field(default_factory=Running)
 
     def may(self) -> May:
@@ -45,6 +46,13 @@ class Doors:
 
     def tell(self, message: str, fraction: float | None) -> None:
         return
+
+    def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
+        return None
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+        assert self.attendant is not None
+        return await self.attendant.answer("session", questions) or []
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
@@ -101,7 +109,9 @@ class Desk:
                 return f"{capability} of {target} is not in the capability set"
             return None
 
-        return CallRuntime(tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may))
+        return CallRuntime(
+            tool.spec, f"call-{next(_numbers)}", self.around, capabilities, Doors(may, self.around.attendant)
+        )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
         """What the tool returns; its arguments have to fit its schema first."""

@@ -10,23 +10,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from typing import Any
 
+from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arguments import arguments_of, for_the_record, unparsed
+from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.execution import Execution, uninterrupted
 from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict
 from handrail.arbiter.output import Shaped, Shaper
 from handrail.arbiter.repeats import Repeats
+from handrail.arbiter.requests import Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.arbiter.running import ToolRuns
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
+from handrail.store.approvals import ApprovalTable
 
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
@@ -42,6 +46,8 @@ class Limits:
     """How long work that was told to end may take to do so before its caller is answered without it."""
     max_backlog: int = 20_000
     """Records waiting for the disk before further calls wait for them."""
+    lifetimes: Lifetimes = field(default_factory=Lifetimes)
+    """For how long people may answer, and what they answered holds."""
 
 
 class Arbiter:
@@ -60,8 +66,9 @@ class Arbiter:
         self.resources = resources
         self.shaper = shaper
         self.limits = limits
-        self.authorisation = Authorisation(shaper)
-        self.runs = ToolRuns(locks, self._nested, self.carry_out)
+        self.approvals = Approvals(ApprovalTable(log.database), log, shaper, limits.lifetimes)
+        self.authorisation = Authorisation(self.approvals, shaper, resources)
+        self.runs = ToolRuns(locks, self.authorisation.asking, self._nested, self.carry_out)
         self.repeats = Repeats(log, shaper)
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
@@ -89,6 +96,8 @@ class Arbiter:
                     await waits
             except Refusal as refusal:
                 shaped = self._refuse(call, refusal)
+            except Parked as parked:
+                shaped = self._park(call, parked.approval_id)
             except LogUnavailable as error:
                 text = f"the commit log takes no records, so nothing may run: {error}"
                 shaped = self._refuse(call, Refusal("intend", "unavailable", text))
@@ -155,6 +164,9 @@ class Arbiter:
         """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
         if isinstance(arguments, (str, bytes)):
             arguments = unparsed(arguments)
+        if call.resumed:
+            call.note("resumed", {"approval": [row.id for row in call.asked], "generation": call.generation.number})
+            return None
         recorded, fault = for_the_record(arguments, compact, self.shaper.redactor)
         body = {
             "tool": call.tool_id,
@@ -252,18 +264,20 @@ class Arbiter:
         assert call.entry is not None
         if call.rules is not call.lane.rules:
             self.authorisation.again(call)
+        if call.granted:
+            self.authorisation.asking.check_definition(call)
         intent = _intent_to_hold(call.wants)
         if call.lock_wait_ms:
             intent = {**intent, "lock_wait_ms": round(call.lock_wait_ms, 3)}
         call.note("intended", intent)
-        if call.entry.spec.side_effect != "read" or not self.log.takes_more(self.limits.max_backlog):
+        if call.entry.spec.side_effect != "read" or call.granted or not self.log.takes_more(self.limits.max_backlog):
             return self._intend_on_record(call)
         self._begin(call)
         return None
 
     async def _intend_on_record(self, call: Call) -> None:
         assert call.entry is not None
-        if call.entry.spec.side_effect == "read":
+        if call.entry.spec.side_effect == "read" and not call.granted:
             await call.interruptible("intend", lambda: self.log.backlog_below(self.limits.max_backlog))
             if self.log.refusal is not None:
                 raise LogUnavailable(self.log.refusal)
@@ -271,7 +285,13 @@ class Arbiter:
             call.own_arguments()
             records, call.records = call.records, []
             try:
-                await uninterrupted(self.log.commit(records), call.execution)
+                if call.granted:
+                    await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
+                else:
+                    await uninterrupted(self.log.commit(records), call.execution)
+            except ToolError as error:  # a grant that cannot be used any more
+                call.records = [record for record in records if record.kind != "intended"]
+                raise Refusal("intend", error.kind, error.text) from None
             except LogUnavailable:
                 # Nothing of it was written. What was proposed and decided is still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
@@ -339,14 +359,29 @@ class Arbiter:
             shaped.result = shaped.result.with_metadata(unrecorded=str(error))
 
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
+        if call.asked:
+            if (
+                call.granted and call.execution.reason == "shutdown"
+            ):  # it may run yet, when its session is taken up again
+                return self._park(call, call.granted[0].id)
+            self.authorisation.asking.let_go(call.asked)
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **refusal.details)
         call.note("refused", {"step": refusal.step, "result": result.to_dict()})
         call.emit("refused", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
         call.flush()
         return Shaped(result, result, {})
 
+    def _park(self, call: Call, approval_id: str) -> Shaped:
+        """Answer the caller, and leave the call as it is: without an outcome, until its session is taken up again."""
+        text = f"{call.tool_id} waits for a person, as {approval_id}; nothing was run yet. It goes on when that was answered and its session is taken up again"
+        result = call.answer_error("unavailable", text, parked=approval_id)
+        call.flush()
+        call.emit("parked", {"approval": approval_id})
+        return Shaped(result, result, {})
+
     def _admit(self, call: Call, defect: Exception) -> Shaped:
         """A defect of our own is an answer too, and says what is not known."""
+        self.authorisation.asking.let_go(call.asked)
         text = f"Handrail itself failed while carrying out {call.tool_id} ({type(defect).__name__}); "
         text += "whether it took effect is not known" if call.begun else "it was not begun"
         result = call.answer_error("backend", self.shaper.redactor.text(f"{text}: {str(defect)[:300]}"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,8 +15,9 @@ from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
-from handrail.contract.people import Attendant
+from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
+from handrail.contract.runtime import Question
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
@@ -57,6 +58,8 @@ class Lane:
     running: dict[str, Call] = field(default_factory=dict[str, "Call"])
     closed: str | None = None
     """Why it takes no more calls."""
+    current: Callable[[], Generation] | None = None
+    """The tools there are now, whatever its turns hold; None where that does not change."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 
@@ -96,6 +99,14 @@ class Call:
     begun: bool = False
     """Its intent is on record and its tool has been started."""
     lock_wait_ms: float = 0.0
+    resumed: bool = False
+    """Its proposal is on record already: a person was asked about it, and it goes on with what they answered."""
+    asked: tuple[Approval, ...] = ()
+    """What a person was asked on its behalf and it has not used up."""
+    granted: tuple[Approval, ...] = ()
+    """What they said yes to, to be used when it begins."""
+    told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
+    """The questions that were asked before it began, and their answers."""
 
     def __init__(
         self,

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
@@ -18,6 +19,7 @@ from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
+from handrail.contract.runtime import Question
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
@@ -25,6 +27,7 @@ from handrail.runtime.surface import CallRuntime
 class ToolRuns:
     """Runs tools, and keeps the locks of those that go on after their caller was answered.
 
+    :param asking: asks people on behalf of tools that run
     :param nested: makes the call that a tool asks for, with a fault where it asks too late
     :param carry_out: carries it out
     """
@@ -32,10 +35,12 @@ class ToolRuns:
     def __init__(
         self,
         locks: LockTable,
+        asking: Asking,
         nested: Callable[[Call, str, Mapping[str, Any], str | None], Call],
         carry_out: Callable[[Call], Awaitable[Answer]],
     ) -> None:
         self.locks = locks
+        self.asking = asking
         self.nested = nested
         self.carry_out = carry_out
         self._late: set[asyncio.Task[Any]] = set()
@@ -194,6 +199,13 @@ class _Doors:
         else:  # a tool's thread, perhaps with a loop of its own: whoever watches lives on the kernel's
             with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
                 home.call_soon_threadsafe(emit)
+
+    def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
+        told = self.of.told
+        return [list(answer) for answer in told[1]] if told is not None and tuple(told[0]) == tuple(questions) else None
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+        return await self.runs.asking.during(self.of, questions)
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))

@@ -11,6 +11,7 @@ EventKind = Literal[
     "refused",
     "asking",
     "approved",
+    "parked",  # nobody is there to ask now: it goes on when its session is taken up again
     "waiting",  # for locks
     "started",
     "progress",

@@ -93,6 +93,11 @@ class CommitLog:
         self._post = database.writer.append
 
     @property
+    def database(self) -> Database:
+        """Where it is kept, for what has to be durable together with its records."""
+        return self._database
+
+    @property
     def refusal(self) -> str | None:
         """Why the log takes no records just now, or None. While it is set, calls are refused; the log tries again by
         itself with every :meth:`commit` and :meth:`flush`, and each second while appended records wait."""

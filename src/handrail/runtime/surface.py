@@ -85,6 +85,14 @@ class Doors(Protocol):
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 
+    def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
+        """What people answered to exactly these questions before the call began; None where they were not asked."""
+        ...
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+        """Ask them now, where somebody is attached to the session."""
+        ...
+
 
 class CallRuntime:
     """Implements :class:`~handrail.contract.runtime.Runtime` for one call."""
@@ -190,7 +198,7 @@ class CallRuntime:
     @property
     def people(self) -> People:
         self._require_named("ask")
-        return _People(self._around)
+        return _People(self._around, self._doors)
 
     @property
     def cancellation(self) -> Cancellation:
@@ -243,8 +251,11 @@ class _ToolState:
 @dataclass(frozen=True, slots=True)
 class _People:
     around: Surroundings
+    doors: Doors
 
     async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
+        if (known := self.doors.answered(questions)) is not None:
+            return known
         if self.around.attendant is None:
             raise ToolError(NOBODY_TO_ASK, kind="unavailable")
-        return await self.around.attendant.answer(self.around.session_id, questions)
+        return await self.doors.ask(questions)
