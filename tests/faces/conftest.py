@@ -93,7 +93,9 @@ def on_a_terminal(tmp_path: Path) -> Iterator[Terminals]:
     running: list[OnATerminal] = []
 
     def start(*command: str, cwd: Path | None = None, environment: Mapping[str, str] | None = None) -> OnATerminal:
-        terminal = OnATerminal(command, {**os.environ, "TERM": "xterm", **(environment or {})}, cwd or tmp_path)
+        terminal = OnATerminal(
+            command, {**os.environ, "TERM": "xterm", "CI": "", **(environment or {})}, cwd or tmp_path
+        )
         running.append(terminal)
         return terminal
 
