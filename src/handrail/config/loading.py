@@ -63,6 +63,16 @@ class Configuration:
         )
 
     @property
+    def project_rules(self) -> tuple[ConfiguredRule, ...]:
+        """Those of the files, which hold for every process that works here."""
+        return tuple(rule for rule in self.rules if rule.scope == "project")
+
+    @property
+    def process_rules(self) -> tuple[ConfiguredRule, ...]:
+        """Those of variables and flags, which hold for the sessions of this process alone."""
+        return tuple(rule for rule in self.rules if rule.scope == "session")
+
+    @property
     def held_rules(self) -> tuple[ConfiguredRule, ...]:
         """Rules that are not in force; they must be rules all the same."""
         return tuple(_rule(value, self.workspace) for value in self.values if _is_rule(value) and value.not_in_force)
