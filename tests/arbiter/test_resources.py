@@ -14,7 +14,7 @@ from handrail.arbiter.locks import Want, conflict
 from handrail.arbiter.resources import Resources
 from handrail.contract.errors import ToolError
 from handrail.contract.spec import LockSpec, SideEffect, ToolSpec
-from handrail.runtime.roots import Roots
+from handrail.runtime.roots import FurtherRoots, Roots
 
 pytestmark = pytest.mark.proves("L-04")
 
@@ -151,3 +151,20 @@ def test_a_link_that_moves_is_followed_anew(roots: Roots) -> None:
     link.unlink()
     link.symlink_to("b.py")
     assert resources.wants(tool, {}, roots) == ((("workspace", "b.py"), "X"),)
+
+
+def test_a_file_in_a_further_root_that_may_be_written_is_locked_with_the_workspace(tmp_path: Path) -> None:
+    for name in ("ws/notes", "notes", "specs"):
+        (tmp_path / name).mkdir(parents=True)
+    real = tmp_path.resolve()
+    roots = Roots(real / "ws", (), FurtherRoots((str(real / "specs"),), (str(real / "notes"),)))
+    [whole] = wants(roots, "workspace:X")
+    [noted] = wants(roots, "file:{path}:X", path=str(real / "notes" / "a"))
+    [inside] = wants(roots, "file:{path}:X", path="notes/a")
+    [specified] = wants(roots, "file:{path}:S", path=str(real / "specs" / "a"))
+    assert conflict([whole], [noted])
+    assert not conflict([noted], [inside])
+    assert not conflict([whole], [specified])
+    above = wants(roots, "file:{path}:X", path=str(real))
+    assert conflict(above, [noted])
+    assert conflict(above, [inside])

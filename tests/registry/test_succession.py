@@ -13,7 +13,7 @@ from handrail.contract.schema import compile_schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.generation import Difference, Entry, Generation
-from handrail.registry.succession import Succession
+from handrail.registry.succession import OpenTools, Succession
 
 pytestmark = pytest.mark.proves("R-06")
 
@@ -94,3 +94,14 @@ async def test_a_tool_that_does_not_end_keeps_no_other_from_ending() -> None:
     with pytest.raises(ExceptionGroup):
         await succession.aclose()
     assert (stubborn.ended, other.ended) == (1, 1)
+
+
+async def test_a_tool_that_two_agents_have_ends_once_and_with_the_last_of_them() -> None:
+    shared, own = _Tool("shared"), _Tool("own")
+    open_tools = OpenTools()
+    one = Succession(generation(1, shared, own), open_tools)
+    other = Succession(generation(2, shared), open_tools)
+    await one.aclose()
+    assert (shared.ended, own.ended) == (0, 1)
+    await other.aclose()
+    assert (shared.ended, own.ended) == (1, 1)

@@ -1,6 +1,7 @@
 """What a call locks: a tool's lock templates, filled from its arguments, as canonical resources.
 
-- ``workspace`` is the root of every ``file:`` resource in the workspace;
+- ``workspace`` is the root of every ``file:`` resource in the workspace, and in the agent's further roots that may be
+  written: what locks the workspace as a whole (``bash``) may write there too;
 - ``file:<path>`` elsewhere (a session's output, a read-only root) stands under a root of its own;
 - every other template is one resource by itself, independent of the rest: ``memory``, ``account:alice``.
 
@@ -9,7 +10,7 @@ Two spellings of one file are one resource, since paths are located before they 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol, cast
 
 from handrail.arbiter.locks import Resource, Want
@@ -43,6 +44,11 @@ class Places(Protocol):
 
     workspace: str
     """The workspace's canonical folder."""
+
+    @property
+    def writable(self) -> Collection[str]:
+        """The canonical folders that may be written, the workspace among them."""
+        ...
 
     def locate(self, path: str) -> Place:
         """:raises ToolError: for text that can name no file"""
@@ -110,14 +116,17 @@ def _file(path: str, mode: LockMode, places: Places) -> list[Want]:
         return [((WORKSPACE,), mode)]
     if absolute.startswith(workspace.rstrip("/") + "/"):
         return [(_beneath(WORKSPACE, absolute[len(workspace.rstrip("/")) :]), mode)]
+    if any(absolute == root or absolute.startswith(root + "/") for root in places.writable):
+        return [(_beneath(WORKSPACE, absolute, "/"), mode)]  # no name in the workspace is "/"
     wants: list[Want] = [(_beneath(ELSEWHERE, absolute), mode)]
-    if workspace.startswith(absolute.rstrip("/") + "/"):  # a folder that holds the workspace covers it too
+    folder = absolute.rstrip("/") + "/"
+    if any(root.startswith(folder) for root in places.writable):  # a folder that holds such a root covers it too
         wants.append(((WORKSPACE,), mode))
     return wants
 
 
-def _beneath(root: str, path: str) -> Resource:
-    return (root, *(part for part in path.split("/") if part))
+def _beneath(root: str, path: str, *first: str) -> Resource:
+    return (root, *first, *(part for part in path.split("/") if part))
 
 
 def _spread(lock: LockSpec, arguments: Mapping[str, Any]) -> list[dict[str, str]]:

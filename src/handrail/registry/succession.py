@@ -8,16 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import weakref
+from collections import Counter
 from collections.abc import Iterable
 
 from handrail.contract.tool import Tool
 from handrail.registry.generation import Difference, Generation
 
 
-class Succession:
-    """The generations of one kernel. Bound to the event loop that it was made on."""
+class OpenTools:
+    """Tools that several successions may have at a time: each ends with the last of them."""
 
-    def __init__(self, first: Generation) -> None:
+    def __init__(self) -> None:
+        self._holders: Counter[int] = Counter()
+
+    def take(self, tool: Tool) -> None:
+        """One more has it."""
+        self._holders[id(tool)] += 1
+
+    def give_back(self, tool: Tool) -> bool:
+        """Whether nobody has it any more, so that it is to be ended."""
+        self._holders[id(tool)] -= 1
+        if self._holders[id(tool)] > 0:
+            return False
+        del self._holders[id(tool)]
+        return True
+
+
+class Succession:
+    """The generations of one agent. Bound to the event loop that it was made on.
+
+    :param open_tools: shared by the successions of one kernel, some of whose tools are the same objects
+    """
+
+    def __init__(self, first: Generation, open_tools: OpenTools | None = None) -> None:
+        self._shared = open_tools or OpenTools()
         self._loop = asyncio.get_running_loop()
         self._current = first
         self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
@@ -55,14 +79,17 @@ class Succession:
         :raises ExceptionGroup: of what went wrong, after every tool was told
         """
         tools, self._open = tuple(self._open.values()), {}
-        problems = await _end(tools)
+        problems = await _end([tool for tool in tools if self._shared.give_back(tool)])
         if self._ending:
             await asyncio.wait(self._ending)
         if problems:
             raise ExceptionGroup("some tools did not end cleanly", problems)
 
     def _keep_open(self, generation: Generation) -> None:
-        self._open.update((id(entry.tool), entry.tool) for entry in generation.entries.values())
+        for entry in generation.entries.values():
+            if id(entry.tool) not in self._open:
+                self._open[id(entry.tool)] = entry.tool
+                self._shared.take(entry.tool)
 
     def _given_up(self) -> None:
         """Nobody holds some older generation any more. May be called in any thread."""
@@ -72,7 +99,7 @@ class Succession:
     def _end_what_is_left(self) -> None:
         held = {id(entry.tool) for generation in self.living for entry in generation.entries.values()}
         gone = [self._open.pop(key) for key in tuple(self._open) if key not in held]
-        if gone:
+        if gone := [tool for tool in gone if self._shared.give_back(tool)]:
             task = self._loop.create_task(_quietly(gone))
             self._ending.add(task)
             task.add_done_callback(self._ending.discard)
