@@ -51,7 +51,7 @@ class Settings(_Table):
     agent: Annotated[
         str,
         Field(
-            pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$",
+            pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,63}$",
             description="The agent that sessions have unless they name one: a folder agents/NAME beside the configuration.",
         ),
     ] = "default"
