@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from handrail.config import FILE_NAME, Configuration, default_folder
 from handrail.contract.agent import AgentManifest, CheckedAgent
-from handrail.contract.errors import Fault
+from handrail.contract.errors import Fault, UsageError
 from handrail.contract.requires import Variables
+from handrail.contract.sandbox import Sandbox
 from handrail.policy.agent_rules import rules_of_agent
 from handrail.policy.defaults import default_rules
 from handrail.policy.rules import Rule
 from handrail.registry.agents import find_agent, find_agents
 from handrail.registry.generation import Generation
+from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.executables import Confinement
 from handrail.runtime.further_roots import further_roots
 from handrail.runtime.roots import FurtherRoots
 from handrail.store.folders import Folders
@@ -43,13 +47,13 @@ class Appointed:
         """What answers where no other rule speaks: as in the workspace, so in its further roots."""
         return default_rules((*self.further.readable, *self.further.writable))
 
-    def rules(self, generation: Generation | None) -> tuple[list[Rule], list[Fault]]:
+    def rules(self, known: Collection[str] | None, beyond: Collection[str] = ()) -> tuple[list[Rule], list[Fault]]:
         """Its manifest's rules, and what is wrong with those that are none or could never match.
 
-        :param generation: the tools that it has; None where nobody knows them
+        :param known: the ids of its tools; None where nobody knows them
+        :param beyond: those of tools that it does not have
         """
         checked = self.checked
-        known, beyond = (None, ()) if generation is None else (generation.entries, generation.beyond)
         rules, problems = rules_of_agent(checked.manifest, checked.source, known, beyond)
         return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
 
@@ -66,6 +70,42 @@ def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:
     """Every agent there is, the default one first."""
     for checked in find_agents(config.folder, (str(folders.workspace),)).values():
         yield _for_workspace(checked, config, folders)
+
+
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """An agent as somebody who would use it here would find it.
+
+    :param tools: how many it has; None where they cannot be told for faults
+    :param faults: why it cannot be used, all of them
+    """
+
+    appointed: Appointed
+    tools: int | None
+    faults: tuple[Fault, ...]
+
+
+def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterator[Surveyed]:
+    """Every agent there is, with its tools looked through. Nothing is started; tools given in code are not known here."""
+    confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
+    for appointed in all_agents(config, folders):
+        (_, everybody), (_, of_agent) = config.tool_folders(appointed.manifest.id)
+        sources = ToolSources(everybody, of_agent, str(folders.workspace), confinement, (), appointed.checked)
+        generation, _, faults = equipped(sources, 1, appointed)
+        yield Surveyed(appointed, None if faults or generation is None else len(generation), tuple(faults))
+
+
+def equipped(
+    sources: ToolSources, number: int, appointed: Appointed
+) -> tuple[Generation | None, list[Rule], list[Fault]]:
+    """An agent's tools, the rules of its manifest, and every fault of both; no generation where its tools have any."""
+    looked = sources.look(number)
+    rules, faults = appointed.rules(looked.known, looked.beyond)
+    return looked.generation, rules, [*looked.faults, *faults]
+
+
+def _nothing_runs(_: object) -> NoReturn:
+    raise UsageError("tools are only looked through here; open a kernel to run one")
 
 
 def _for_workspace(checked: CheckedAgent, config: Configuration, folders: Folders) -> Appointed:

@@ -171,6 +171,8 @@ def check_agent(table: Mapping[str, Any], source: str, expected_id: str) -> Chec
     )
     for place, problem in _faults_beyond_form(sound, expected_id):
         faults.setdefault(place, problem)
+    if "id" in faults:
+        sound = sound.model_copy(update={"id": expected_id})
     found = (Fault(source, place, problem) for place, problem in faults.items())
     return CheckedAgent(sound, source, tuple(found))
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "call": "Carry out one tool call and print its result.",
     "tools": "List the tools there are, and what is withheld.",
+    "agents": "List the agents there are, and what is wrong with them.",
     "run": "Give a task to a model and let it work through the tools.",
     "explain": "Say how a call would be decided, and by which rule.",
     "log": "Show what happened in this workspace, verify the record of it, or purge it.",

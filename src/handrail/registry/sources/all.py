@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
-from handrail.contract.errors import LoadError
+from handrail.contract.errors import Fault, LoadError
 from handrail.contract.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.generation import Generation
@@ -17,6 +17,21 @@ from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.plugins import PluginSource
 from handrail.registry.sources.python import PythonSource
 from handrail.registry.sources.source import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look through the sources found: a generation, or faults.
+
+    :param known: the ids that the agent's rules may name; all there are where the manifest is faulty, None where
+        nobody can tell
+    :param beyond: the ids of tools that the agent does not have
+    """
+
+    generation: Generation | None
+    known: frozenset[str] | None
+    beyond: frozenset[str]
+    faults: tuple[Fault, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +56,23 @@ class ToolSources:
 
         :raises LoadError: with every fault of every source and of the agent's manifest
         """
+        looked = self.look(number)
+        if looked.generation is None:
+            raise LoadError(looked.faults)
+        return looked.generation
+
+    def look(self, number: int) -> Looked:
+        """As :meth:`load`, with the faults in what it gives."""
         checked = self.manifest
         try:
             everything = self._everything(number)
         except LoadError as error:
-            raise LoadError([*checked.faults, *error.faults]) from None
+            return Looked(None, None, frozenset(), (*checked.faults, *error.faults))
         checked = checked.with_faults(faults_in_names(checked.manifest, everything))
         if checked.faults:
-            raise LoadError(checked.faults)
-        return generation_of(checked.manifest, everything, self.confinement.sandbox.tier)
+            return Looked(None, frozenset(everything.entries), frozenset(), checked.faults)
+        generation = generation_of(checked.manifest, everything, self.confinement.sandbox.tier)
+        return Looked(generation, frozenset(generation.entries), generation.beyond, ())
 
     def _everything(self, number: int) -> Generation:
         sources: list[Source] = [
