@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets as randomness
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
@@ -14,7 +15,7 @@ from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, parse_rules
 from handrail.config import Configuration
-from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.people import Attendant
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
@@ -27,6 +28,7 @@ from handrail.registry.generation import Difference, Generation
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
 from handrail.session.context import Context
+from handrail.session.lasting import Lasting
 from handrail.session.session import HeldSession
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
@@ -43,6 +45,8 @@ class HeldKernel(Kernel):
         self.own = own
         self._face = face
         self._sessions: dict[str, HeldSession] = {}
+        self._closing: set[str] = set()
+        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor)
 
     @property
     def workdir(self) -> str:
@@ -140,10 +144,14 @@ class HeldKernel(Kernel):
         face: str,
     ) -> HeldSession:
         """A session of whichever process works in ``context``."""
-        if id is not None and id in self._sessions:
+        if id is not None and (id in self._sessions or id in self._closing):
             raise UsageError(f"session {id!r} is open already")
         session_id = id or _new_session_id()
-        rooms, folders = self.rooms, self.rooms.store.folders
+        rooms, folders, lasting = self.rooms, self.rooms.store.folders, self.lasting
+        headless = attendant is None
+        row = lasting.row(
+            SessionRow(session_id, time.time_ns(), agent=context.agent, topic=topic, face=face, headless=headless)
+        )
         output, scratch = folders.output(session_id), folders.scratch(session_id)
         around = Surroundings(
             session_id=session_id,
@@ -154,43 +162,70 @@ class HeldKernel(Kernel):
             sandbox=rooms.sandbox,
             values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
             attendant=attendant,
-            topic=topic,
+            topic=row.topic,
             client=client,
+            seen=lasting.seen(session_id),
             hidden=(str(folders.state),),
         )
         own = parse_rules([("session", "session", text) for text in rule_texts(rules)], context.generation)
+        own += lasting.rules(session_id)
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
-        turns = self.log.last_turn(session_id) if id is not None else 0
-        session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, turns)
+        turns = lasting.last_turn(session_id, self.log.last_turn(session_id)) if id is not None else 0
+        session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)
+        session.history = lasting.history(session_id)
         self._sessions[session_id] = session
-        headless = attendant is None
         try:
-            await rooms.store.sessions.open(
-                SessionRow(session_id, time.time_ns(), agent=context.agent, topic=topic, face=face, headless=headless)
-            )
+            await rooms.store.sessions.open(row)
         except BaseException:
             del self._sessions[session_id]
             raise
-        opened = {"agent": context.agent, "face": face, "headless": headless}
+        opened = {"agent": context.agent, "face": face, "headless": headless, **_parent(row)}
         self.log.append([Record("session-opened", session_id, "", opened)])
         return session
 
+    async def fork(self, id: str) -> str:
+        forked = _new_session_id()
+        await self.lasting.fork(id, forked, face=self._face)
+        return forked
+
+    async def close_session(self, id: str) -> None:
+        if id in self._sessions or id in self._closing:
+            raise UsageError(f"session {id} is open; whoever has it open closes it, or ends")
+        self.lasting.existing(id)
+        await self._discard(id)
+
+    async def _suspended(self, session: HeldSession) -> None:
+        """Nobody has it open any more; what belongs to it stays."""
+        try:
+            await self.lasting.suspend(session.id)
+        finally:
+            self._sessions.pop(session.id, None)
+
     async def _closed(self, session: HeldSession) -> None:
         """Taken from the list last: until its folders are gone nobody may open it again."""
-        store = self.rooms.store
-        self.log.append([Record("session-closed", session.id, "", {})])
         try:
-            await store.sessions.close(session.id, time.time_ns())
+            await self._discard(session.id)
         finally:
-            await asyncio.to_thread(store.folders.discard, session.id)
             self._sessions.pop(session.id, None)
+
+    async def _discard(self, session_id: str) -> None:
+        store = self.rooms.store
+        self._closing.add(session_id)
+        self.log.append([Record("session-closed", session_id, "", {})])
+        try:
+            await store.sessions.close(session_id, time.time_ns())
+        finally:
+            await asyncio.to_thread(store.folders.discard, session_id)
+            self._closing.discard(session_id)
 
     async def shut_down(self) -> None:
         """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
         why = "has ended with its kernel, which is closed; open a kernel anew"
         try:
             await asyncio.gather(*(session.end("shutdown", why) for session in self._sessions.values()))
+            with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
+                await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
             await self.rooms.arbiter.runs.settled()
             await self.own.aclose()
             await self.rooms.aclose()
@@ -216,6 +251,10 @@ async def hold(
         kernel = HeldKernel(rooms, own, brought.face)
         stack.push_async_callback(kernel.shut_down)
         yield kernel
+
+
+def _parent(row: SessionRow) -> dict[str, Any]:
+    return {"parent": row.details["parent"]} if "parent" in row.details else {}
 
 
 def _new_session_id() -> str:

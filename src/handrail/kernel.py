@@ -183,11 +183,29 @@ class Kernel(ABC):
         topic: str | None = None,
         client: ClientContext | None = None,
     ) -> Session:
-        """Open a session, or one that was open before, by its ``id``.
+        """Open a session, or one that was open before, by its ``id``: what was said in it, its tools' state, what was
+        answered for it and its folders come back. One that ends with its process or is left by
+        :meth:`~handrail.contract.session.Session.suspend` can be opened again; ``close`` is for good.
 
         :param headless: nobody can be asked; ignored when there is an ``attendant``
         :param attendant: how to reach the person who can be asked
-        :param rules: further rules of this session only
+        :param rules: further rules of this session only, as long as it is open
+        :raises UsageError: when it is open already, or another agent's
+        """
+
+    @abstractmethod
+    async def fork(self, id: str) -> str:
+        """Begin another session with a copy of what was said in one, of its tools' state and of what it has read of
+        files. Grants, answered rules and folders are not copied. Gives the new one's id, to be opened by.
+
+        :raises UsageError: when there is no such session, or it was closed
+        """
+
+    @abstractmethod
+    async def close_session(self, id: str) -> None:
+        """Close a suspended session for good: its messages, its tools' state and its folders are removed.
+
+        :raises UsageError: when there is no such session, or it is open or closed
         """
 
     def doctor(self) -> list[Check]:

@@ -36,12 +36,14 @@ class HeldSession:
         lane: Lane,
         generation: Callable[[], Generation],
         on_close: Callable[[HeldSession], Awaitable[None]],
+        on_suspend: Callable[[HeldSession], Awaitable[None]],
         turns: int = 0,
     ) -> None:
         self._arbiter = arbiter
         self._lane = lane
         self._generation = generation
         self._on_close = on_close
+        self._on_suspend = on_suspend
         self._turns = turns
         self.id = lane.session_id
         self._keys: dict[str, _KeyInUse] = {}
@@ -121,7 +123,7 @@ class HeldSession:
         :raises LogUnavailable: when the log cannot tell
         """
         self._check_open()
-        return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), call_id)
+        return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), self.id, call_id)
 
     def cancel(self, reason: StopReason = "user") -> int:
         """Stop every call in flight; each still gets its one result. Gives their number."""
@@ -176,6 +178,16 @@ class HeldSession:
             return
         await self.end("user", "is closed; open another with kernel.session()")
         await self._on_close(self)
+
+    async def suspend(self, why: str = "is suspended; open it again by its id") -> None:
+        """Take no more calls and stop those in flight. All that it remembers stays, for whoever opens it again.
+
+        :param why: what a later call is told
+        """
+        if self.closed:
+            return
+        await self.end("user", why)
+        await self._on_suspend(self)
 
     async def end(self, reason: StopReason, why: str) -> None:
         """Take no more calls, stop those in flight and wait until each has its answer. Its folders stay.
