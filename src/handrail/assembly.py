@@ -10,6 +10,7 @@ from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
 from handrail.contract.errors import Fault, LoadError
@@ -135,13 +136,18 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
     variables = Variables(workspace=(str(folders.workspace),), ad_hoc=(str(folders.outputs),))
     shaper = Shaper(Redactor(secrets), Artifacts(folders.artifacts), folders.output)
-    limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms)
+    lasting = Lifetimes(
+        int(settings.approvals.request_days * 24 * HOUR_NS), int(settings.approvals.grant_hours * HOUR_NS)
+    )
+    limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms, lifetimes=lasting)
+    arbiter = Arbiter(log, LockTable(), Resources(), shaper, limits)
+    arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
     return Rooms(
         store,
         config,
         log,
         tiers.choose(),
-        Arbiter(log, LockTable(), Resources(), shaper, limits),
+        arbiter,
         interrupted,
         variables,
         ceiling_layer(settings.ceiling, variables),

@@ -12,7 +12,7 @@ import pytest
 
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
-from handrail.contract.runtime import Runtime
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Profile, Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -63,6 +63,12 @@ class _Doors:
 
     def tell(self, message: str, fraction: float | None) -> None:
         return None
+
+    def answered(self, questions: Sequence[Question]) -> None:
+        return None
+
+    async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
+        raise AssertionError("nothing here asks anybody")
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise AssertionError(f"nothing here calls {tool_id}")

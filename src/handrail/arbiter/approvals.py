@@ -32,6 +32,7 @@ from handrail.store.approvals import ApprovalTable
 from handrail.store.database import Work
 from handrail.store.encoding import decode, encode
 
+_MOST_LEAVING = 10_000
 _LONGEST_TIMER_S = 600.0
 """Looked at again after so long: clocks are set."""
 
@@ -63,17 +64,22 @@ class Approvals:
         self.lifetimes = lifetimes or Lifetimes()
         self._clock = clock
         self._waiting: dict[str, _Wait] = {}
+        self._leaving: set[str] = set()
+        """Let go, and perhaps not durably so yet."""
         self._listeners: list[Callable[[Approval], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self.check_parked: CheckChanged | None = None
         """Judges changed arguments of a call that no process carries."""
+        self.forgotten: Callable[[StoredRule], None] | None = None
+        """Told of a rule that was removed."""
 
     # ── the doors ────────────────────────────────────────────────────────────────────────────────
 
     def pending(self, session_id: str | None = None) -> list[Approval]:
         """What can be answered now, the oldest first."""
-        return self._table.reader.pending(self._clock(), session_id=session_id)
+        rows = self._table.reader.pending(self._clock(), session_id=session_id)
+        return [row for row in rows if row.id not in self._leaving] if self._leaving else rows
 
     def get(self, approval_id: str) -> Approval:
         """One request, whatever has become of it.
@@ -86,7 +92,7 @@ class Approvals:
                 f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
                 kind="invalid_input",
             )
-        return found
+        return self._as_known(found)
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
         """Answer a request; durable on return. Runs nothing: the call goes on where it waits.
@@ -158,6 +164,8 @@ class Approvals:
             )
         record = Record("approval-responded", "", "", {"forgotten": found.text, "rule": found.id})
         await self._table.commit(self._table.forget_rule(found.id), self._log.work([record]))
+        if self.forgotten is not None:
+            self.forgotten(found)
         return found
 
     def watch(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
@@ -260,6 +268,9 @@ class Approvals:
         log tells that the call has ended."""
         self._table.append(self._table.let_go(row.id))
         if row.state in ("pending", "approved"):
+            if len(self._leaving) >= _MOST_LEAVING:
+                self._leaving.clear()
+            self._leaving.add(row.id)
             self._tell(replace(row, state="withdrawn", answered=True))
 
     async def close_session(self, session_id: str) -> None:
@@ -295,6 +306,15 @@ class Approvals:
             self._sweeping.cancel()
 
     # ── within ───────────────────────────────────────────────────────────────────────────────────
+
+    def _as_known(self, row: Approval) -> Approval:
+        """The row as it will be when what is on its way is durable."""
+        if row.id not in self._leaving:
+            return row
+        if row.state in ("pending", "approved"):
+            return replace(row, state="withdrawn", answered=True)
+        self._leaving.discard(row.id)
+        return row
 
     def _open(self, approval_id: str) -> Approval:
         row = self.get(approval_id)

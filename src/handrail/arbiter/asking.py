@@ -17,9 +17,12 @@ from handrail.contract.people import Approval, ApprovalAnswer, ApprovalKind, App
 from handrail.contract.runtime import Question
 from handrail.contract.tool import Tool
 from handrail.policy import suggestions
-from handrail.policy.rules import Rule, parse_rule
+from handrail.policy.authority import Authority
+from handrail.policy.rules import Rule, RuleBook, parse_rule
+from handrail.policy.targets import PathRoots
 from handrail.policy.verdict import Verdict
 from handrail.record.log import Record
+from handrail.registry.generation import Entry
 
 MAX_TRIES = 5
 """How often an attendant may give arguments that cannot be taken before that is a no."""
@@ -237,12 +240,8 @@ class Asking:
     def _check(self, call: Call, given: Mapping[str, Any]) -> None:
         """Judge arguments that a person gives instead, while they can still correct them."""
         assert call.entry is not None
-        spec, lane, arguments = call.entry.spec, call.lane, dict(given)
-        if problems := call.entry.schema.problems(arguments):
-            raise ToolError(f"{spec.id}: " + "; ".join(problems), kind="invalid_input")
-        verdict = lane.authority.judge(spec, arguments, rules=lane.rules, roots=lane.around.roots)
-        if verdict.action == "deny":
-            raise ToolError(self._shaper.redact(verdict.reason), kind="denied")
+        lane = call.lane
+        check_changed(call.entry, given, lane.authority, lane.rules, lane.around.roots)
 
     # ── what was answered ────────────────────────────────────────────────────────────────────────
 
@@ -408,6 +407,21 @@ class Asking:
         """Their call has its answer without having used them."""
         for row in rows:
             self.approvals.let_go(row)
+
+
+def check_changed(
+    entry: Entry, given: Mapping[str, Any], authority: Authority, rules: RuleBook, roots: PathRoots
+) -> None:
+    """Judge arguments that a person gives instead of those proposed.
+
+    :raises ToolError: ``invalid_input`` where they do not fit the schema, ``denied`` where a rule denies them
+    """
+    arguments = dict(given)
+    if problems := entry.schema.problems(arguments):
+        raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+    verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots)
+    if verdict.action == "deny":
+        raise ToolError(verdict.reason, kind="denied")
 
 
 def asks_first(tool: Tool) -> bool:

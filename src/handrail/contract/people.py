@@ -164,6 +164,47 @@ class Attendant(Protocol):
         ...
 
 
+class ApprovalDesk(Protocol):
+    """What waits for a person in a workspace, as every door sees it: ``kernel.approvals``. Answering runs nothing by
+    itself: the call goes on where it waits, or when its session is taken up again."""
+
+    def pending(self, session_id: str | None = None) -> list[Approval]:
+        """What can be answered now, the oldest first."""
+        ...
+
+    def get(self, approval_id: str) -> Approval:
+        """One request, whatever has become of it.
+
+        :raises ToolError: ``invalid_input`` when there is none
+        """
+        ...
+
+    async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
+        """Answer a request; durable on return.
+
+        :param by: the door, for the record
+        :raises ToolError: ``invalid_input`` for an answer that cannot be, ``denied`` for changed arguments that a rule
+            denies (the request stays), ``conflict`` when it was answered before, expired, or its call was stopped
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        ...
+
+    async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
+        """Answer the questions of a request, one list for each; see :meth:`decide`."""
+        ...
+
+    def rules(self) -> list[StoredRule]:
+        """The project's rules that people's answers stored."""
+        ...
+
+    async def forget_rule(self, rule_id: str) -> StoredRule:
+        """Remove one of :meth:`rules`. Gives what it was.
+
+        :raises ToolError: ``invalid_input`` when there is none of that id
+        """
+        ...
+
+
 class Away:
     """An :class:`Attendant` for nobody: whatever is asked is parked until somebody answers at another door."""
 
