@@ -1,0 +1,109 @@
+"""The whole check-up of a workspace: machine, folders, holder, configuration and tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from handrail import config as configuration
+from handrail.contract.errors import LoadError, StartError
+from handrail.doctor.check import Check, alone
+from handrail.doctor.holder import of_holder
+from handrail.doctor.machine import of_machine
+from handrail.doctor.place import of_place
+from handrail.registry.generation import IN_PROCESS, Entry
+from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.executables import Confinement
+from handrail.sandbox import tiers
+from handrail.store.folders import Folders, locate
+
+if TYPE_CHECKING:
+    from handrail.config import Configuration
+    from handrail.kernel import Kernel
+
+
+def check_up(
+    workspace: str | Path,
+    state: str | Path | None = None,
+    config: str | Path | None = None,
+    *,
+    flags: Iterable[str] = (),
+    allow_home: bool = False,
+) -> list[Check]:
+    """Everything there is to say without opening a kernel.
+
+    :param config: the configuration file instead of the platform's
+    :param flags: settings as ``KEY=VALUE``, which are stronger than any file
+    """
+    checks = of_machine(str(workspace))
+    try:
+        folders: Folders | None = locate(workspace, state, allow_home=allow_home)
+    except StartError as error:
+        folders = None
+        checks.append(Check("workspace", "problem", str(error)))
+    if folders is not None:
+        checks += [*of_place(folders), *of_holder(folders)]
+    checks += alone("configuration", lambda: _configured(folders, config, tuple(flags)))
+    return checks
+
+
+def of_kernel(kernel: Kernel) -> list[Check]:
+    """What an open kernel has: its folders, whether its log takes records, its tools and who confines them."""
+    own = Path(kernel.state_folder)
+    folders = Folders(Path(kernel.workdir), own.parent.parent, own.name)
+    checks = [*of_place(folders), *of_holder(folders), *_files(kernel.config)]
+    checks += _tools(kernel.generation.entries.values())
+    if kernel.interrupted:
+        ids = ", ".join(one.call_id for one in kernel.interrupted)
+        about = f"{ids}: begun before the last stop, outcome unknown, not run again"
+        checks.append(Check("interrupted calls", "warning", about, "handrail explain CALL_ID"))
+    return checks
+
+
+def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[str, ...]) -> Iterator[Check]:
+    try:
+        found = configuration.load(file, folders=folders, flags=flags)
+        if folders is not None:
+            configuration.check_apart(found, folders.workspace)
+    except LoadError as error:
+        yield Check(
+            "configuration", "problem", str(error), "handrail config shows each setting and where it comes from"
+        )
+        return
+    yield from _files(found)
+    if folders is not None:
+        workspace = str(folders.workspace)
+        yield from alone("tools", lambda: _tools(_loaded(found, workspace)))
+
+
+def _files(found: Configuration) -> Iterator[Check]:
+    yield Check("configuration", "ok", str(found.file or f"no file (looked in {found.folder})"))
+    if found.workspace is not None:
+        if (remark := found.remark) is not None:
+            yield Check("workspace file", "warning", remark, "handrail trust")
+        else:
+            yield Check("workspace file", "ok", str(found.workspace.path))
+
+
+def _loaded(found: Configuration, workspace: str) -> Iterable[Entry]:
+    """The tools that a start would have, none of which is run."""
+    (_, everybody), (_, of_agent) = found.tool_folders(found.settings.agent)
+    confinement = Confinement(tiers.choose(), _never, _never)
+    return ToolSources(everybody, of_agent, workspace, confinement).load(1).entries.values()
+
+
+def _never(_: object) -> NoReturn:
+    raise RuntimeError("a check-up runs no tool")
+
+
+def _tools(entries: Iterable[Entry]) -> Iterator[Check]:
+    every = list(entries)
+    withheld = [entry for entry in every if entry.withheld is not None]
+    yield Check("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} withheld")
+    for entry in withheld:
+        yield Check(f"tool {entry.id}", "problem", f"withheld: {entry.withheld}")
+    trusted = [entry.id for entry in every if entry.confined_by.startswith(IN_PROCESS) and entry.source != "built-in"]
+    if trusted:
+        about = "the operator's own code, held by the runtime's checks, not by the operating system"
+        yield Check("in-process Python", "warning", f"{', '.join(trusted)}: {about}")
