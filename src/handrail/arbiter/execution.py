@@ -57,6 +57,8 @@ class Execution:
     _overdue: bool = False
     _grace: asyncio.TimerHandle | None = None
     _requests: int = 0
+    told: Callable[[StopReason], None] | None = None
+    """Called each time it is told to stop, before its work is: for work whose end is not in this process's hands."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, grace_s: float) -> None:
         self.loop = loop
@@ -75,6 +77,8 @@ class Execution:
         """Ask the work to end; the first reason counts. Does nothing when nothing runs any more, but is remembered."""
         if self.reason is None:
             self.reason = reason
+        if self.told is not None:
+            self.told(self.reason)
         if self._child is not None:
             if self._cancellable:
                 self._strike(self._child)

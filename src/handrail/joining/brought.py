@@ -1,0 +1,310 @@
+"""Tools that a process brought when it joined: arbitrated and recorded here, carried out there.
+
+The holder does every step of a call; only the function runs in the process that brought it. What it asks of its runtime
+comes back over the wire to the real runtime of the call, and only while that call runs, and only from that process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from handrail.arbiter.execution import Execution, StopReason
+from handrail.arbiter.plain import encoded_as_it_is
+from handrail.contract.errors import ToolError
+from handrail.contract.runtime import Runtime
+from handrail.contract.tool import Tool
+from handrail.joining.describing import Description, of_capabilities, read_descriptions
+from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN, Door
+from handrail.joining.framing import Message
+from handrail.joining.operations import Op, Refused, logger
+from handrail.joining.values import (
+    Malformed,
+    an_object,
+    failure_of,
+    fields,
+    number,
+    of_failure,
+    optional,
+    text,
+    unpack,
+    whole,
+)
+from handrail.joining.wire import Connection, ConnectionLost
+from handrail.store.encoding import decode, encode
+
+_MAX_PROGRESS = 10_000
+"""Characters of one message."""
+
+
+class BroughtTool(Tool):
+    """One tool of a process that joined.
+
+    Labelled like the holder's own Python (:attr:`~handrail.contract.tool.Tool.trusted`): it is the code of the same
+    operator, which the runtime's checks hold and the operating system does not.
+    """
+
+    blocking = True
+    """A cancellation here does not end what runs there: it is told to end, and its locks stay until it has."""
+
+    def __init__(self, description: Description, process: str, home: BroughtTools) -> None:
+        self.spec = description.spec
+        self.definition = description.definition
+        self.takes_runtime = description.takes_runtime
+        self._home = home
+        # Where people are told that it comes from.
+        place, _, name = description.source.rpartition(".")
+        self.__module__ = place or "joined"
+        self.__qualname__ = f"{name} ({process})"
+
+    def __repr__(self) -> str:
+        return f"<tool {self.spec.id} of another process>"
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        """Have it carried out where it is from.
+
+        :raises ToolError: as it raised it there; ``interrupted`` when its process goes meanwhile, ``unavailable`` when
+            it had gone before
+        """
+        return await self._home.carry_out(self, args, runtime)
+
+
+class _Run:
+    """One call that runs in the other process now."""
+
+    __slots__ = ("doors", "kept", "number", "over", "runtime", "tool_id")
+
+    def __init__(self, number: int, tool_id: str, runtime: Runtime) -> None:
+        self.number = number
+        self.tool_id = tool_id
+        self.runtime = runtime
+        self.doors: set[asyncio.Task[Any]] = set()
+        self.kept: Any = None
+        self.over = False
+
+
+class BroughtTools:
+    """What one process brought.
+
+    :param connection: to it; nothing is sent on it yet
+    :param described: what it says of them, as :func:`~handrail.joining.describing.describe` makes it
+    :raises LoadError: with every fault of that
+    """
+
+    def __init__(self, connection: Connection, described: object) -> None:
+        self._connection = connection
+        self._numbers = itertools.count(1)
+        self._runs: dict[int, _Run] = {}
+        self.tools: tuple[Tool, ...] = self.replaced(described)
+        self.requests: Mapping[str, Op] = {
+            PREFIX + name: Op(partial(self._through, name, door), cancel_when_lost=True) for name, door in DOORS.items()
+        }
+        """What the other process may ask for: the doors of the calls that it runs."""
+        self.notices: Mapping[str, Callable[[Any], None]] = {"progress": self._progress, "partial": self._partial}
+
+    @property
+    def process(self) -> str:
+        """How people are told which one it is."""
+        peer = self._connection.peer
+        return f"process {peer.pid}" if peer is not None and peer.pid else "another process"
+
+    def replaced(self, described: object) -> tuple[Tool, ...]:
+        """The tools that it has from now on; calls of the others go on.
+
+        :raises LoadError: with every fault; what there was stays
+        """
+        process = self.process
+        self.tools = tuple(BroughtTool(one, process, self) for one in read_descriptions(described, process))
+        return self.tools
+
+    async def carry_out(self, tool: BroughtTool, args: dict[str, Any], runtime: Runtime) -> object:
+        """See :meth:`BroughtTool.execute`."""
+        cancellation = runtime.cancellation
+        if cancellation.requested:  # between the last look and here
+            raise asyncio.CancelledError
+        run = _Run(next(self._numbers), tool.spec.id, runtime)
+        body: Message = {
+            "run": run.number,
+            "tool": run.tool_id,
+            "definition": tool.definition,
+            "arguments": _exactly(run.tool_id, args),
+            "around": _around(runtime) if tool.takes_runtime else None,
+        }
+        self._runs[run.number] = run
+        if isinstance(cancellation, Execution):
+            cancellation.told = partial(self._stop, run)
+        try:
+            asking = asyncio.ensure_future(self._connection.request("execute", body))
+            return _outcome(await self._answer(run, asking))
+        except ConnectionLost as lost:
+            raise self._gone(run, lost) from None
+        except Refused as refused:
+            raise _refusal(run, refused) from None
+        except Malformed as error:
+            raise ToolError(
+                f"{run.tool_id}: its process answered what cannot be read: {error}", kind="backend"
+            ) from None
+        finally:
+            if isinstance(cancellation, Execution):
+                cancellation.told = None
+            run.over = True
+            del self._runs[run.number]
+            await _ended(run.doors)
+
+    async def _answer(self, run: _Run, asking: asyncio.Future[Any]) -> Any:
+        """Wait to the end, whoever cancels this: the locks of a call are given back when nothing of it runs any more."""
+        while not asking.done():
+            try:
+                await asyncio.wait((asking,))
+            except asyncio.CancelledError:
+                self._stop(run, "user")
+        return asking.result()
+
+    def _stop(self, run: _Run, reason: StopReason) -> None:
+        self._connection.notify("stop", {"run": run.number, "reason": reason})
+
+    def _gone(self, run: _Run, lost: ConnectionLost) -> ToolError:
+        if not lost.sent:
+            return ToolError(
+                f"the process that brought {run.tool_id} has gone, so nothing was run; start it again",
+                kind="unavailable",
+            )
+        return ToolError(
+            f"the process that runs {run.tool_id} has gone; nobody knows whether it took effect. "
+            "Look at the state of things before you call it again",
+            kind="interrupted",
+            data=run.kept,
+        )
+
+    # ── what the other process may ask ───────────────────────────────────────────────────────────
+
+    async def _through(self, name: str, door: Door, body: Any) -> Message:
+        """Ask one door of the runtime of a call that runs for this process now."""
+        try:
+            asked = fields(body, {"run": whole, "arguments": an_object})
+            arguments = fields(asked["arguments"], door.takes)
+        except Malformed as error:
+            raise Refused("malformed", f"{name}: {error}") from None
+        run = self._runs.get(asked["run"])
+        if run is None or run.over:
+            raise Refused("not_running", f"{name}: no call of this process runs under the number {asked['run']}")
+        if name == SHELL_RUN and (stream := arguments["on_output"]) is not None:
+            arguments["on_output"] = partial(self._output, stream)
+        task = asyncio.current_task()
+        assert task is not None
+        run.doors.add(task)
+        try:
+            return {"value": await door.ask(run.runtime, arguments)}
+        except Exception as error:  # for the tool: it may catch what its runtime raises
+            return of_failure(error)
+        finally:
+            run.doors.discard(task)
+
+    def _output(self, stream: int, piece: bytes) -> None:
+        self._connection.notify("output", {"stream": stream, "piece": piece})
+
+    def _progress(self, body: Any) -> None:
+        try:
+            told = fields(body, {"run": whole, "message": text, "fraction": optional(number)})
+        except Malformed as error:
+            logger.info("a notice of progress was left aside: %s", error)
+            return
+        if (run := self._runs.get(told["run"])) is not None:
+            run.runtime.progress(told["message"][:_MAX_PROGRESS], fraction=told["fraction"])
+
+    def _partial(self, body: Any) -> None:
+        try:
+            told = fields(body, {"run": whole, "value": unpack})
+        except Malformed as error:
+            logger.info("a partial output was left aside: %s", error)
+            return
+        if (run := self._runs.get(told["run"])) is not None:
+            run.kept = told["value"]
+            run.runtime.partial(run.kept)
+
+
+def _around(runtime: Runtime) -> Message:
+    client = runtime.client
+    return {
+        "call_id": runtime.call_id,
+        "session_id": runtime.session_id,
+        "agent": runtime.agent,
+        "topic": runtime.topic,
+        "client": None if client is None else asdict(client),
+        "workdir": runtime.workdir,
+        "capabilities": of_capabilities(runtime.capabilities),
+        "config": dict(runtime.config),
+    }
+
+
+def _exactly(tool_id: str, args: dict[str, Any]) -> dict[str, Any]:
+    """The arguments, if they arrive as they are.
+
+    :raises ToolError: ``invalid_input``, for what a program passed and JSON has not
+    """
+    try:
+        exact = encoded_as_it_is(args) is not None or decode(encode(args, 1 << 62)) == _as_lists(args)
+    except RecursionError:
+        exact = False
+    if not exact:
+        raise ToolError(
+            f"{tool_id} runs in another process, and its arguments hold what JSON has not (NaN, bytes, objects); "
+            "pass plain values",
+            kind="invalid_input",
+        )
+    return args
+
+
+def _as_lists(value: Any) -> Any:
+    """Tuples as the lists that they arrive as."""
+    if isinstance(value, dict):
+        return {key: _as_lists(inner) for key, inner in value.items()}  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(value, (list, tuple)):
+        return [_as_lists(inner) for inner in value]  # pyright: ignore[reportUnknownVariableType]
+    return value
+
+
+def _outcome(answer: object) -> object:
+    """What the tool returned.
+
+    :raises Exception: what it raised
+    :raises asyncio.CancelledError: when it ended because it was told to
+    :raises Malformed: for what no Handrail process answers
+    """
+    told = an_object(answer)
+    if told.get("cancelled") is True:
+        raise asyncio.CancelledError
+    if (failure := failure_of(told)) is not None:
+        raise failure
+    return unpack(told.get("value"))
+
+
+def _refusal(run: _Run, refused: Refused) -> ToolError:
+    if refused.kind == "limit":
+        return ToolError(f"{run.tool_id}: {refused.text}", kind="limit")
+    if refused.kind == "cancelled":
+        return ToolError(
+            f"the process that runs {run.tool_id} is ending; nobody knows whether it took effect",
+            kind="interrupted",
+            data=run.kept,
+        )
+    kind = "unavailable" if refused.kind in ("unavailable", "unknown_op") else "backend"
+    return ToolError(f"{run.tool_id}: {refused.text}", kind=kind)
+
+
+async def _ended(doors: set[asyncio.Task[Any]]) -> None:
+    """End what a call left open at its doors, before its locks go; also when this task is being cancelled."""
+    cancelled: asyncio.CancelledError | None = None
+    for task in tuple(doors):
+        task.cancel()
+    while doors:
+        try:
+            await asyncio.wait(tuple(doors))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,173 @@
+"""Every door of the runtime as it goes over the wire: one closed table, the same on both sides.
+
+A door is found by its name in this table and never by an attribute's. Its arguments are read, then the real runtime of
+the call is asked, so that whatever is checked for a tool of the holder is checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from handrail.contract.result import Result
+from handrail.contract.runtime import (
+    Completed,
+    FileBytes,
+    FileLines,
+    FileStat,
+    Found,
+    Match,
+    Option,
+    Question,
+    Runtime,
+    Written,
+)
+from handrail.joining.values import (
+    Malformed,
+    Reader,
+    a_list,
+    an_object,
+    anything,
+    each,
+    either,
+    flag,
+    one_of,
+    optional,
+    shape,
+    some_bytes,
+    text,
+    whole,
+)
+
+Given = dict[str, Any]
+"""A door's arguments, read: exactly those of its table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """One thing that a tool asks of its runtime.
+
+    :param takes: its arguments by name, all of them given, and how each is read by the holder
+    :param ask: asks the call's own runtime
+    :param gives: reads the answer in the process that asked
+    """
+
+    takes: Mapping[str, Reader[Any]]
+    ask: Callable[[Runtime, Given], Awaitable[Any]]
+    gives: Reader[Any]
+
+
+_stat = shape(
+    FileStat,
+    path=text,
+    kind=one_of("file", "directory", "symlink", "other"),
+    size=whole,
+    mtime_ns=whole,
+)
+_match = shape(Match, path=text, line=whole, text=text)
+_found = shape(Found, matches=each(_match), paths=each(text), more=flag, skipped=whole)
+_option = shape(Option, label=text, description=text)
+_question = shape(Question, question=text, header=text, options=each(_option), multi_select=flag)
+_lines = shape(
+    FileLines,
+    path=text,
+    lines=each(text),
+    first=whole,
+    next=optional(whole),
+    total=optional(whole),
+    size=whole,
+    cut=each(whole),
+)
+_written = shape(Written, path=text, created=flag, size=whole, sha256=text, before=optional(some_bytes))
+_completed = shape(Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole))
+
+
+def _result(value: Any) -> Result:
+    told = an_object(value)
+    if told.get("type") not in ("output", "error"):
+        raise Malformed("a result is neither an output nor an error")
+    return Result.from_dict(told)
+
+
+def _nothing(value: Any) -> None:
+    return None
+
+
+def _words(value: Any) -> list[str]:
+    return [text(word) for word in a_list(value)]
+
+
+async def _called(on: Runtime, given: Given) -> Any:
+    return (await on.call(**given)).to_dict()
+
+
+SHELL_RUN = "shell.run"
+"""The one door that says something before its answer: ``stream`` is by which number, or None for silence."""
+
+DOORS: Mapping[str, Door] = MappingProxyType(
+    {
+        "files.stat": Door({"path": text}, lambda on, given: on.files.stat(**given), _stat),
+        "files.read_bytes": Door(
+            {"path": text, "start": whole, "max_bytes": optional(whole)},
+            lambda on, given: on.files.read_bytes(**given),
+            shape(FileBytes, path=text, data=some_bytes, start=whole, size=whole),
+        ),
+        "files.read_lines": Door(
+            {"path": text, "first": whole, "count": optional(whole), "max_bytes": whole, "max_line": whole},
+            lambda on, given: on.files.read_lines(**given),
+            _lines,
+        ),
+        "files.list": Door({"path": text}, lambda on, given: on.files.list(**given), each(_stat)),
+        "files.read_for_edit": Door(
+            {"path": text, "max_bytes": whole},
+            lambda on, given: on.files.read_for_edit(**given),
+            some_bytes,
+        ),
+        "files.write": Door(
+            {"path": text, "data": some_bytes, "over": either(one_of("new", "seen"), some_bytes)},
+            lambda on, given: on.files.write(**given),
+            _written,
+        ),
+        "search.grep": Door(
+            {
+                "pattern": text,
+                "path": text,
+                "glob": optional(text),
+                "ignore_case": flag,
+                "literal": flag,
+                "max_matches": whole,
+            },
+            lambda on, given: on.search.grep(**given),
+            _found,
+        ),
+        "search.glob": Door(
+            {"pattern": text, "path": text, "hidden": flag, "max_paths": whole},
+            lambda on, given: on.search.glob(**given),
+            _found,
+        ),
+        SHELL_RUN: Door(
+            {
+                "command": either(text, each(text)),
+                "cwd": optional(text),
+                "stdin": some_bytes,
+                "on_output": optional(whole),
+            },
+            lambda on, given: on.shell.run(**given),
+            _completed,
+        ),
+        "state.get": Door({"key": text}, lambda on, given: on.state.get(**given), anything),
+        "state.put": Door({"key": text, "value": anything}, lambda on, given: on.state.put(**given), _nothing),
+        "people.answer": Door(
+            {"questions": each(_question)},
+            lambda on, given: on.people.answer(**given),
+            lambda v: [_words(a) for a in a_list(v)],
+        ),
+        "call": Door({"tool_id": text, "arguments": an_object}, _called, _result),
+    }
+)
+"""All that a tool may ask of its runtime and has to wait for."""
+
+PREFIX = "runtime."
+"""Before a door's name, in the name of its operation."""

@@ -1,0 +1,349 @@
+"""The runtime of a tool that runs here for a call that is carried out in another process.
+
+Every door asks the holder, which judges it as for a tool of its own. Safe to use from any thread of the tool's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+from handrail.arbiter.execution import STOPPED_TEXT, StopReason
+from handrail.arbiter.plain import TooLarge
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.result import Result
+from handrail.contract.runtime import (
+    ClientContext,
+    Completed,
+    FileBytes,
+    FileLines,
+    FileStat,
+    Found,
+    Question,
+    Secrets,
+    Written,
+)
+from handrail.contract.spec import ToolSpec
+from handrail.joining.describing import capabilities_of
+from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN
+from handrail.joining.framing import Message
+from handrail.joining.operations import Refused
+from handrail.joining.values import Malformed, an_object, failure_of, pack
+from handrail.joining.wire import Connection, ConnectionLost
+
+Ask = Callable[..., Any]
+
+
+class Streams:
+    """Who listens to the output of which program."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+        self._listeners: dict[int, Callable[[bytes], None]] = {}
+
+    def open(self, listener: Callable[[bytes], None]) -> int:
+        number = next(self._numbers)
+        self._listeners[number] = listener
+        return number
+
+    def close(self, number: int) -> None:
+        self._listeners.pop(number, None)
+
+    def told(self, number: int, piece: bytes) -> None:
+        if (listener := self._listeners.get(number)) is not None:
+            listener(piece)
+
+
+class RemoteCancellation:
+    """Implements :class:`~handrail.contract.runtime.Cancellation`."""
+
+    reason: StopReason | None = None
+
+    @property
+    def requested(self) -> bool:
+        return self.reason is not None
+
+    def check(self) -> None:
+        if self.reason is not None:
+            kind = "timeout" if self.reason == "timeout" else "cancelled"
+            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind)
+
+
+class RemoteRuntime:
+    """Implements :class:`~handrail.contract.runtime.Runtime` over a connection.
+
+    :param number: of the run, by which the holder knows whose doors are asked for
+    :param around: what does not change during a call; empty for a tool that takes no runtime
+    """
+
+    def __init__(
+        self, connection: Connection, number: int, spec: ToolSpec, around: Mapping[str, Any], streams: Streams
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._connection = connection
+        self._number = number
+        self._around = around
+        self._streams = streams
+        self._unsaid: Message | None = None
+        self.tool_id = spec.id
+        self.cancellation = RemoteCancellation()
+        self.files = RemoteFiles(self)
+        self.search = RemoteSearch(self)
+        self.shell = RemoteShell(self)
+        self.state = RemoteState(self)
+        self.people = RemotePeople(self)
+
+    @property
+    def call_id(self) -> str:
+        return self._around["call_id"]
+
+    @property
+    def session_id(self) -> str:
+        return self._around["session_id"]
+
+    @property
+    def agent(self) -> str:
+        return self._around["agent"]
+
+    @property
+    def topic(self) -> str | None:
+        return self._around["topic"]
+
+    @property
+    def client(self) -> ClientContext | None:
+        told = self._around["client"]
+        return None if told is None else ClientContext(**told)
+
+    @property
+    def workdir(self) -> str:
+        return self._around["workdir"]
+
+    @property
+    def capabilities(self) -> CapabilitySet:
+        return capabilities_of(self._around["capabilities"])
+
+    @property
+    def config(self) -> Mapping[str, str]:
+        return self._around["config"]
+
+    @property
+    def secrets(self) -> Secrets:
+        raise ToolError(
+            f"{self.tool_id} has no secrets: no door hands secrets to a tool on this kernel", kind="unavailable"
+        )
+
+    def progress(self, message: str, *, fraction: float | None = None) -> None:
+        self._on_the_loop(self._say_progress, {"run": self._number, "message": str(message), "fraction": fraction})
+
+    def partial(self, data: Any) -> None:
+        try:
+            value = pack(data)
+        except (TooLarge, MemoryError) as error:
+            value = pack(f"<partial output that cannot be shown ({type(error).__name__})>")
+        self._on_the_loop(self._keep, {"run": self._number, "value": value})
+
+    async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
+        return await self.ask("call", tool_id=tool_id, arguments=dict(arguments))
+
+    def stop(self, reason: StopReason) -> None:
+        """The call was told to end."""
+        self.cancellation.reason = self.cancellation.reason or reason
+        self._say_partial(at_once=True)
+
+    async def ask(self, door: str, **arguments: Any) -> Any:
+        """Ask a door of the call's runtime in the holder.
+
+        :raises ToolError: as that said, or when it cannot be asked
+        """
+        if asyncio.get_running_loop() is self._loop:
+            return await self._asked(door, arguments)
+        there = asyncio.run_coroutine_threadsafe(self._asked(door, arguments), self._loop)
+        return await asyncio.wrap_future(there)
+
+    async def _asked(self, door: str, arguments: Mapping[str, Any]) -> Any:
+        body = {"run": self._number, "arguments": arguments}
+        try:
+            answer = an_object(await self._connection.request(PREFIX + door, body, settle=True))
+            if (failure := failure_of(answer)) is not None:
+                raise failure
+            return DOORS[door].gives(answer.get("value"))
+        except ConnectionLost:
+            text = f"{door} cannot be asked: the process that holds the workspace has gone"
+            raise ToolError(text, kind="unavailable") from None
+        except Refused as refused:
+            self.cancellation.check()
+            kind = "limit" if refused.kind == "limit" else "cancelled" if refused.kind == "not_running" else "backend"
+            raise ToolError(refused.text, kind=kind) from None
+        except Malformed as error:
+            raise ToolError(f"{door} was answered by what cannot be read: {error}", kind="backend") from None
+
+    def streaming(self, listener: Callable[[bytes], None]) -> int:
+        """A number by which the output of a program is told."""
+        here = asyncio.get_running_loop()
+        if here is self._loop:
+            return self._streams.open(listener)
+        return self._streams.open(lambda piece: _called_in(here, listener, piece))
+
+    def silent(self, stream: int) -> None:
+        self._streams.close(stream)
+
+    def _on_the_loop(self, call: Callable[[Message], None], body: Message) -> None:
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            call(body)
+        else:
+            with contextlib.suppress(RuntimeError):  # closed: nobody hears it any more
+                self._loop.call_soon_threadsafe(call, body)
+
+    def _say_progress(self, body: Message) -> None:
+        with contextlib.suppress(Refused):  # longer than any message may be
+            self._connection.notify("progress", body, may_be_left_out=True)
+
+    def _keep(self, body: Message) -> None:
+        """Of many in one go only the last is sent, and none to a holder that is behind until it is needed."""
+        if self._unsaid is None:
+            self._loop.call_soon(self._say_partial)
+        self._unsaid = body
+
+    def _say_partial(self, *, at_once: bool = False) -> None:
+        if (body := self._unsaid) is None:
+            return
+        try:
+            if self._connection.notify("partial", body, may_be_left_out=not at_once):
+                self._unsaid = None
+        except Refused:  # too long to be sent
+            self._unsaid = None
+
+
+def _called_in(loop: asyncio.AbstractEventLoop, listener: Callable[[bytes], None], piece: bytes) -> None:
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(listener, piece)
+
+
+class RemoteFiles:
+    """Implements :class:`~handrail.contract.runtime.Files`."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def stat(self, path: str) -> FileStat:
+        return await self._on.ask("files.stat", path=path)
+
+    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
+        return await self._on.ask("files.read_bytes", path=path, start=start, max_bytes=max_bytes)
+
+    async def read_lines(
+        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
+    ) -> FileLines:
+        return await self._on.ask(
+            "files.read_lines", path=path, first=first, count=count, max_bytes=max_bytes, max_line=max_line
+        )
+
+    async def list(self, path: str) -> Sequence[FileStat]:
+        return await self._on.ask("files.list", path=path)
+
+    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
+        return await self._on.ask("files.read_for_edit", path=path, max_bytes=max_bytes)
+
+    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
+        return await self._on.ask("files.write", path=path, data=data, over=over)
+
+
+class RemoteSearch:
+    """Implements :class:`~handrail.contract.runtime.Search`."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def grep(
+        self,
+        pattern: str,
+        path: str = ".",
+        *,
+        glob: str | None = None,
+        ignore_case: bool = False,
+        literal: bool = False,
+        max_matches: int = 10_000,
+    ) -> Found:
+        return await self._on.ask(
+            "search.grep",
+            pattern=pattern,
+            path=path,
+            glob=glob,
+            ignore_case=ignore_case,
+            literal=literal,
+            max_matches=max_matches,
+        )
+
+    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found:
+        return await self._on.ask("search.glob", pattern=pattern, path=path, hidden=hidden, max_paths=max_paths)
+
+
+class RemoteShell:
+    """Implements :class:`~handrail.contract.runtime.Shell`."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def run(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        stdin: bytes = b"",
+        on_output: Callable[[bytes], None] | None = None,
+    ) -> Completed:
+        given: Any = command if isinstance(command, str) else list(command)
+        if on_output is None:
+            return await self._on.ask(SHELL_RUN, command=given, cwd=cwd, stdin=stdin, on_output=None)
+        failures: list[BaseException] = []
+
+        def listen(piece: bytes) -> None:
+            try:
+                if not failures:
+                    on_output(piece)
+            except Exception as error:  # ends the run, as it does where the program is
+                failures.append(error)
+                running.cancel()
+
+        stream = self._on.streaming(listen)
+        running = asyncio.ensure_future(self._on.ask(SHELL_RUN, command=given, cwd=cwd, stdin=stdin, on_output=stream))
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            self._on.silent(stream)
+
+
+class RemoteState:
+    """Implements :class:`~handrail.contract.runtime.State`."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def get(self, key: str) -> Any:
+        return await self._on.ask("state.get", key=key)
+
+    async def put(self, key: str, value: Any) -> None:
+        await self._on.ask("state.put", key=key, value=value)
+
+
+class RemotePeople:
+    """Implements :class:`~handrail.contract.runtime.People`."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
+        return await self._on.ask("people.answer", questions=[asdict(question) for question in questions])
