@@ -94,6 +94,8 @@ def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nea
         ("[limits]\ngrace_ms = true\n", "limits.grace_ms: is true; expected a valid integer"),
         ("[limits]\ngrace_ms = 1.0\n", "limits.grace_ms: is 1.0; expected"),
         ("[limits]\ngrace_ms = nan\n", "limits.grace_ms: is nan"),
+        ("[limits]\ngrace_ms = 99999999999999999999999\n", "expected less than or equal to 3600000"),
+        ("[limits]\ngrace_ms = " + "9" * 5000, "is not TOML"),
         ('rules = "allow read"\n', "rules: is 'allow read'; expected"),
         ("rules = [1]\n", "rules[0]: is 1; expected a valid string"),
         ("limits = []\n", "limits: is []; expected"),

@@ -117,6 +117,6 @@ def _value(text: str) -> Any:
         pass
     try:
         read = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return text
     return read["value"] if set(read) == {"value"} else text

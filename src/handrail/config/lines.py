@@ -16,6 +16,7 @@ _STRING = re.compile(
     r"|'[^'\n]*'",
     re.DOTALL,
 )
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _COMMENT = re.compile(r"#[^\n]*")
 
 Path = tuple[str | int, ...]
@@ -106,9 +107,11 @@ def _until(text: str, at: int, ends: str) -> int:
 
 def _keys(text: str) -> tuple[str, ...]:
     """The parts of a dotted key."""
+    if _BARE.fullmatch(text.strip()):
+        return (text.strip(),)
     try:
         node: Any = tomllib.loads(f"{text.strip()} = 0")
-    except (tomllib.TOMLDecodeError, RecursionError):
+    except (ValueError, RecursionError):
         return (text.strip(),)
     found: list[str] = []
     while isinstance(node, dict) and node:

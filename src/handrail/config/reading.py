@@ -72,7 +72,7 @@ def parsed(path: Path, content: bytes) -> tuple[dict[str, Any], Mapping[str, int
     try:
         text = content.decode("utf-8-sig")
         table = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # a number of too many digits, too
         raise _fault(path, f"is not TOML: {error}") from None
     except RecursionError:
         raise _fault(path, "is nested too deeply; settings are at most a few tables deep") from None

@@ -7,9 +7,12 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
 
-FILE_NAME = "handrail.toml"
+FILE_NAME = WORKSPACE_FILE
+_HOUR_MS = 3_600_000
+_WEEK_MS = 7 * 24 * _HOUR_MS
 
 
 class _Table(BaseModel):
@@ -19,11 +22,11 @@ class _Table(BaseModel):
 class LimitSettings(_Table):
     """``[limits]``: budgets of every call."""
 
-    lock_wait_ms: Annotated[int, Field(gt=0, description="How long a call waits for its locks, in milliseconds.")] = (
-        60_000
-    )
+    lock_wait_ms: Annotated[
+        int, Field(gt=0, le=_WEEK_MS, description="How long a call waits for its locks, in milliseconds.")
+    ] = 60_000
     grace_ms: Annotated[
-        int, Field(gt=0, description="How long a stopped call may take to end by itself, in milliseconds.")
+        int, Field(gt=0, le=_HOUR_MS, description="How long a stopped call may take to end by itself, in milliseconds.")
     ] = 5_000
 
 
@@ -41,7 +44,7 @@ class WatchdogSettings(_Table):
 
     command: Annotated[tuple[str, ...], Field(min_length=1, description="The program and its arguments.")]
     timeout_ms: Annotated[
-        int, Field(gt=0, description="After how many milliseconds without an answer the call is denied.")
+        int, Field(gt=0, le=_HOUR_MS, description="After how many milliseconds without an answer the call is denied.")
     ] = 5_000
 
 

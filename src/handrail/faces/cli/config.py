@@ -63,8 +63,13 @@ def read(setting: Setting) -> Configuration:
 
 
 def shown(value: object) -> str:
-    """A value as one line that cannot act on a terminal or pass for another line."""
-    return spelled_out(json.dumps(value, ensure_ascii=False)).replace("\n", "\\n")
+    """A value as JSON on one line."""
+    return one_line(json.dumps(value, ensure_ascii=False))
+
+
+def one_line(text: str) -> str:
+    """Foreign text that neither acts on a terminal nor passes for a line of ours."""
+    return spelled_out(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
 def _show(config: Configuration) -> None:
@@ -80,11 +85,11 @@ def _show(config: Configuration) -> None:
     note(f"\nconfiguration: {config.file or f'none (looked in {config.folder})'}")
     if config.workspace is not None:
         state = "trusted" if config.workspace.trusted else "not trusted"
-        note(f"workspace: {spelled_out(str(config.workspace.path))} ({state})")
+        note(f"workspace: {one_line(str(config.workspace.path))} ({state})")
 
 
 def _rows(values: Iterable[Value]) -> list[tuple[str, str, str]]:
-    return [(value.key, shown(value.value), spelled_out(str(value.origin))) for value in values]
+    return [(value.key, shown(value.value), one_line(str(value.origin))) for value in values]
 
 
 def _whole(config: Configuration) -> dict[str, object]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
-from handrail.faces.cli.config import read, shown
+from handrail.faces.cli.config import one_line, read, shown
 from handrail.faces.cli.options import Setting, configured
 from handrail.faces.cli.show import columns, note, out, out_json, spelled_out
 
@@ -91,7 +91,7 @@ def _asked(setting: Setting, config: Configuration, file: WorkspaceFile) -> int:
 
 def _show(config: Configuration, file: WorkspaceFile) -> None:
     text = file.content.decode("utf-8-sig").removesuffix("\n")
-    out(spelled_out(str(file.path)))
+    out(one_line(str(file.path)))
     for line in text.replace("\r\n", "\n").split("\n"):
         for number, part in enumerate(_pieces(spelled_out(line))):  # set off, so that none can look like one of ours
             out(f"  {'┆' if number else '│'} {part}")
@@ -100,10 +100,10 @@ def _show(config: Configuration, file: WorkspaceFile) -> None:
         out("\nTrusted, it would")
         for value in held:
             if value.key == "rules":
-                out(f"  {spelled_out(str(value.value))}")
+                out(f"  {one_line(str(value.value))}")
             else:
                 now = [v for v in config.values if v.key == value.key and not v.not_in_force]
-                before = f", now {shown(now[0].value)} ({spelled_out(str(now[0].origin))})" if now else ""
+                before = f", now {shown(now[0].value)} ({one_line(str(now[0].origin))})" if now else ""
                 out(f"  set {value.key} to {shown(value.value)}{before}")
 
 
@@ -117,7 +117,7 @@ def _granted(setting: Setting, file: WorkspaceFile) -> int:
     if setting.json:
         out_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
-        out(f"trusted {spelled_out(str(file.path))}")
+        out(f"trusted {one_line(str(file.path))}")
     return OUTPUT
 
 
@@ -128,7 +128,7 @@ def _revoke(setting: Setting, folders: Folders) -> int:
     if setting.json:
         out_json({"revoked": was})
     else:
-        out(f"{'no longer trusted' if was else 'nothing was trusted'} in {spelled_out(str(folders.workspace))}")
+        out(f"{'no longer trusted' if was else 'nothing was trusted'} in {one_line(str(folders.workspace))}")
     return OUTPUT
 
 
@@ -143,7 +143,7 @@ def _list(setting: Setting, state: Path) -> int:
         (
             one.sha256[:12],
             datetime.fromtimestamp(one.at_ns / 1e9).astimezone().isoformat(sep=" ", timespec="minutes"),
-            spelled_out(one.workspace),
+            one_line(one.workspace),
         )
         for one in records
     ]
