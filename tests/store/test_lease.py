@@ -479,4 +479,4 @@ class Contenders(RuleBasedStateMachine):
 
 
 TestContenders = pytest.mark.proves("L-07a")(Contenders.TestCase)
-TestContenders.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
+TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.writer import SinkUnavailable, Writer
+from handrail.store.writer import SinkLost, SinkUnavailable, Writer
 
 
 class Shelf:
@@ -18,6 +18,7 @@ class Shelf:
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
         self.full = False
+        self.taken_away = False
         self.reopened = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -30,6 +31,8 @@ class Shelf:
     def write(self, batch: Sequence[str]) -> None:
         self.entered.set()
         self.gate.wait()
+        if self.taken_away:
+            raise SinkLost("somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is full")
         if "poison" in batch:
@@ -38,6 +41,8 @@ class Shelf:
 
     def reopen(self) -> None:
         self.reopened += 1
+        if self.taken_away:
+            raise SinkLost("still somebody else's")
         if self.full:
             raise SinkUnavailable("the disk is still full")
 
@@ -209,3 +214,35 @@ async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> Non
     await asyncio.gather(many("a"), asyncio.to_thread(asyncio.run, many("b")))
     assert sorted(shelf.items) == sorted([*(f"a{n}" for n in range(50)), *(f"b{n}" for n in range(50))])
     writer.close()
+
+
+@pytest.mark.proves("L-07a")
+async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(shelf: Shelf) -> None:
+    writer = Writer(shelf, max_batch=2)
+    shelf.gate.clear()
+    shelf.taken_away = True
+    for number in range(5):
+        writer.append(f"n{number}")
+    waiting = asyncio.create_task(writer.commit("last"))
+    await asyncio.to_thread(shelf.entered.wait)
+    shelf.gate.set()
+    with pytest.raises(LogUnavailable, match="somebody else's"):
+        await waiting
+    writer.append("n5")
+    with pytest.raises(LogUnavailable, match="still somebody else's"):
+        await writer.flush()
+    await asyncio.to_thread(writer.close)
+    assert writer.lost == 6 and shelf.items == []
+
+
+async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_not_forgotten(shelf: Shelf) -> None:
+    writer = Writer(shelf, max_batch=2)
+    shelf.full = True
+    for number in range(5):
+        writer.append(f"n{number}")
+    with pytest.raises(LogUnavailable, match="full"):
+        await asyncio.wait_for(writer.commit("never"), 60)
+    shelf.full = False
+    await writer.commit("last")
+    assert shelf.items == ["n0", "n1", "n2", "n3", "n4", "last"]
+    await asyncio.to_thread(writer.close)

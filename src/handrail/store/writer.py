@@ -89,6 +89,7 @@ class Writer(Generic[T]):
         self._urgent = False
         self._closing = False
         self._refusal: str | None = None
+        self._sink_lost = False
         self._low_water: deque[tuple[int, _Waiting]] = deque()
         self.transactions = 0
         """Groups made durable."""
@@ -196,9 +197,12 @@ class Writer(Generic[T]):
             self._in_flight = min(len(self._queue), self._max_batch)
             batch = [self._queue.popleft() for _ in range(self._in_flight)]
             if batch:
-                if len(batch) == self._max_batch:  # what is left may hold callers who rang for this round
-                    self._urgent = True
+                full = len(batch) == self._max_batch
                 self._retain(self._write(batch))
+                if self._refusal is not None and (full or self._sink_lost):
+                    self._refuse_rest(self._refusal)
+                elif full:  # what is left may hold callers who rang for this round
+                    self._urgent = True
                 self._in_flight = 0
                 batch.clear()  # not kept alive while this thread sleeps
             self._tell_low_water()
@@ -220,11 +224,8 @@ class Writer(Generic[T]):
         except SinkUnavailable as error:
             self._refusal = str(error) or "the log cannot be written"
             _settle_all(waiting, self._refusal)
-            kept = [entry for entry in batch if entry[1] is None]
-            if isinstance(error, SinkLost):
-                self.lost += len(kept)
-                return []
-            return kept
+            self._sink_lost = isinstance(error, SinkLost)
+            return [entry for entry in batch if entry[1] is None]
         except Exception as error:
             if len(batch) > 1:
                 return self._write_singly(batch)
@@ -253,6 +254,16 @@ class Writer(Generic[T]):
         while len(queue) > self._max_retained and queue[0][1] is None and self._refusal is not None:
             queue.popleft()
             self.lost += 1
+
+    def _refuse_rest(self, refusal: str) -> None:
+        """Callers behind more than a batch of what is kept would never be reached; for a lost sink nothing is kept."""
+        rest = [self._queue.popleft() for _ in range(len(self._queue))]
+        kept = [entry for entry in rest if entry[1] is None]
+        if self._sink_lost:
+            self.lost += len(kept)
+        else:
+            self._queue.extendleft(reversed(kept))
+        _settle_all([future for _, future in rest if future is not None], refusal)
 
     def _tell_low_water(self) -> None:
         if not self._low_water:
