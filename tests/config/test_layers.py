@@ -57,6 +57,8 @@ def test_rules_of_all_layers_hold_together_each_with_its_place_and_scope(layers:
         ("ask glob", "session", "--set rules"),
     ]
     assert config.settings.rules == tuple(rule.text for rule in config.rules)
+    assert config.project_rules == config.rules[:3] and config.process_rules == config.rules[3:]
+    assert config.brought_rules == (*config.rules[:2], *config.rules[3:])
 
 
 def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nearest_name(layers: Layers) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeVar
@@ -58,9 +58,7 @@ class Configuration:
     @property
     def rules(self) -> tuple[ConfiguredRule, ...]:
         """The rules in force, in the order of the layers."""
-        return tuple(
-            _rule(value, self.workspace) for value in self.values if _is_rule(value) and not value.not_in_force
-        )
+        return tuple(_rule(value, self.workspace) for value in self._rules(in_force=True))
 
     @property
     def project_rules(self) -> tuple[ConfiguredRule, ...]:
@@ -73,9 +71,20 @@ class Configuration:
         return tuple(rule for rule in self.rules if rule.scope == "session")
 
     @property
+    def brought_rules(self) -> tuple[ConfiguredRule, ...]:
+        """What a process that joins brings: every rule but those of the workspace, which the holder reads itself."""
+        found = (value for value in self._rules(in_force=True) if value.origin.kind != "workspace")
+        return tuple(_rule(value, self.workspace) for value in found)
+
+    @property
     def held_rules(self) -> tuple[ConfiguredRule, ...]:
         """Rules that are not in force; they must be rules all the same."""
-        return tuple(_rule(value, self.workspace) for value in self.values if _is_rule(value) and value.not_in_force)
+        return tuple(_rule(value, self.workspace) for value in self._rules(in_force=False))
+
+    def _rules(self, *, in_force: bool) -> Iterator[Value]:
+        for value in self.values:
+            if value.key == "rules" and value.origin.kind != "default" and in_force is not bool(value.not_in_force):
+                yield value
 
     @property
     def held_back(self) -> tuple[Value, ...]:
@@ -176,10 +185,6 @@ def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
     except LoadError as error:
         faults += error.faults
         return None
-
-
-def _is_rule(value: Value) -> bool:
-    return value.key == "rules" and value.origin.kind != "default"
 
 
 def _rule(value: Value, own: workspace.WorkspaceFile | None) -> ConfiguredRule:
