@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from handrail.agents import Appointed, appoint, equipped
 from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
@@ -15,23 +16,22 @@ from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import wire_name
-from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables
+from handrail.contract.requires import CapabilitySet, Layer, Variables
 from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
-from handrail.policy.defaults import default_book
 from handrail.policy.external import ExternalWatchdog
-from handrail.policy.rules import Rule, Scope, parse_rule
+from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.watchdog import Watchdog
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation, described
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
-from handrail.registry.succession import Succession
+from handrail.registry.succession import OpenTools, Succession
 from handrail.runtime.surface import CallRuntime
 from handrail.sandbox import tiers
 from handrail.session.context import Context, Shelf
@@ -52,8 +52,11 @@ class Rooms:
     ceiling: Layer | None
     watchdogs: tuple[Watchdog, ...]
     """The operator's, which see the calls of every process."""
-    shelves: dict[str, Shelf] = field(default_factory=dict[str, Shelf])
-    """The shared ones, by agent."""
+    shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
+    """The shared ones, by agent, each with the manifest that it was made by."""
+    outdated: list[Shelf] = field(default_factory=list[Shelf])
+    """Those whose manifest has changed since; sessions may still work with them."""
+    open_tools: OpenTools = field(default_factory=OpenTools)
     numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
 
     def context(
@@ -68,58 +71,80 @@ class Rooms:
 
         :param tools: that it brings; without any it shares its agent's generations with others
         :param rules: session rules of all its sessions
-        :raises LoadError: with every fault of tools and rules
+        :raises LoadError: with every fault of the agent's manifest, of tools and rules
+        :raises UsageError: when there is no such agent
         """
         given = tuple(tools)
         texts = _rule_texts(self.config, rules)
         shared = not given
-        shelf = self.shelves.get(agent) if shared else None
-        if shelf is None:
-            shelf, parsed = self._shelf(agent, given, texts)
-            if shared:
-                self.shelves[agent] = shelf
+        appointed = appoint(self.config, agent, self.store.folders)
+        before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
+        if shelf is not None and before == appointed:
+            current = shelf.succession.current
+            parsed = _together(*appointed.rules(current.entries, current.beyond), texts, current)
         else:
-            parsed = parse_rules(texts, shelf.succession.current)
-        layer = self._layer(agent, shelf.succession.living)
-        authority = Authority(self.variables, layer, (*watchdogs, *self.watchdogs), ceiling=self.ceiling)
-        return Context(agent, shelf, authority, default_book().with_rules(*parsed), shared=shared)
+            fresh, parsed = self._shelf(appointed, given, texts)
+            if shelf is not None:
+                self.outdated.append(shelf)
+            if shared:
+                self.shelves[agent] = (appointed, fresh)
+            shelf = fresh
+        authority = Authority(
+            appointed.variables(self.variables),
+            self._layer(appointed, shelf.succession.living),
+            (*watchdogs, *self.watchdogs),
+            ceiling=self.ceiling,
+            agent=appointed.manifest.as_data(),
+        )
+        book = RuleBook(appointed.shipped_rules()).with_rules(*parsed)
+        return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared)
 
     async def aclose(self) -> None:
         """End the tools that stay up between calls."""
-        for shelf in self.shelves.values():
+        for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
             await shelf.succession.aclose()
 
     def _shelf(
-        self, agent: str, given: tuple[Tool, ...], texts: Sequence[tuple[Scope, str, str]]
+        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[tuple[Scope, str, str]]
     ) -> tuple[Shelf, list[Rule]]:
-        workspace = str(self.store.folders.workspace)
-        (_, everybody), (_, of_agent) = self.config.tool_folders(agent)
+        workspace, further = str(self.store.folders.workspace), appointed.further
+        (_, everybody), (_, of_agent) = self.config.tool_folders(appointed.manifest.id)
+        variables = appointed.variables(self.variables)
         shelf: Shelf
 
         def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
             """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
             scratch = self.store.folders.scratch(f"tool-{wire_name(spec.id)[-59:]}")
             hidden = (str(self.store.folders.state),)
-            profile = Profile(workspace, str(scratch), spec.side_effect != "read", hidden=hidden)
-            layer = self._layer(agent, shelf.succession.living)
-            return call_set(spec, self.variables, layer, self.ceiling), profile
+            profile = Profile(
+                workspace,
+                str(scratch),
+                spec.side_effect != "read",
+                writable=further.writable,
+                further=further.readable,
+                hidden=hidden,
+            )
+            layer = self._layer(appointed, shelf.succession.living)
+            return call_set(spec, variables, layer, self.ceiling), profile
 
-        sources = ToolSources(everybody, of_agent, workspace, Confinement(self.sandbox, _profile_of, own), given)
-        generation, parsed = _loaded(sources, next(self.numbers), texts)
+        confinement = Confinement(self.sandbox, _profile_of, own)
+        sources = ToolSources(everybody, of_agent, workspace, confinement, given, appointed.checked)
+        generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         self._published(generation)
         shelf = Shelf(
             sources,
-            Succession(generation),
-            lambda living: self._layer(agent, living),
+            Succession(generation, self.open_tools),
+            lambda living: self._layer(appointed, living),
             lambda: next(self.numbers),
             self._published,
         )
         return shelf, parsed
 
-    def _layer(self, agent: str, generations: Iterable[Generation]) -> Layer:
-        """What the agent's tools require, of the older generations too that a turn still holds."""
+    def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
+        """What the agent and its tools require, of the older generations too that a turn still holds."""
         specs = (entry.spec for generation in generations for entry in generation.entries.values())
-        return agent_layer(agent, Requires(), specs, self.variables)
+        manifest = appointed.manifest
+        return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
 
     def _published(self, generation: Generation, difference: Difference | None = None) -> None:
         self.log.append([Record("generation", "", "", described(generation, difference))])
@@ -158,10 +183,11 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
 def parse_rules(texts: Iterable[tuple[Scope, str, str]], generation: Generation | None) -> list[Rule]:
     """Rules from ``(scope, source, text)``.
 
-    :param generation: the tools that they may name; None where nobody knows
+    :param generation: the tools that they may name, those that only other agents have among them; None where nobody
+        knows
     :raises LoadError: with every text that is no rule
     """
-    known = None if generation is None else generation.entries
+    known = None if generation is None else {*generation.entries, *generation.beyond}
     found: list[Rule] = []
     faults: list[Fault] = []
     for scope, source, text in texts:
@@ -174,22 +200,33 @@ def parse_rules(texts: Iterable[tuple[Scope, str, str]], generation: Generation 
     return found
 
 
-def _loaded(tools: ToolSources, number: int, rules: Sequence[tuple[Scope, str, str]]) -> tuple[Generation, list[Rule]]:
+def _loaded(
+    tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[tuple[Scope, str, str]]
+) -> tuple[Generation, list[Rule]]:
     """A shelf's first generation, and the rules, which name its tools.
 
     :raises LoadError: with every fault of both
     """
+    generation, rules, faults = equipped(tools, number, appointed)
+    parsed = _together(rules, faults, texts, generation)
+    assert generation is not None, "without faults there is one"
+    return generation, parsed
+
+
+def _together(
+    rules: list[Rule], faults: list[Fault], texts: Sequence[tuple[Scope, str, str]], generation: Generation | None
+) -> list[Rule]:
+    """``rules`` and those of ``texts``.
+
+    :raises LoadError: with ``faults``, and every text that is no rule
+    """
     try:
-        generation = tools.load(number)
+        rules = rules + parse_rules(texts, generation)
     except LoadError as error:
-        faults = list(error.faults)
-    else:
-        return generation, parse_rules(rules, generation)
-    try:
-        parse_rules(rules, None)
-    except LoadError as error:
-        faults += error.faults
-    raise LoadError(faults)
+        faults = [*faults, *error.faults]
+    if faults:
+        raise LoadError(faults)
+    return rules
 
 
 def _profile_of(runtime: Runtime) -> Profile:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from handrail.contract.agent import AgentManifest
 from handrail.contract.requires import Layer
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
@@ -16,6 +17,7 @@ from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Difference, Generation
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.succession import Succession
+from handrail.runtime.roots import NO_FURTHER, FurtherRoots
 
 
 class Shelf:
@@ -41,6 +43,8 @@ class Shelf:
         self._publish = publish
         self.authorities: list[Authority] = []
         """Those that judge by what the agent's tools require."""
+        self.watchers: list[Callable[[Generation], None]] = []
+        """Told of each new generation."""
 
     def reload(self, given: Iterable[Tool] | None = None) -> Difference:
         """Look through the sources again and publish what they have as the next generation, in one step.
@@ -56,23 +60,41 @@ class Shelf:
         for authority in self.authorities:
             authority.agent_layer = layer
         self._publish(generation, difference)
+        for told in tuple(self.watchers):
+            told(generation)
         return difference
 
 
 class Context:
     """One agent in one process's sessions.
 
+    :ivar further: the agent's roots beside the workspace
     :ivar rules: those that every session of it starts with
     :ivar shared: whether other contexts see the same generations, so that they do not end with this one
     """
 
-    def __init__(self, agent: str, shelf: Shelf, authority: Authority, rules: RuleBook, *, shared: bool) -> None:
-        self.agent = agent
+    def __init__(
+        self,
+        manifest: AgentManifest,
+        shelf: Shelf,
+        authority: Authority,
+        rules: RuleBook,
+        further: FurtherRoots = NO_FURTHER,
+        *,
+        shared: bool,
+    ) -> None:
+        self.manifest = manifest
+        self.further = further
         self.shelf = shelf
         self.authority = authority
         self.rules = rules
         self.shared = shared
         shelf.authorities.append(authority)
+
+    @property
+    def agent(self) -> str:
+        """The agent's id."""
+        return self.manifest.id
 
     @property
     def generation(self) -> Generation:
