@@ -237,6 +237,25 @@ class LogReader:
         """The first record of how a call was proposed, or None."""
         return self._one("WHERE call = ? AND call <> '' AND kind = 'proposed' ORDER BY sequence LIMIT 1", (call_id,))
 
+    def generations(self, *, before: int, limit: int) -> Iterator[Mapping[str, Any]]:
+        """The registry's generations that were published before a record, the latest first, as far as they are kept."""
+        sql = f"SELECT {_COLUMNS} FROM record WHERE kind = 'generation' AND sequence < ? ORDER BY sequence DESC LIMIT ?"  # noqa: S608
+        for row in self._connection.execute(sql, (before, limit)):
+            if (body := _logged(row).body) is not None:
+                yield body
+
+    def children(self, call_id: str) -> list[str]:
+        """The ids of the calls that a call's tool made, in order."""
+        sql = (
+            "SELECT call FROM record WHERE call > ? AND call < ? AND call <> '' AND kind = 'proposed' ORDER BY sequence"
+        )
+        return [str(row[0]) for row in self._connection.execute(sql, (f"{call_id}.", f"{call_id}/"))]
+
+    def session(self, session_id: str) -> dict[str, Any]:
+        """``agent``, ``face`` and ``topic`` of a session; empty where it is not known."""
+        row = self._connection.execute("SELECT agent, face, topic FROM session WHERE id = ?", (session_id,)).fetchone()
+        return {} if row is None else dict(zip(("agent", "face", "topic"), row, strict=True))
+
     def last_turn(self, session: str) -> int:
         """The highest turn in the ids of a session's calls, ``session/turn.index``; 0 if it has none."""
         sql = "SELECT max(CAST(substr(call, ?) AS INTEGER)) FROM record WHERE session = ? AND kind = 'proposed'"

@@ -13,16 +13,43 @@ from handrail.faces.cli.show import note, out, out_json
 
 
 @click.command("explain")
-@click.argument("tool", shell_complete=tools_or_calls)
-@click.argument("arguments", metavar="JSON|-|@FILE", default="{}")
+@click.argument("tool", metavar="TOOL|CALL_ID", shell_complete=tools_or_calls)
+@click.argument("arguments", metavar="[JSON|-|@FILE]", required=False)
 @common
-def command(setting: Setting, tool: str, arguments: str) -> int:
-    """Say how a call would be decided, and by which rule.
+def command(setting: Setting, tool: str, arguments: str | None) -> int:
+    """Say how a call would be decided, and by which rule; or what became of one that was made.
 
-    Takes what `handrail call` takes, runs nothing and records nothing. Exits with 0 whatever the decision is.
+    With a TOOL, takes what `handrail call` takes, runs nothing and records nothing. With a CALL_ID, which `handrail
+    log` shows, tells from the log which tools it was made with, what decided it, which locks it waited for and how it
+    ended; works beside a running Handrail. Exits with 0 whatever the decision is.
     """
-    text = read_arguments(arguments)
+    if "/" in tool:
+        if arguments is not None:
+            raise click.UsageError(f"{tool[:80]!r} is the id of a call, which had its arguments: leave them out")
+        return _told(setting, tool)
+    text = read_arguments(arguments if arguments is not None else "{}")
     return drive(lambda interruption: _explain(setting, tool, text, interruption))
+
+
+def _told(setting: Setting, call_id: str) -> int:
+    """The account of a call that was made, from the log alone."""
+    from handrail.record.account import account_of
+    from handrail.record.reading import LogReader
+    from handrail.store.folders import locate
+
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    account = None
+    if folders.database.exists():
+        with LogReader.at(folders.database) as reader:
+            account = account_of(reader, call_id)
+    if account is None:
+        note(f"there is no call {call_id[:80]!r} in this workspace's log; handrail log shows those there are")
+        return ERROR
+    if setting.json:
+        out_json(account.to_dict())
+    else:
+        out(str(account))
+    return OUTPUT
 
 
 async def _explain(setting: Setting, tool: str, text: bytes, interruption: Interruption) -> int:

@@ -1,0 +1,222 @@
+"""What became of one call, told from the log alone: by which tools, by whose decision, for which locks, how it ended."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from typing import Any, cast
+
+from handrail.record.reading import CallRow, LoggedRecord, LogReader
+
+_MOST_GENERATIONS = 100
+"""How far back the one that a call names is looked for; each start and each change of tools makes one."""
+_SHOWN = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Happening:
+    """One step of a call. ``detail`` says what decided it, or what it was about."""
+
+    at_ns: int
+    what: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """One call, whole.
+
+    :param call: the call in one row
+    :param arguments: as they were recorded; None where they were removed from the log
+    :param generation: number of the registry's generation that it was proposed with
+    :param definition: hash of its tool's definition then
+    :param source: where that tool came from
+    :param session: ``agent``, ``face`` and ``topic`` of its session, as far as it is known
+    :param happenings: every record of it, in order
+    :param locks: that it was to hold
+    :param lock_wait_ms: how long it waited for them
+    :param confined_by: what held its tool
+    :param result: what was answered, as it was recorded
+    :param parent: the call whose tool made it
+    :param children: the calls that its tool made
+    """
+
+    call: CallRow
+    arguments: Any
+    generation: int | None
+    definition: str | None
+    source: str | None
+    session: Mapping[str, Any]
+    happenings: tuple[Happening, ...]
+    locks: tuple[str, ...]
+    lock_wait_ms: float | None
+    confined_by: str | None
+    result: Mapping[str, Any] | None
+    parent: str | None
+    children: tuple[str, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """The page that a person reads."""
+        call = self.call
+        lines = [f"{call.call_id}  {call.tool or '?'}: {call.state}"]
+        lines += [f"  {name:<11}{value}" for name, value in self._facts()]
+        lines += ["", "what happened:"]
+        times = [f"+{(one.at_ns - call.proposed_ns) / 1e6:.1f} ms" for one in self.happenings]
+        widest = max(map(len, times), default=0)
+        for time, one in zip(times, self.happenings, strict=True):
+            lines.append(f"  {time:>{widest}}  {one.what}{f': {one.detail}' if one.detail else ''}")
+        if (hint := self._hint()) is not None:
+            lines += ["", hint]
+        return "\n".join(lines)
+
+    def _facts(self) -> Iterator[tuple[str, str]]:
+        at = datetime.fromtimestamp(self.call.proposed_ns / 1e9).astimezone()
+        yield "proposed", at.isoformat(sep=" ", timespec="milliseconds")
+        about = ", ".join(f"{name} {value}" for name, value in self.session.items() if value)
+        yield "session", f"{self.call.session_id}{f' ({about})' if about else ''}"
+        if self.parent is not None:
+            yield "made by", self.parent
+        if self.children:
+            yield "made", ", ".join(self.children)
+        yield "arguments", "removed from the log" if self.arguments is None else _cut(_text(self.arguments))
+        if self.generation is not None:
+            source = f" from {self.source}" if self.source else ""
+            definition = f", definition {self.definition[:12]}" if self.definition else ""
+            yield "tools", f"generation {self.generation}: {self.call.tool or '?'}{source}{definition}"
+        if self.locks:
+            waited = f", waited {self.lock_wait_ms:.1f} ms for them" if self.lock_wait_ms else ", without waiting"
+            yield "locks", ", ".join(self.locks) + waited
+        if self.confined_by:
+            yield "held by", self.confined_by
+        for name in ("output_path", "artifact"):
+            value = _mapping(_mapping(self.result).get("metadata")).get(name)
+            if isinstance(value, str):
+                yield name.partition("_")[0], value
+
+    def _hint(self) -> str | None:
+        if self.call.error_kind != "denied" or self.call.tool is None or self.arguments is None:
+            return None
+        again = shlex.join(["handrail", "explain", self.call.tool, _text(self.arguments)])
+        return f"what would change it, by the rules of now: {again}" if len(again) <= _SHOWN else None
+
+
+def account_of(reader: LogReader, call_id: str) -> Account | None:
+    """Everything that is on record of a call, or None where there is no such call.
+
+    :raises sqlite3.Error: when the log is damaged
+    """
+    rows = reader.calls(call=call_id, limit=1) if call_id else []
+    if not rows:
+        return None
+    call = rows[0]
+    records = list(reader.records(call=call_id))
+    proposal = next((one for one in records if one.kind == "proposed"), None)
+    proposed = _mapping(proposal.body if proposal is not None else None)
+    begun = next((one for one in reversed(records) if one.kind == "intended"), None)
+    intended = _mapping(begun.body if begun is not None else None)
+    outcome = reader.outcome_of(call_id)
+    result = _mapping(_mapping(outcome.body if outcome is not None else None).get("result"))
+    number = proposed.get("generation")
+    generation = number if isinstance(number, int) else None
+    wait, locks, parent = intended.get("lock_wait_ms"), intended.get("locks"), proposed.get("parent")
+    return Account(
+        call=call,
+        arguments=proposed.get("arguments"),
+        generation=generation,
+        definition=_string(proposed.get("definition")),
+        source=_source(reader, call, generation),
+        session=reader.session(call.session_id),
+        happenings=tuple(_happening(one) for one in records),
+        locks=tuple(str(lock) for lock in cast("list[Any]", locks)) if isinstance(locks, list) else (),
+        lock_wait_ms=float(wait) if isinstance(wait, int | float) else None,
+        confined_by=_string(_mapping(result.get("metadata")).get("confined_by")),
+        result=result or None,
+        parent=_string(parent),
+        children=tuple(reader.children(call_id)),
+    )
+
+
+def _source(reader: LogReader, call: CallRow, number: int | None) -> str | None:
+    """Where the call's tool came from, by the generation that it was proposed with."""
+    for body in reader.generations(before=call.first, limit=_MOST_GENERATIONS):
+        if body.get("number") == number:
+            return _string(_mapping(_mapping(body.get("tools")).get(call.tool or "")).get("source"))
+    return None
+
+
+def _happening(entry: LoggedRecord) -> Happening:
+    if entry.body is None:
+        return Happening(entry.at_ns, entry.kind, "removed from the log")
+    what, detail = _told(entry.kind, entry.body)
+    return Happening(entry.at_ns, what, detail)
+
+
+def _told(kind: str, body: Mapping[str, Any]) -> tuple[str, str]:
+    result = _mapping(body.get("result"))
+    ended = _ending(result)
+    match kind:
+        case "authorised":
+            choice = f" ({body['choice']})" if body.get("choice") else ""
+            return f"authorised by {body.get('by', 'nobody that is noted')}{choice}", _text(body.get("reason") or "")
+        case "approval-requested":
+            asked = "a question was put to a person" if body.get("kind") == "question" else "a person was asked"
+            return f"{asked}{_numbered(body)}", _text(body.get("reason") or "")
+        case "approval-responded":
+            return f"answered{_numbered(body)}", _answer(body)
+        case "resumed":
+            return "taken up again", f"with the tools of generation {body.get('generation')}"
+        case "intended":
+            locks, waited = body.get("locks"), body.get("lock_wait_ms")
+            held = ", ".join(map(str, cast("list[Any]", locks))) if isinstance(locks, list) and locks else "none"
+            return "begun", f"locks {held}" + (f", after {waited} ms" if waited else "")
+        case "refused":
+            return f"refused at {body.get('step', 'an unknown step')}", ended
+        case "committed" if body.get("late") is True:
+            return "its work ended late, after it was answered", ended
+        case "committed":
+            return "ended", ended
+        case "interrupted":
+            return "interrupted", f"{body.get('reason', 'its process ended')}; its outcome is {body.get('outcome')}"
+        case _:
+            return kind, ""
+
+
+def _ending(result: Mapping[str, Any]) -> str:
+    if result.get("type") == "error":
+        kind = _mapping(result.get("metadata")).get("error_kind")
+        return _cut(f"{kind}: {result.get('error_text')}")
+    took = _mapping(result.get("metadata")).get("duration_ms")
+    return f"output, after {took} ms" if took is not None else "output"
+
+
+def _answer(body: Mapping[str, Any]) -> str:
+    parts = [
+        f"{name} {_text(value)}" for name, value in body.items() if value and name not in ("approval", "arguments_hash")
+    ]
+    return _cut(", ".join(parts))
+
+
+def _numbered(body: Mapping[str, Any]) -> str:
+    return f" ({body['approval']})" if isinstance(body.get("approval"), str) else ""
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}… ({len(text):,} characters; --json shows all)"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return cast("Mapping[str, Any]", value) if isinstance(value, Mapping) else {}
+
+
+def _string(value: object) -> str | None:
+    return value if isinstance(value, str) else None

@@ -1,0 +1,121 @@
+"""What became of a call is told from the log alone, whole or as far as it is kept."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.store.places import Place
+
+from handrail.record.account import account_of
+from handrail.record.log import CommitLog, Kind, Record
+from handrail.store.opening import Store
+from handrail.store.sessions import SessionRow
+
+pytestmark = pytest.mark.proves("P-13")
+
+CALL = "ses_1/2.0"
+
+
+def record(kind: Kind, body: dict[str, Any], call: str = CALL) -> Record:
+    return Record(kind, "ses_1" if call else "", call, body)
+
+
+def generation(number: int, source: str) -> Record:
+    return record("generation", {"number": number, "tools": {"bash": {"source": source}}}, "")
+
+
+def proposed(number: int = 1) -> Record:
+    return record(
+        "proposed",
+        {"tool": "bash", "arguments": {"command": "make"}, "generation": number, "definition": "abcdef0123456789"},
+    )
+
+
+async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: Store) -> None:
+    await store.sessions.open(SessionRow("ses_1", 1, agent="builder", face="mcp", topic="the build"))
+    metadata = {"duration_ms": 12.5, "confined_by": "bubblewrap", "output_path": "/out/1.txt"}
+    await log.commit([generation(1, "built-in"), generation(2, "global")])
+    await log.commit([proposed(), record("approval-requested", {"approval": "apr_1", "reason": "no rule allows it"})])
+    await log.commit([record("approval-responded", {"approval": "apr_1", "choice": "once", "message": "go on"})])
+    await log.commit(
+        [
+            record("authorised", {"by": "person", "choice": "once"}),
+            record("intended", {"locks": ["workspace:X"], "lock_wait_ms": 41.5}),
+            record("proposed", {"tool": "read", "parent": CALL}, f"{CALL}.1"),
+            record("committed", {"result": {"type": "output", "data": "built", "metadata": metadata}}),
+            generation(1, "another kernel's"),
+        ]
+    )
+    account = account_of(log.reader, CALL)
+    assert account is not None
+    assert (account.generation, account.source, account.definition) == (1, "built-in", "abcdef0123456789")
+    assert (account.locks, account.lock_wait_ms, account.confined_by) == (("workspace:X",), 41.5, "bubblewrap")
+    assert account.children == (f"{CALL}.1",) and account.result is not None and account.result["data"] == "built"
+    page = str(account)
+    for said in (
+        f"{CALL}  bash: output",
+        "agent builder, face mcp, topic the build",
+        '{"command": "make"}',
+        "generation 1: bash from built-in, definition abcdef012345",
+        "workspace:X, waited 41.5 ms for them",
+        "a person was asked (apr_1): no rule allows it",
+        "answered (apr_1): choice once, message go on",
+        "authorised by person (once)",
+        "ended: output, after 12.5 ms",
+        "/out/1.txt",
+    ):
+        assert said in page, page
+    nested = account_of(log.reader, f"{CALL}.1")
+    assert nested is not None and nested.parent == CALL
+
+
+async def test_a_refusal_says_at_which_step_and_what_would_change_it(log: CommitLog) -> None:
+    result = {"type": "error", "error_text": "denied by the rule 'deny bash'", "metadata": {"error_kind": "denied"}}
+    await log.commit([proposed(), record("refused", {"step": "authorise", "result": result})])
+    page = str(account_of(log.reader, CALL))
+    assert "refused at authorise: denied: denied by the rule 'deny bash'" in page
+    assert """handrail explain bash '{"command": "make"}'""" in page
+
+
+async def test_every_attempt_of_a_call_that_was_interrupted_is_told_in_order(log: CommitLog) -> None:
+    lost = {"reason": "the process ended", "outcome": "unknown", "tool": "bash"}
+    await log.commit([proposed(), record("intended", {}), record("interrupted", lost), record("intended", {})])
+    late: dict[str, Any] = {"late": True, "result": {"type": "output", "metadata": {}}}
+    await log.commit([record("committed", {"result": {"type": "output"}}), record("committed", late)])
+    account = account_of(log.reader, CALL)
+    assert account is not None
+    assert [one.what for one in account.happenings] == [
+        "proposed", "begun", "interrupted", "begun", "ended", "its work ended late, after it was answered",
+    ]  # fmt: skip
+
+
+async def test_a_call_whose_records_were_removed_is_told_as_far_as_it_is_kept(log: CommitLog) -> None:
+    await log.commit([proposed(), record("committed", {"result": {"type": "output", "data": "secret"}})])
+    await log.redact([1, 2], reason="test")
+    account = account_of(log.reader, CALL)
+    assert account is not None and account.arguments is None and account.result is None
+    assert str(account).count("removed from the log") == 3 and "redacted" in str(account)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {},
+        {"tool": 7, "arguments": [None], "generation": "x", "definition": {}, "parent": 1},
+        {"tool": "bash", "arguments": "\x1b[2J", "locks": "all", "lock_wait_ms": "long", "result": "?", "by": []},
+    ],
+)
+async def test_whatever_stands_in_the_bodies_is_told_and_not_trusted(log: CommitLog, body: dict[str, Any]) -> None:
+    kinds: tuple[Kind, ...] = (
+        "proposed", "authorised", "approval-requested", "approval-responded", "intended", "committed",
+        "refused", "interrupted",
+    )  # fmt: skip
+    await log.commit([record(kind, body) for kind in kinds])
+    account = account_of(log.reader, CALL)
+    assert account is not None and str(account) and account.to_dict()
+
+
+async def test_a_call_that_was_never_made_has_no_account(log: CommitLog, place: Place) -> None:
+    for call_id in ("", "ses_1/9.9", "' OR 1=1 --"):
+        assert account_of(log.reader, call_id) is None
