@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.people import Approval, ApprovalAnswer
+from handrail.contract.people import CHOICES, Approval, ApprovalAnswer
 from handrail.record.log import Record
 
 HOUR_NS = 3_600_000_000_000
@@ -31,7 +31,9 @@ def new_id(prefix: str) -> str:
 def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
     """:raises ToolError: ``invalid_input`` for an answer that this request does not offer"""
     choice, request, problem = answer.choice, row.request, ""
-    if row.kind == "question" and choice not in ("reject", "stop"):
+    if choice not in CHOICES:
+        problem = f"is answered with one of {', '.join(CHOICES)}, not {str(choice)[:40]!r}"
+    elif row.kind == "question" and choice not in ("reject", "stop"):
         problem = "asks a question: give its answers, or reject"
     elif choice in ("session", "project") and request.always is None:
         problem = "has no rule that would allow just this call; answer once or reject"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 from handrail.contract.runtime import Option, Question
 
@@ -17,6 +17,7 @@ Choice = Literal[
     "stop",  # not this call, and the session takes no further ones
     "later",  # nobody is here now: the call is parked, and answered from another door
 ]
+CHOICES: tuple[Choice, ...] = get_args(Choice)
 APPROVING: frozenset[Choice] = frozenset({"once", "session", "project"})
 
 ApprovalKind = Literal["approval", "question"]

@@ -1,0 +1,79 @@
+"""What waits for a person, in a process that joined: read from the database, answered by whoever holds the workspace."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from handrail.contract.errors import ToolError
+from handrail.contract.people import Approval, ApprovalAnswer, ApprovalDesk, StoredRule
+from handrail.joining.operations import Handler
+from handrail.store.approvals import ApprovalReader
+
+
+class Answerer(Protocol):
+    """Asks the holder (:meth:`handrail.joining.membership.Membership.request`)."""
+
+    async def request(self, op: str, body: Any = None) -> Any: ...
+
+
+class JoinedApprovals:
+    """Implements :class:`~handrail.contract.people.ApprovalDesk`.
+
+    :param reader: reads the holder's database, which shows what is durable
+    """
+
+    def __init__(
+        self, reader: Callable[[], ApprovalReader], holder: Answerer, clock: Callable[[], int] = time.time_ns
+    ) -> None:
+        self._reader = reader
+        self._holder = holder
+        self._clock = clock
+
+    def pending(self, session_id: str | None = None) -> list[Approval]:
+        return self._reader().pending(self._clock(), session_id=session_id)
+
+    def get(self, approval_id: str) -> Approval:
+        found = self._reader().get(approval_id)
+        if found is None:
+            raise ToolError(
+                f"there is no request {approval_id[:40]!r} in this workspace; handrail approve lists those that wait",
+                kind="invalid_input",
+            )
+        return found
+
+    async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
+        body = {"id": approval_id, "answer": asdict(answer), "by": by}
+        return Approval.from_dict(await self._holder.request("approvals.decide", body))
+
+    async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
+        body = {"id": approval_id, "answers": [list(answer) for answer in answers], "by": by}
+        return Approval.from_dict(await self._holder.request("approvals.answer", body))
+
+    def rules(self) -> list[StoredRule]:
+        return self._reader().rules()
+
+    async def forget_rule(self, rule_id: str) -> StoredRule:
+        return StoredRule(**await self._holder.request("approvals.forget", {"id": rule_id}))
+
+
+def handlers(desk: ApprovalDesk) -> Mapping[str, Handler]:
+    """What the holder does for those that joined."""
+
+    async def decide(body: Any) -> Any:
+        return (await desk.decide(str(body["id"]), ApprovalAnswer(**body["answer"]), by=_door(body))).to_dict()
+
+    async def answer(body: Any) -> Any:
+        answers = [[str(said) for said in one] for one in body["answers"]]
+        return (await desk.answer(str(body["id"]), answers, by=_door(body))).to_dict()
+
+    async def forget(body: Any) -> Any:
+        return asdict(await desk.forget_rule(str(body["id"])))
+
+    return {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
+
+
+def _door(body: Any) -> str:
+    return str(body["by"])[:80]
