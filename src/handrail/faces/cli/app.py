@@ -18,6 +18,8 @@ COMMANDS = {
     "tools": "List the tools there are, and what is withheld.",
     "agents": "List the agents there are, and what is wrong with them.",
     "run": "Give a task to a model and let it work through the tools.",
+    "sessions": "List the sessions there are; show, fork or close some.",
+    "approve": "Show what waits for a person, and answer it.",
     "explain": "Say how a call would be decided, and by which rule.",
     "log": "Show what happened in this workspace, verify the record of it, or purge it.",
     "mcp": "Serve the tools to an MCP client on stdin and stdout.",
@@ -30,10 +32,11 @@ COMMANDS = {
 }
 """Each is ``faces/cli/<name>.py`` with a ``command``."""
 
-OUTPUT, ERROR, USAGE, DENIED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 5, 130
+OUTPUT, ERROR, USAGE, DENIED, PARKED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
 
 EPILOG = (
-    "Exit codes: 0 output, 1 error result, 2 usage, 3 denied, 5 cannot start (config, state, sandbox), 130 interrupted."
+    "Exit codes: 0 output, 1 error result, 2 usage, 3 denied, 4 waits for a person, 5 cannot start (config, state, "
+    "sandbox), 130 interrupted."
 )
 
 

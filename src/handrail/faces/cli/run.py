@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from contextlib import aclosing
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.app import ERROR, OUTPUT, PARKED
+from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.sessions import to_resume
 from handrail.faces.cli.show import note, out, visible
 
 if TYPE_CHECKING:
@@ -19,13 +23,25 @@ if TYPE_CHECKING:
 
     from handrail.agent.budget import Budget
     from handrail.agent.events import LoopEvent, RunOutcome
+    from handrail.contract.session import Session
+    from handrail.kernel import Kernel
 
+SESSION_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 MOST_SHOWN = 160
 """Characters of a call's arguments or result in the live view. Approvals show everything; so does the log."""
 
 
 @click.command("run")
-@click.argument("task")
+@click.argument("task", required=False)
+@click.option(
+    "--resume",
+    is_flag=False,
+    flag_value="",
+    metavar="[ID]",
+    shell_complete=session_ids,
+    help="Go on with a session; without ID the last one that nobody has open.",
+)
+@click.option("--fork", metavar="ID", shell_complete=session_ids, help="Begin with what was said in that session.")
 @click.option(
     "--model",
     metavar="MODEL",
@@ -40,7 +56,9 @@ MOST_SHOWN = 160
 @common
 def command(
     setting: Setting,
-    task: str,
+    task: str | None,
+    resume: str | None,
+    fork: str | None,
     model: str | None,
     base_url: str | None,
     max_turns: int,
@@ -50,18 +68,51 @@ def command(
 ) -> int:
     """Give TASK to a model and let it work through the tools.
 
-    Its answer goes to stdout, what it does to stderr. Exits with 0 only when it ended with an answer.
+    Its answer goes to stdout, what it does to stderr. Exits with 0 only when it ended with an answer, and with 4 when
+    calls wait for a person: answer them (handrail approve), then go on with handrail run --resume. What is said is
+    kept, also when the run is killed; without TASK a session goes on from where it stopped.
     """
+    if resume is not None and fork is not None:
+        raise click.UsageError("--resume goes on with a session, --fork begins another; give one of them")
+    if resume and task is None and not SESSION_ID.fullmatch(resume):
+        task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
+    if task is None and resume is None and fork is None:
+        raise click.UsageError("give a TASK, or go on with a session by --resume")
     if model is None:
         raise click.UsageError("name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL)")
     from handrail.agent.budget import Budget
 
     budget = Budget(turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
-    return drive(lambda interruption: _run(setting, task, model, base_url, budget, interruption))
+    begin = Begin(task, resume, fork)
+    return drive(lambda interruption: _run(setting, begin, model, base_url, budget, interruption))
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """What a run begins with.
+
+    :param task: None to go on from where a session stopped
+    :param resume: the session to go on with, ``""`` for the last one; None for a new one
+    :param fork: the session whose messages a new one begins with
+    """
+
+    task: str | None
+    resume: str | None = None
+    fork: str | None = None
+
+
+async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
+    """:raises UsageError: when there is no such session"""
+    session_id: str | None = None
+    if begin.fork is not None:
+        session_id = await kernel.fork(begin.fork)
+    elif begin.resume is not None:
+        session_id = to_resume(setting, begin.resume)
+    return await kernel.session(session_id, attendant=attendant(setting))
 
 
 async def _run(
-    setting: Setting, task: str, spec: str, base_url: str | None, budget: Budget, interruption: Interruption
+    setting: Setting, begin: Begin, spec: str, base_url: str | None, budget: Budget, interruption: Interruption
 ) -> int:
     from handrail.agent.events import RunFinished
     from handrail.agent.loop import Agent
@@ -71,24 +122,31 @@ async def _run(
     outcome: RunOutcome | None = None
     try:
         async with opened(setting) as kernel:
-            session = await kernel.session(attendant=attendant(setting))
+            session = await _session(setting, kernel, begin)
             view = JsonView() if setting.json else LiveView()
+            view.opened(session.id)
             agent = Agent(session, model, workspace=session.workdir, budget=budget)
             interruption.stop = agent.cancel
-            async with aclosing(agent.run(task)) as events:
+            async with aclosing(agent.run(begin.task)) as events:
                 async for event in events:
                     view.show(event)
                     if isinstance(event, RunFinished):
                         outcome = event.outcome
             interruption.stop = None
-            await session.close()
+            await session.suspend()
     finally:
         await model.aclose()
+    if outcome is not None and outcome.status == "parked":
+        return PARKED
     return OUTPUT if outcome is not None and outcome.ok else ERROR
 
 
 class JsonView:
     """One JSON object per line on stdout."""
+
+    def opened(self, session_id: str) -> None:
+        out(json.dumps({"event": "session", "id": session_id}))
+        sys.stdout.flush()
 
     def show(self, event: LoopEvent) -> None:
         line = described(event)
@@ -131,6 +189,10 @@ class LiveView:
 
         self._calls: Console = console(sys.stderr)
         self._in_text = False
+        self._session_id = ""
+
+    def opened(self, session_id: str) -> None:
+        self._session_id = session_id
 
     def show(self, event: LoopEvent) -> None:
         from handrail.agent import events as kinds
@@ -159,6 +221,7 @@ class LiveView:
                 self._end_text()
                 if not outcome.ok:
                     note(f"{outcome.status}: {outcome.detail}")
+                    note(f"to go on: handrail run --resume {self._session_id}")
                 about = "about " if outcome.tokens_estimated else ""
                 tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
                 note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")

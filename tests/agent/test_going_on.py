@@ -1,0 +1,177 @@
+"""What a run leaves open is answered by the next one, and what cannot be kept goes no further."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.events import CallAnswered, RunFinished
+from handrail.agent.loop import Agent
+from handrail.agent.model import ResultsMessage, UserMessage
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import LogUnavailable
+from handrail.contract.history import Entry
+from handrail.contract.result import Result
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+
+class KeptHere:
+    """A history in memory; while ``full`` it takes nothing."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Mapping[str, Any]] = {}
+        self.full = False
+
+    async def read(self) -> Sequence[Entry]:
+        return sorted(self.rows.items())
+
+    async def keep(self, entries: Sequence[Entry]) -> None:
+        if self.full:
+            raise LogUnavailable("the disk is full")
+        self.rows.update(entries)
+
+    @property
+    def roles(self) -> list[str]:
+        return [str(row["role"]) for _, row in sorted(self.rows.items())]
+
+
+def parks(call: ProposedCall, arguments: dict[str, Any]) -> Result:
+    if call.name == "mail.send":
+        return Result.error("unavailable", "waits for a person", parked="apr_1")
+    return Result.output(arguments)
+
+
+def results_of(agent: Agent) -> list[tuple[str, bool]]:
+    return [(r.text, r.is_error) for m in agent.messages if isinstance(m, ResultsMessage) for r in m.results]
+
+
+@pytest.mark.proves("A-10a")
+async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins_the_next() -> None:
+    history = KeptHere()
+    session = RecordingSession(parks, history)
+    calls = call_reply(("echo", {"n": 1}), ("mail.send", {}), ("echo", {"n": 2}))
+    first = await Agent(session, PlayedModel(calls)).complete("send it")
+    assert (first.status, first.parked) == ("parked", ("s1/1.1",))
+    assert history.roles == ["user", "assistant", "results"]
+
+    session.recorded["s1/1.1"] = Result.error("unavailable", "waits still", parked="apr_1")
+    again = Agent(session, PlayedModel())
+    assert (await again.complete(None)).status == "parked"
+    assert again.messages == (UserMessage("send it"),)
+
+    session.recorded["s1/1.1"] = Result.output("sent")
+    agent = Agent(session, PlayedModel(text_reply("it is sent")))
+    answered: list[CallAnswered] = []
+    async with aclosing(agent.run(None)) as events:
+        async for event in events:
+            if isinstance(event, CallAnswered):
+                answered.append(event)
+            elif isinstance(event, RunFinished):
+                assert event.outcome.ok
+    assert [(event.position, event.call.name, event.answer.result.data) for event in answered] == [
+        (1, "mail__send", "sent")
+    ]
+    assert results_of(agent) == [
+        ('{"type":"output","data":{"n":1}}', False),
+        ('{"type":"output","data":"sent"}', False),
+        ('{"type":"output","data":{"n":2}}', False),
+    ]
+    assert session.calls[-1].name == "echo" and len(session.calls) == 3, "nothing was proposed again"
+
+
+async def test_the_same_agent_goes_on_after_a_person_decided() -> None:
+    session = RecordingSession(parks)
+    agent = Agent(session, PlayedModel(call_reply(("mail.send", {})), text_reply("so be it")))
+    assert (await agent.complete("send it")).status == "parked"
+    session.recorded["s1/1.0"] = Result.error("denied", "the user rejected this call")
+    assert (await agent.complete("then not")).ok
+    ((text, failed),) = results_of(agent)
+    assert "rejected" in text and failed
+    assert agent.messages[3] == UserMessage("then not")
+
+
+async def test_a_reply_is_kept_before_its_calls_are_proposed() -> None:
+    history = KeptHere()
+    roles_then: list[list[str]] = []
+
+    def look(call: ProposedCall, arguments: dict[str, Any]) -> Result:
+        roles_then.append(history.roles)
+        return Result.output(1)
+
+    agent = Agent(RecordingSession(look, history), PlayedModel(call_reply(("echo", {})), text_reply("end")))
+    assert (await agent.complete("task")).ok
+    assert roles_then == [["user", "assistant"]]
+    assert history.roles == ["user", "assistant", "results", "assistant"]
+    assert history.rows[1]["parts"][0]["id"] == "s1/1.0"
+
+
+async def test_where_a_reply_cannot_be_kept_none_of_its_calls_runs_and_the_run_ends() -> None:
+    history = KeptHere()
+    session = RecordingSession(history=history)
+
+    class FillsUp(PlayedModel):
+        def stream(self, request: Any) -> Any:
+            history.full = True
+            return super().stream(request)
+
+    agent = Agent(session, FillsUp(call_reply(("echo", {"n": 1}))))
+    outcome = await agent.complete("task")
+    assert outcome.status == "failed" and "the disk is full" in outcome.detail
+    assert session.ran == [] and len(session.calls) == 1
+    assert session.calls[0].fault_kind == "unavailable"
+    history.full = False
+    assert history.roles == ["user"]
+    goes_on = Agent(session, PlayedModel(text_reply("end")))
+    assert (await goes_on.complete("again")).ok
+    assert history.roles == ["user", "user", "assistant"]
+
+
+async def test_a_task_that_cannot_be_kept_is_not_begun() -> None:
+    history = KeptHere()
+    history.full = True
+    model = PlayedModel(text_reply("end"))
+    with pytest.raises(LogUnavailable, match="full"):
+        await Agent(RecordingSession(history=history), model).complete("task")
+    assert model.requests == []
+
+
+async def test_a_run_cancelled_in_the_middle_of_its_calls_leaves_their_answers_for_the_next() -> None:
+    history = KeptHere()
+    session = RecordingSession(history=history)
+    session.hold()
+    run = asyncio.create_task(Agent(session, PlayedModel(call_reply(("echo", {"n": 1})))).complete("task"))
+    await session.started.wait()
+    run.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await run
+    assert history.roles[:2] == ["user", "assistant"]
+    session.recorded["s1/1.0"] = Result.error("cancelled", "stopped by the user")
+    agent = Agent(session, PlayedModel(text_reply("end")))
+    assert (await agent.complete("again")).ok
+    ((text, failed),) = results_of(agent)
+    assert "stopped" in text and failed
+
+
+async def test_a_stop_while_open_calls_are_answered_ends_the_run_and_leaves_them_open() -> None:
+    history = KeptHere()
+    session = RecordingSession(parks, history)
+    calls = call_reply(("mail.send", {}), ("mail.send", {}))
+    await Agent(session, PlayedModel(calls)).complete("send both")
+    session.recorded = {"s1/1.0": Result.output(1), "s1/1.1": Result.output(2)}
+    agent = Agent(session, PlayedModel(text_reply("end")))
+    statuses: list[str] = []
+    async with aclosing(agent.run(None)) as events:
+        async for event in events:
+            if isinstance(event, CallAnswered):
+                agent.cancel()
+            elif isinstance(event, RunFinished):
+                statuses.append(event.outcome.status)
+    assert statuses == ["cancelled"] and results_of(agent) == []
+    again = Agent(session, PlayedModel(text_reply("end")))
+    assert (await again.complete(None)).ok
+    assert [text for text, _ in results_of(again)] == ['{"type":"output","data":1}', '{"type":"output","data":2}']

@@ -1,0 +1,296 @@
+"""A session goes on in another process: what was said, decided, read and written down comes back, and nothing more."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import ApprovalAnswer, UsageError, tool
+from handrail.agent.loop import Agent
+from handrail.agent.model import AssistantMessage, ResultsMessage, UserMessage
+from handrail.contract.session import Session
+from handrail.session.facts import SessionReader
+from handrail.testing.histories import faults_in_openai_request
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+SECRET = "correct-horse-battery"
+
+
+@tool(id="test.count", side_effect="external", locks=[])
+async def count(n: int) -> int:
+    """Count."""
+    return n + 1
+
+
+@tool(id="test.masked", side_effect="external", locks=[], exposure="edge")
+async def masked() -> str:
+    """Something that only people may see."""
+    return "for people only"
+
+
+TOOLS = [count, masked]
+RULES = ["allow test.*"]
+
+
+def opened(folder: Path, **further: Any):
+    return temporary_kernel(folder, tools=TOOLS, rules=further.pop("rules", RULES), **further)
+
+
+def database(folder: Path) -> Path:
+    (found,) = (folder / "state").rglob("handrail.db")
+    return found
+
+
+async def talk(session: Session, *replies: Any, task: str | None = "go on") -> Agent:
+    """One run to its end, whatever it is."""
+    agent = Agent(session, PlayedModel(*replies))
+    await agent.complete(task)
+    return agent
+
+
+@pytest.mark.proves("A-10a")
+async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session()
+        first = await talk(
+            session, call_reply(("test.count", {"n": 1}), text="I count"), text_reply("two"), task="count"
+        )
+        assert len(first.messages) == 4
+    async with opened(tmp_path) as kernel:
+        model = PlayedModel(text_reply("as I said: two"))
+        agent = Agent(await kernel.session(session.id), model)
+        assert (await agent.complete("and?")).ok
+        assert model.requests[0].messages == (*first.messages, UserMessage("and?"))
+
+
+@pytest.mark.proves("A-10a")
+async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_know_it(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        await talk(session, call_reply(("test.count", {"n": 1})), call_reply(("test.count", {"n": 2})), text_reply("x"))
+    with sqlite3.connect(database(tmp_path)) as connection:  # what a kill leaves where calls were not yet on record
+        connection.execute("DELETE FROM record WHERE call LIKE 'ses_1/2%'")
+        connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        agent = await talk(session, call_reply(("test.count", {"n": 5})), text_reply("six"))
+        await kernel.log.flush()
+        ids = {row.call_id for row in kernel.log.reader.calls(session="ses_1")}
+        assert ids == {"ses_1/1.0", "ses_1/3.0"}  # 2 is in the kept reply
+        assert len(agent.messages) == 10
+
+
+@pytest.mark.proves("A-10a")
+@pytest.mark.parametrize("kept", range(1, 6))
+async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_the_log(
+    tmp_path: Path, kept: int
+) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        calls = call_reply(("test.count", {"n": 1}), ("test.masked", {}), ("nothing", {}))
+        await talk(session, calls, text_reply("done"), task="count")
+        await talk(session, text_reply("more"), task="go on")
+    with sqlite3.connect(database(tmp_path)) as connection:
+        connection.execute("DELETE FROM message WHERE position >= ?", (kept,))
+    async with opened(tmp_path) as kernel:
+        model = PlayedModel(text_reply("end"))
+        agent = Agent(await kernel.session("ses_1"), model)
+        assert (await agent.complete("again")).ok
+        ids_and_texts = {
+            result.wire_id: result.text
+            for message in agent.messages
+            if isinstance(message, ResultsMessage)
+            for result in message.results
+        }
+        if kept > 1:
+            number, hidden, unknown = ids_and_texts.values()
+            assert '"data":2' in number
+            assert "people only" not in hidden and hidden
+            assert "unknown_tool" in unknown
+        asked = [message for message in agent.messages if isinstance(message, UserMessage)]
+        assert asked[0].text == "count" and asked[-1].text == "again"
+        from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
+
+        assert faults_in_openai_request({"messages": list(_messages(model.requests[0]))}) == []
+
+
+async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_answered(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        with pytest.raises(UsageError, match="nothing to go on with"):
+            await talk(session, task=None)
+        await talk(session, task="count")  # its model has no reply: the run fails with the task said
+        agent = await talk(session, text_reply("one"), task=None)
+        assert agent.messages[-1] == AssistantMessage(agent.messages[-1].parts)  # type: ignore[union-attr]
+        with pytest.raises(UsageError, match="give a task"):
+            await talk(session, task=None)
+
+
+@pytest.mark.proves("A-10a")
+async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_since(tmp_path: Path) -> None:
+    rules = [*RULES, "allow write", "allow fs.write"]
+    async with opened(tmp_path, rules=rules) as kernel:
+        for name in ("a.txt", "b.txt"):
+            Path(kernel.workdir, name).write_text("old")
+        session = await kernel.session("ses_1")
+        assert (await session.call("read", {"path": "a.txt"})).ok
+        assert (await session.call("read", {"path": "b.txt"})).ok
+    async with opened(tmp_path, rules=rules) as kernel:
+        Path(kernel.workdir, "b.txt").write_text("changed by somebody")
+        session, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        refused = await other.call("write", {"path": "a.txt", "content": "new"})
+        assert refused.error_kind == "conflict"
+        assert (await session.call("write", {"path": "a.txt", "content": "new"})).ok
+        assert (await session.call("write", {"path": "b.txt", "content": "new"})).error_kind == "conflict"
+
+
+@pytest.mark.proves("A-10a")
+async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_path: Path) -> None:
+    todos = [{"id": "1", "content": "go on", "status": "pending"}]
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        assert (await session.call("todo", {"todos": todos})).ok
+        folders = [next((tmp_path / "state" / part).rglob("ses_1")) for part in ("output", "scratch")]
+        (folders[0] / "kept").write_text("x")
+        await session.suspend()
+        with pytest.raises(UsageError, match="suspended"):
+            await session.call("todo", {})
+        session = await kernel.session("ses_1")
+        assert (await session.call("todo", {})).data == {"todos": todos}
+    assert (folders[0] / "kept").exists() and folders[1].exists()
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        await talk(session, text_reply("hello"))
+        with pytest.raises(UsageError, match="open"):
+            await kernel.close_session("ses_1")
+        await session.suspend()
+        await kernel.close_session("ses_1")
+        assert not any(folder.exists() for folder in folders)
+        with pytest.raises(UsageError, match="closed for good"):
+            await kernel.close_session("ses_1")
+        with pytest.raises(UsageError, match="closed for good"):
+            await kernel.fork("ses_1")
+        with pytest.raises(UsageError, match="no session"):
+            await kernel.close_session("ses_nobody")
+        session = await kernel.session("ses_1")
+        assert (await session.call("todo", {})).data == {"todos": []}
+        assert (await talk(session, text_reply("hello"))).messages[0] == UserMessage("go on")
+
+
+@pytest.mark.proves("A-10a")
+async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fork(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("session")])
+    async with opened(tmp_path, rules=["ask test.count"]) as kernel:
+        session = await kernel.session("ses_1", attendant=person, rules=["allow test.masked"])
+        assert (await session.call("test.count", {"n": 1})).ok
+        assert (await session.call("test.masked", {})).ok
+    async with opened(tmp_path, rules=["ask test.count"]) as kernel:
+        forked = await kernel.session(await kernel.fork("ses_1"))
+        assert (await forked.call("test.count", {"n": 1})).error_kind == "denied"
+        session = await kernel.session("ses_1")
+        assert (await session.call("test.count", {"n": 1})).ok
+        assert (
+            await session.call("test.masked", {})
+        ).error_kind == "denied"  # came with the door, not with the session
+
+
+@pytest.mark.proves("A-10a")
+async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1", topic="counting")
+        await session.call("todo", {"todos": [{"id": "1", "content": "go on", "status": "pending"}]})
+        parent = await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
+        forked = await kernel.session(await kernel.fork("ses_1"))
+        child = await talk(forked, text_reply("elsewhere"), task="go elsewhere")
+        assert child.messages[:4] == parent.messages
+        assert (await forked.call("todo", {})).data["todos"][0]["content"] == "go on"
+        await forked.call("todo", {"todos": []})
+        assert (await session.call("todo", {})).data["todos"] != []
+        again = await talk(session, text_reply("here"), task="go on here")
+        assert again.messages[:4] == parent.messages and "elsewhere" not in str(again.messages)
+    with sqlite3.connect(database(tmp_path)) as connection:
+        facts = SessionReader(connection, None).get(forked.id)
+    assert facts is not None and (facts.parent, facts.topic, facts.state) == ("ses_1", "counting", "suspended")
+
+
+async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count")
+    with sqlite3.connect(database(tmp_path)) as connection:
+        connection.execute("DELETE FROM message WHERE position > 1")
+        connection.execute("DELETE FROM record WHERE kind IN ('intended', 'committed')")
+        connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
+        connection.execute("UPDATE meta SET value = 0 WHERE key IN ('settled', 'began')")
+        at = connection.execute("SELECT count(*) FROM record").fetchone()
+    assert at[0] > 0
+    async with opened(tmp_path) as kernel:
+        forked = await kernel.session(await kernel.fork("ses_1"))
+        agent = await talk(forked, text_reply("so be it"))
+        (results,) = [message for message in agent.messages if isinstance(message, ResultsMessage)]
+        assert "forked from" in results.results[0].text and results.results[0].is_error
+
+
+@pytest.mark.proves("A-10a")
+async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
+    async with opened(tmp_path, secrets={"horse": SECRET}) as kernel:
+        session = await kernel.session("ses_1")
+        replies = (
+            call_reply(("test.count", {"n": 1, "x": SECRET}), text=f"I use {SECRET}"),
+            text_reply(f"it is {SECRET}"),
+        )
+        await talk(session, *replies, task=f"the password is {SECRET}")
+        Path(kernel.workdir, SECRET).write_text("x")
+        assert (await session.call("read", {"path": SECRET})).ok
+    for file in (tmp_path / "state").rglob("*"):
+        assert not file.is_file() or SECRET.encode() not in file.read_bytes(), file
+    async with opened(tmp_path) as kernel:
+        agent = await talk(await kernel.session("ses_1"), text_reply("end"))
+        assert agent.messages[0] == UserMessage("the password is [secret:horse]")
+        assert len(agent.messages) == 6
+
+
+async def test_a_session_belongs_to_one_user_and_one_agent_at_a_time(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        with pytest.raises(UsageError, match="open already"):
+            await kernel.session("ses_1")
+        await session.suspend()
+        await session.suspend()
+        await (await kernel.session("ses_1")).suspend()
+    with sqlite3.connect(database(tmp_path)) as connection:
+        connection.execute("UPDATE session SET agent = 'careful'")
+    async with opened(tmp_path) as kernel:
+        with pytest.raises(UsageError, match="'careful'"):
+            await kernel.session("ses_1")
+
+
+async def test_how_sessions_stand_is_told_by_any_process(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session("ses_1", topic="counting")
+        await talk(session, call_reply(("test.count", {"n": 1})), text_reply("two"), task="count\nto two")
+        await kernel.session("ses_2")
+        await (await kernel.session("ses_3")).close()
+        await kernel.log.flush()
+        token = int(
+            sqlite3.connect(database(tmp_path)).execute("SELECT holder FROM session WHERE id = 'ses_2'").fetchone()[0]
+        )
+        with sqlite3.connect(database(tmp_path)) as connection:
+            reader = SessionReader(connection, token)
+            assert {facts.id: facts.state for facts in reader.all()} == {
+                "ses_1": "open",
+                "ses_2": "open",
+                "ses_3": "closed",
+            }
+            assert reader.latest() is None
+            # As after a kill: nobody holds the workspace, or somebody else does.
+            assert {f.state for f in SessionReader(connection, None).all()} == {"suspended", "closed"}
+            latest = SessionReader(connection, token + 1).latest()
+    assert latest is not None and latest.id == "ses_1"
+    assert (latest.messages, latest.calls, latest.task, latest.topic) == (4, 1, "count to two", "counting")
+    with sqlite3.connect(database(tmp_path)) as connection:
+        assert SessionReader(connection, token).get("ses_1").state == "suspended"  # type: ignore[union-attr]
