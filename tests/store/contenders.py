@@ -193,7 +193,7 @@ class Contenders:
     def kill(self, pid: int) -> None:
         process = self.processes.pop(pid)
         process.kill()
-        process.wait()
+        assert process.wait() in (0, -signal.SIGKILL), "it ended in a failure of its own"
         if process.stdin is not None:
             process.stdin.close()
 

@@ -34,6 +34,7 @@ VALID_NS = STALE_NS * 3 // 4
 
 _PATIENCE_MS = 500
 """How long the database may be locked by somebody who is about to be done with it."""
+_ATTEMPTS = 4
 
 
 class WorkspaceHeld(StartError):
@@ -41,6 +42,7 @@ class WorkspaceHeld(StartError):
     in the middle of a write, so that nobody else can write before it goes on or ends."""
 
     def __init__(self, folders: Folders, holder: Holder, *, is_writing: bool = False) -> None:
+        self.folders = folders
         self.holder = holder
         self.is_writing = is_writing and holder.state != "alive"
         step = "stop that process, or choose another --workspace"
@@ -256,7 +258,7 @@ def _acquired(folders: Folders, wanted: Holder, monotonic: Callable[[], int]) ->
         raise start_error(path, error) from None
     try:
         connection.execute(f"PRAGMA busy_timeout = {_PATIENCE_MS}")
-        lease = _counted(folders, connection, wanted, monotonic)
+        lease = _counted_when_unlocked(folders, connection, wanted, monotonic)
         clear_former(folders, lease.token)
         lease.renew()  # the commit may have taken long
         if not lease.held:
@@ -264,15 +266,26 @@ def _acquired(folders: Folders, wanted: Holder, monotonic: Callable[[], int]) ->
             raise WorkspaceHeld(folders, holder_of(folders, monotonic) or Holder())
     except (sqlite3.Error, TypeError) as error:
         connection.close()
-        if is_busy(error):
-            holder = holder_of(folders, monotonic)
-            if holder is not None:
-                raise WorkspaceHeld(folders, holder, is_writing=True) from None
         raise start_error(path, error) from None
     except BaseException:
         connection.close()
         raise
     return lease
+
+
+def _counted_when_unlocked(
+    folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]
+) -> Lease:
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _counted(folders, connection, wanted, monotonic)
+        except sqlite3.Error as error:
+            if not is_busy(error):
+                raise
+            if (holder := holder_of(folders, monotonic)) is not None:
+                raise WorkspaceHeld(folders, holder, is_writing=True) from None
+            # Whoever had it locked has ended since.
+    return _counted(folders, connection, wanted, monotonic)
 
 
 def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, monotonic: Callable[[], int]) -> Lease:
