@@ -35,6 +35,7 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.retry import Delayed, RetryPolicy
+from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import UsageError
 from handrail.contract.result import Result
@@ -418,3 +419,16 @@ async def test_a_tools_failure_is_read_by_the_model_and_the_run_goes_on() -> Non
     assert outcome.ok
     results = model.requests[1].messages[-1]
     assert isinstance(results, ResultsMessage) and results.results[0].is_error
+
+
+async def test_an_agents_prompt_is_the_last_section_of_its_system_text() -> None:
+    model = PlayedModel(text_reply("done"))
+    await Agent(RecordingSession(), model, workspace="/w", instructions="Speak Dutch.").complete("go")
+    assert model.requests[0].system.endswith("# Instructions\n\nSpeak Dutch.\n")
+
+
+def test_a_budget_is_what_was_said_for_the_run_else_the_agents_else_the_default() -> None:
+    budgets = AgentBudgets(turns=7, seconds=2.5)
+    assert Budget.of(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
+    assert Budget.of(budgets) == Budget(turns=7, seconds=2.5)
+    assert Budget.of(AgentBudgets()) == Budget()

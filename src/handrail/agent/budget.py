@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from handrail.agent.model import (
     AssistantMessage,
@@ -15,7 +15,9 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.stream import Reply
+from handrail.contract.agent import AgentBudgets
 
+T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
 CHARACTERS_PER_TOKEN = 4
 """For the estimate, where a provider does not say how many tokens it took."""
@@ -35,6 +37,25 @@ class Budget:
     tokens: int | None = None
     seconds: float | None = None
     calls: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        budgets: AgentBudgets,
+        *,
+        turns: int | None = None,
+        tokens: int | None = None,
+        seconds: float | None = None,
+        calls: int | None = None,
+    ) -> Budget:
+        """What is said for one run, else what the agent's manifest says, else the default."""
+        default = cls()
+        return cls(
+            _first(turns, budgets.turns, default.turns),
+            _first(tokens, budgets.tokens, default.tokens),
+            _first(seconds, budgets.seconds, default.seconds),
+            _first(calls, budgets.calls, default.calls),
+        )
 
     def __post_init__(self) -> None:
         for name in ("turns", "tokens", "seconds", "calls"):
@@ -98,6 +119,10 @@ class Spent:
 
     def out_of_time(self) -> str:
         return f"the budget of {self.budget.seconds:g} seconds is used up"
+
+
+def _first(*said: T | None) -> T | None:
+    return next((value for value in said if value is not None), None)
 
 
 def _characters(message: Message) -> int:

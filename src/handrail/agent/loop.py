@@ -82,6 +82,7 @@ class Agent:
     :param model: see :func:`handrail.agent.providers.open_model`; the caller closes it
     :param system: the system text; None builds it from ``workspace`` and the tools in view at the first run
     :param workspace: the path that the built system text names
+    :param instructions: the operator's, the last section of the built system text; an agent manifest's ``prompt``
     :param budget: bounds of each run
     :param retry: how patiently a busy provider is asked again
     :param max_output_tokens: bound of each reply; None leaves the provider's default
@@ -94,6 +95,7 @@ class Agent:
         *,
         system: str | None = None,
         workspace: str | None = None,
+        instructions: str = "",
         budget: Budget | None = None,
         retry: RetryPolicy | None = None,
         max_output_tokens: int | None = None,
@@ -102,6 +104,7 @@ class Agent:
         self.model = model
         self.budget = budget or Budget()
         self._system = system
+        self._instructions = instructions
         self._workspace = workspace
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
@@ -238,7 +241,7 @@ class Agent:
     def _request(self, turn: Turn) -> ModelRequest:
         specs = turn.specs
         if self._system is None:  # kept from the first run on, so that providers can cache it
-            self._system = system_prompt(self._workspace, specs)
+            self._system = system_prompt(self._workspace, specs, instructions=self._instructions)
         return ModelRequest(self._system, self.messages, [spec.llm_view() for spec in specs], self._max_output_tokens)
 
     async def _read(
