@@ -1,0 +1,170 @@
+"""Sessions on the command line: listed, shown, gone on with after the worst end, forked and closed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.faces.conftest import PATIENCE_S, Here, Program, Sleeper
+
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+
+
+def script(folder: Path, name: str, text: str) -> str:
+    path = folder / name
+    path.write_text(f"version = 1\n{text}")
+    return f"script:{path}"
+
+
+ANSWER = '[[turns]]\ntext = "The note has two lines."\n'
+GO_ON = """
+[[turns]]
+text = "Then I go on."
+[turns.expect]
+task = "go on"
+"""
+
+
+def listed(here: Here) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in here("sessions", "--json").out.splitlines()]
+
+
+@pytest.fixture
+def talked(here: Here, tmp_path: Path) -> str:
+    """A session in which a task was answered; its id."""
+    done = here("run", "count the lines", "--model", script(tmp_path, "answer.toml", ANSWER), "--json")
+    assert done.code == 0
+    return json.loads(done.out.splitlines()[0])["id"]
+
+
+@pytest.mark.proves("A-10a", "F-02a")
+def test_a_session_is_listed_shown_and_gone_on_with(here: Here, tmp_path: Path, talked: str) -> None:
+    (facts,) = listed(here)
+    assert (facts["id"], facts["state"], facts["messages"], facts["task"]) == (
+        talked,
+        "suspended",
+        2,
+        "count the lines",
+    )
+    table = here("sessions").out
+    assert talked in table and "suspended" in table and "count the lines" in table
+    go_on = script(tmp_path, "on.toml", GO_ON)
+    assert here("run", "go on", "--resume", talked, "--model", go_on).out == "Then I go on.\n"
+    assert here("run", "--resume", "go on", "--model", go_on).out == "Then I go on.\n"
+    assert here("run", "go on", "--model", go_on, "--resume").out == "Then I go on.\n"
+    shown = here("sessions", "show", talked).out
+    assert shown.count("> go on") == 3 and "> count the lines" in shown and "The note has two lines." in shown
+    whole = json.loads(here("sessions", "show", talked, "--json").out)
+    assert whole["session"]["messages"] == len(whole["messages"]) == 8
+    assert len(listed(here)) == 1
+
+
+@pytest.mark.proves("A-10a")
+def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path: Path, talked: str) -> None:
+    go_on = script(tmp_path, "on.toml", GO_ON)
+    assert here("run", "go on", "--fork", talked, "--model", go_on).code == 0
+    forked = here("sessions", "fork", talked).out.strip()
+    by_id = {facts["id"]: facts for facts in listed(here)}
+    assert len(by_id) == 3 and by_id[forked]["parent"] == talked
+    assert sorted(facts["messages"] for facts in by_id.values()) == [2, 2, 4]
+    assert here("sessions", "close", talked, forked).code == 0
+    assert {facts["id"]: facts["state"] for facts in listed(here)}[talked] == "closed"
+    done = here("run", "go on", "--resume", talked, "--model", go_on)
+    assert done.code == 2 and "closed for good" in done.err
+    assert here("sessions", "close", "--older", "0").code == 0
+    assert {facts["state"] for facts in listed(here)} == {"closed"}
+    done = here("run", "go on", "--resume", "--model", go_on)
+    assert done.code == 2 and "no session to go on with" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("run", "--model", "script:x"), "TASK"),
+        (("run", "t", "--resume", "ses_1", "--fork", "ses_1", "--model", "script:x"), "one of them"),
+        (("sessions", "show"), "name one session"),
+        (("sessions", "close"), "--older"),
+        (("sessions", "show", "x", "--older", "3"), "belongs to close"),
+        (("sessions", "forget", "x"), "forget"),
+    ],
+)
+def test_what_makes_no_sense_is_told_with_what_would(here: Here, arguments: tuple[str, ...], told: str) -> None:
+    done = here(*arguments)
+    assert done.code == 2 and told in done.err
+
+
+def test_a_session_that_is_not_there_is_told_with_the_nearest(here: Here, tmp_path: Path, talked: str) -> None:
+    wrong = talked[:-1] + ("0" if talked[-1] != "0" else "1")
+    for command in (("sessions", "show", wrong), ("sessions", "close", wrong)):
+        done = here(*command)
+        assert done.code == 2 and f"did you mean {talked}?" in done.err
+    done = here("run", "x", "--resume", wrong, "--model", script(tmp_path, "on.toml", GO_ON))
+    assert done.code == 2 and talked in done.err
+
+
+MID_RUN = """
+[[turns]]
+text = "I write, and then I sleep."
+[[turns.calls]]
+name = "write"
+arguments = { path = "made.txt", content = "once" }
+[[turns.calls]]
+name = "bash"
+arguments = %s
+[[turns.calls]]
+name = "write"
+arguments = { path = "later.txt", content = "never" }
+"""
+AFTER_THE_KILL = """
+[[turns]]
+text = "I saw what became of it."
+"""
+
+
+@pytest.mark.proves("A-10a")
+def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_each(
+    handrail: Program, here: Here, tmp_path: Path
+) -> None:
+    sleeper = Sleeper(handrail)
+    arguments = json.loads(sleeper.arguments)
+    model = script(tmp_path, "mid.toml", MID_RUN % ("{ command = " + json.dumps(arguments["command"]) + " }"))
+    rules = ["--rule", "allow write", "--rule", "allow fs.write", "--rule", sleeper.rule]
+    running = subprocess.Popen(
+        handrail.command("run", "work", "--model", model, "--json", *rules),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        sleeper.wait_until_it_runs()
+        assert (handrail.workspace / "made.txt").read_text() == "once"
+    finally:
+        os.kill(running.pid, signal.SIGKILL)
+        running.wait(PATIENCE_S)
+        assert running.stdout is not None
+        running.stdout.close()
+    sleeper.wait_until_it_is_gone()
+
+    (facts,) = listed(here)
+    assert facts["state"] == "suspended" and facts["messages"] == 2
+    done = here("run", "--resume", "--model", script(tmp_path, "after.toml", AFTER_THE_KILL), "--json", *rules)
+    events = [json.loads(line) for line in done.out.splitlines()]
+    assert done.code == 0 and events[0] == {"event": "session", "id": facts["id"]}
+    results = [event["result"] for event in events if event["event"] == "result"]
+    assert results[0]["type"] == "output" and results[0]["metadata"]["recorded"]
+    assert [result["metadata"].get("error_kind") for result in results[1:]] == ["interrupted", "interrupted"] or [
+        result["metadata"].get("error_kind") for result in results[1:]
+    ] == ["interrupted", "cancelled"]
+    assert not (handrail.workspace / "later.txt").exists()
+    assert (handrail.workspace / "made.txt").read_text() == "once"
+    (facts,) = listed(here)
+    assert facts["messages"] == 4
+    with LogReader.at(next(handrail.state.rglob("handrail.db"))) as reader:
+        assert verify(reader).ok
+        assert len(reader.calls()) <= 3, "nothing was proposed again"
