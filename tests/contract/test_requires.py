@@ -198,3 +198,10 @@ def test_expanding_never_raises_and_a_faulty_pattern_opens_nothing(pattern: str)
     expanded = expand(requires, WORKSPACE, "tool")
     if requires.faults():
         assert expanded.fs_read == ()
+
+
+def test_a_further_folder_to_read_is_the_workspace_for_reading_only() -> None:
+    both = Requires(fs=FsRequires(read=("{workspace}", "docs"), write=("{workspace}", "docs")))
+    expanded = expand(both, Variables(workspace=("/ws",), readable=("/specs",)), "tool")
+    assert expanded.fs_read == ("/ws", "/specs", "/ws/docs", "/specs/docs")
+    assert expanded.fs_write == ("/ws", "/ws/docs")
