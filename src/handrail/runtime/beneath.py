@@ -14,7 +14,7 @@ import stat
 import sys
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.roots import Located
+from handrail.runtime.roots import Located, lost_root
 
 NO_MAGICLINKS = 0x02
 NO_SYMLINKS = 0x04
@@ -31,6 +31,10 @@ _OPENAT2 = 437  # one number on every architecture, as for all calls since 5.1
 _AT_FDCWD = -100
 _RACE_RETRIES = 64
 """The kernel answers EAGAIN when something was renamed while it resolved ``..``; the next try usually holds."""
+
+
+_OF_THE_WAY = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EXDEV)
+"""What the kernel answers also where the root itself is what is missing or changed."""
 
 
 class _How(ctypes.Structure):
@@ -128,6 +132,8 @@ def not_regular(located: Located) -> ToolError:
 def explained(error: OSError, located: Located, doing: str) -> ToolError:
     """The model's version of what the kernel answered."""
     shown = located.shown
+    if error.errno in _OF_THE_WAY and located.root is not None and (lost := lost_root(located.root)) is not None:
+        return lost
     match error.errno:
         case errno.ENOENT:
             return ToolError(f"there is no {shown}", kind="failed")

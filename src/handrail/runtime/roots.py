@@ -102,13 +102,17 @@ class Roots:
     def locate(self, path: str) -> Located:
         """The canonical form of ``path``, which is absolute or relative to the workspace.
 
-        :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable
+        :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable;
+            ``unavailable`` where the workspace has become a link to somewhere else
         """
         self._check(path)
         absolute = os.path.realpath(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
         if len(os.fsencode(absolute)) > MAX_PATH_BYTES:
             raise _too_long(path)
-        return self.of_canonical(absolute)
+        located = self.of_canonical(absolute)
+        if not located.inside and (lost := lost_root(self.workspace)) is not None:
+            raise lost
+        return located
 
     def of_canonical(self, absolute: str) -> Located:
         """:class:`Located` for a path that is already canonical, without asking the file system."""
@@ -137,6 +141,26 @@ class Roots:
             raise ToolError(f"the path '{visible(path)}' is not valid Unicode text", kind="invalid_input") from None
         if len(raw) > MAX_PATH_BYTES or any(len(part) > MAX_NAME_BYTES for part in raw.split(b"/")):
             raise _too_long(path)
+
+
+def lost_root(root: str) -> ToolError | None:
+    """Why nothing can be done in a root any more; None while it is the folder that its canonical name says.
+
+    A folder that stands where another one stood is taken for it: so does a fresh checkout.
+    """
+    if not os.path.lexists(root):
+        what = "is not there any more: it was moved or deleted while it was open"
+    elif os.path.realpath(root) != root:
+        what = "has become a symbolic link while it was open, and a link is not followed to another folder"
+    elif not Path(root).is_dir():
+        what = "is no folder any more"
+    else:
+        return None
+    return ToolError(
+        f"the folder {visible(root)} {what}. Nothing was read or changed; put it back, or stop Handrail here and start "
+        "it again where the folder is now",
+        kind="unavailable",
+    )
 
 
 def is_beneath(path: str, folder: str) -> bool:

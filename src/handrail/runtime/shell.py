@@ -11,7 +11,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import Process, Profile, Sandbox
-from handrail.runtime.roots import May, Roots, is_beneath, visible
+from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """How much output is kept of one run; the rest is read and counted, so the program does not block."""
@@ -81,6 +81,8 @@ class SandboxedShell:
             raise ToolError(refusal, kind="denied")
 
     def _folder(self, cwd: str | None) -> str:
+        if (lost := lost_root(self._profile.workspace)) is not None:
+            raise lost
         if cwd is None:
             return self._profile.cwd or self._profile.workspace
         located = self._roots.locate(cwd)

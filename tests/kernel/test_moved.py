@@ -1,0 +1,126 @@
+"""What calls answer when the workspace is moved, deleted or replaced while it is open: nothing is done elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel
+from handrail.record.verification import verify
+from handrail.sandbox import tiers
+
+pytestmark = pytest.mark.proves("S-03")
+
+CALLS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("read", {"path": "a.txt"}),
+    ("write", {"path": "sub/b.txt", "content": "x"}),
+    ("edit", {"path": "a.txt", "old": "mine", "new": "yours"}),
+    ("glob", {"pattern": "*"}),
+    ("grep", {"pattern": "."}),
+    ("bash", {"command": "touch c.txt"}),
+)
+RULES = ("allow bash", "allow write", "allow edit")
+
+
+def moved(workspace: Path) -> None:
+    workspace.rename(workspace.with_name("moved"))
+
+
+def deleted(workspace: Path) -> None:
+    shutil.rmtree(workspace)
+
+
+def linked(workspace: Path) -> None:
+    moved(workspace)
+    workspace.symlink_to(workspace.with_name("elsewhere"))
+
+
+def linked_to_itself(workspace: Path) -> None:
+    moved(workspace)
+    workspace.symlink_to(workspace.with_name("moved"))
+
+
+def a_file_instead(workspace: Path) -> None:
+    moved(workspace)
+    workspace.write_text("no folder")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Path:
+    """A workspace, and a folder that is none of its business."""
+    for name, text in (("workspace", "mine\n"), ("elsewhere", "somebody's\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "a.txt").write_text(text)
+    return tmp_path / "workspace"
+
+
+@pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (moved, "is not there any more"),
+        (deleted, "is not there any more"),
+        (linked, "has become a symbolic link"),
+        (linked_to_itself, "has become a symbolic link"),
+        (a_file_instead, "is no folder any more"),
+    ],
+)
+async def test_every_call_says_what_became_of_the_workspace_and_touches_nothing(
+    workspace: Path, change: Callable[[Path], None], said: str
+) -> None:
+    state, elsewhere = workspace.with_name("state"), workspace.with_name("elsewhere")
+    async with Kernel.open(workspace, state=state, rules=RULES) as kernel:
+        session = await kernel.session()
+        assert (await session.call("read", {"path": "a.txt"})).ok
+        change(workspace)
+        for tool, arguments in CALLS:
+            result = await session.call(tool, arguments)
+            assert not result.ok, tool
+            if change is a_file_instead and tool in ("glob", "grep"):
+                continue  # that it is a file is what they say
+            assert result.error_kind in ("unavailable", "denied"), (tool, result)
+            assert said in str(result.error_text) and str(workspace) in str(result.error_text), (tool, result)
+        assert [path.name for path in elsewhere.iterdir()] == ["a.txt"]
+        assert (elsewhere / "a.txt").read_text() == "somebody's\n"
+        await kernel.log.flush()
+        assert verify(kernel.log.reader).ok
+
+
+async def test_calls_go_on_once_the_workspace_is_back(workspace: Path) -> None:
+    async with Kernel.open(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
+        session = await kernel.session()
+        linked(workspace)
+        assert not (await session.call("read", {"path": "a.txt"})).ok
+        workspace.unlink()
+        workspace.with_name("moved").rename(workspace)
+        assert (await session.call("read", {"path": "a.txt"})).ok
+
+
+async def test_a_folder_that_stands_where_the_workspace_stood_is_the_workspace_and_must_be_read_anew(
+    workspace: Path,
+) -> None:
+    async with Kernel.open(workspace, state=workspace.with_name("state"), rules=RULES) as kernel:
+        session = await kernel.session()
+        assert (await session.call("read", {"path": "a.txt"})).ok
+        moved(workspace)
+        workspace.with_name("elsewhere").rename(workspace)
+        refused = await session.call("write", {"path": "a.txt", "content": "mine again"})
+        assert refused.error_kind == "conflict" and (workspace / "a.txt").read_text() == "somebody's\n"
+        assert (await session.call("read", {"path": "a.txt"})).data["text"].startswith("somebody's")
+
+
+async def test_a_moved_workspace_has_a_log_of_its_own_and_the_old_one_is_still_there(workspace: Path) -> None:
+    state = workspace.with_name("state")
+    async with Kernel.open(workspace, state=state) as kernel:
+        await (await kernel.session()).call("read", {"path": "a.txt"})
+        first = kernel.state_folder
+    moved(workspace)
+    async with Kernel.open(workspace.with_name("moved"), state=state) as kernel:
+        assert kernel.state_folder != first and kernel.log.reader.calls() == []
+    moved_back = workspace.with_name("moved").rename(workspace)
+    async with Kernel.open(moved_back, state=state) as kernel:
+        assert kernel.state_folder == first and len(kernel.log.reader.calls()) == 1
