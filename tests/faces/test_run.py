@@ -38,14 +38,16 @@ def script(tmp_path: Path) -> str:
 
 
 def test_run_lets_a_model_work_and_prints_its_answer(here: Here, script: str) -> None:
-    done = here("run", "look at the note", "--model", script)
+    done = here("run", "look at the note", "--model", script, "--headless")
     assert done.code == 0
     assert done.out == "I look at the note.\nThe note has two lines.\n"
     assert "→ read" in done.err and "✓ read" in done.err and "✗ write  denied" in done.err
 
 
 def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, script: str) -> None:
-    events = [json.loads(line) for line in here("run", "look", "--model", script, "--json").out.splitlines()]
+    events = [
+        json.loads(line) for line in here("run", "look", "--model", script, "--json", "--headless").out.splitlines()
+    ]
     kinds = [event["event"] for event in events]
     assert kinds.count("call") == kinds.count("result") == 2 and kinds[-1] == "finished"
     results = [event["result"] for event in events if event["event"] == "result"]
@@ -55,7 +57,7 @@ def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, scr
 
 @pytest.mark.proves("A-08a")
 def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: Here, script: str) -> None:
-    done = here("run", "look", "--model", script, "--max-turns", "1")
+    done = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
     assert done.code == 1 and "budget: " in done.err
     done = here("run", "look", "--model", script, "--max-calls", "1", "--rule", "allow write")
     assert done.code == 1 and "budget: " in done.err

@@ -9,35 +9,47 @@ from typing import TYPE_CHECKING
 
 import click
 
-from handrail.faces.cli.app import DENIED, ERROR, OUTPUT
+from handrail.faces.cli.app import DENIED, ERROR, OUTPUT, PARKED
 from handrail.faces.cli.completing import tool_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
-from handrail.faces.cli.show import note, out_json, shown_result
+from handrail.faces.cli.show import note, out, out_json, shown_result
 
 if TYPE_CHECKING:
     from handrail.contract.events import Event
     from handrail.contract.result import Result
+    from handrail.contract.session import Session
 
 
 @click.command("call")
-@click.argument("tool", shell_complete=tool_ids)
-@click.argument("arguments", metavar="JSON|-|@FILE", default="{}")
+@click.argument("tool", required=False, shell_complete=tool_ids)
+@click.argument("arguments", metavar="JSON|-|@FILE", required=False)
+@click.option("--wait", is_flag=True, help="Without a terminal: wait for an answer from handrail approve.")
+@click.option("--resume", metavar="ID", help="Instead of TOOL: go on with the call that waited under this id.")
 @common
-def command(setting: Setting, tool: str, arguments: str) -> int:
+def command(setting: Setting, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
     """Carry out one tool call and print its result.
 
     TOOL is an id, an alias or a wire name. The arguments are one JSON object: as text, from stdin (-), or from
     a file (@FILE).
+
+    What has to be asked is asked on the terminal. Without one the call is parked: it exits with 4 and prints the id to
+    answer (handrail approve ID) and to go on with (handrail call --resume ID).
     """
-    text = read_arguments(arguments)
-    return drive(lambda interruption: _call(setting, tool, text, interruption))
+    if resume is not None:
+        if tool is not None:
+            raise click.UsageError("--resume takes the call as it was proposed: give no TOOL with it")
+        return drive(lambda interruption: _resume(setting, resume, interruption, wait=wait))
+    if tool is None:
+        raise click.UsageError("name a tool: handrail call TOOL [JSON]; handrail tools lists them")
+    text = read_arguments("{}" if arguments is None else arguments)
+    return drive(lambda interruption: _call(setting, tool, text, interruption, wait=wait))
 
 
-async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Interruption) -> int:
+async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Interruption, *, wait: bool) -> int:
     from handrail.contract.call import ProposedCall
 
-    person = attendant(setting)
+    person = attendant(setting, waits=wait)
     async with opened(setting) as kernel:
         session = await kernel.session(attendant=person)
         if sys.stderr.isatty():
@@ -46,21 +58,62 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
         answers = await session.turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
         result = answers[0].result
-        if "output_path" not in result.metadata:  # closing removes the session's output, which is still to be read
-            await session.close()
+        await _leave(session, result)
+    code = _shown_result(setting, result)
+    if result.error_kind == "denied" and person is None and not setting.json:
+        note("handrail explain, with the same arguments, says what would change that")
+    return code
+
+
+async def _resume(setting: Setting, approval_id: str, interruption: Interruption, *, wait: bool) -> int:
+    """Take up a call that was parked: approved, it runs now; still waiting, it is asked again or stays parked."""
+    from handrail.contract.errors import ToolError
+
+    async with opened(setting) as kernel:
+        try:
+            request = kernel.approvals.get(approval_id).request
+        except ToolError as error:
+            note(f"{error.kind}: {error}")
+            return ERROR
+        session = await kernel.session(request.session_id, attendant=attendant(setting, waits=wait))
+        if sys.stderr.isatty():
+            session.watch(_shown)
+        interruption.stop = session.cancel
+        result = (await session.recall(request.call_id)).result
+        interruption.stop = None
+        if kernel.approvals.pending(session.id):
+            await session.suspend()
+        else:
+            await _leave(session, result)
+    return _shown_result(setting, result)
+
+
+async def _leave(session: Session, result: Result) -> None:
+    """Close the session of one call, unless something of it is still needed: its output, or a person's answer."""
+    if "output_path" in result.metadata or "parked" in result.metadata:
+        await session.suspend()
+    else:
+        await session.close()
+
+
+def _shown_result(setting: Setting, result: Result) -> int:
+    parked = result.metadata.get("parked")
     if setting.json:
         out_json(result.to_dict())
+    elif parked is not None:
+        out(str(parked))
+        note(f"waits for a person: handrail approve {parked}, then handrail call --resume {parked}")
     else:
         shown_result(result)
-        if result.error_kind == "denied" and person is None:
-            note("handrail explain, with the same arguments, says what would change that")
     return exit_code(result)
 
 
 def exit_code(result: Result) -> int:
-    """0 for an output, 3 for a denial, 1 for any other error."""
+    """0 for an output, 3 for a denial, 4 for a call that waits for a person, 1 for any other error."""
     if result.ok:
         return OUTPUT
+    if "parked" in result.metadata:
+        return PARKED
     return DENIED if result.error_kind == "denied" else ERROR
 
 

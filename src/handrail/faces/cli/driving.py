@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -14,7 +14,8 @@ from handrail.faces.cli.options import Setting
 from handrail.faces.cli.show import note
 
 if TYPE_CHECKING:
-    from handrail.contract.people import Attendant
+    from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+    from handrail.contract.runtime import Question
     from handrail.kernel import Kernel
 
 Stop = Callable[[Literal["user", "shutdown"]], object]
@@ -102,10 +103,36 @@ def _check_rules(rules: Iterable[str]) -> None:
         raise UsageError("\n".join(faults))
 
 
-def attendant(setting: Setting) -> Attendant | None:
-    """Whoever sits at the terminal, or None where nobody can answer."""
-    if setting.headless or not (sys.stdin.isatty() and sys.stderr.isatty()):
-        return None
-    from handrail.faces.cli.terminal import Terminal
+def attendant(setting: Setting, *, waits: bool = False) -> Attendant | None:
+    """Whoever sits at the terminal; without a terminal what is asked is parked for another door. None where the command
+    was told that nobody will answer there either.
 
-    return Terminal()
+    :param waits: without a terminal, wait for the other door instead
+    """
+    if setting.headless:
+        return None
+    if sys.stdin.isatty() and sys.stderr.isatty():
+        from handrail.faces.cli.terminal import Terminal
+
+        return Terminal(workspace=setting.workspace)
+    from handrail.contract.people import Away
+
+    return Elsewhere() if waits else Away()
+
+
+class Elsewhere:
+    """An :class:`~handrail.contract.people.Attendant` for somebody at another door: whatever is asked waits until they
+    answer there."""
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        note(f"{request.id} waits: handrail approve {request.id}")
+        raise await _never()
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        note(f"a question of session {session_id} waits: handrail approve")
+        raise await _never()
+
+
+async def _never() -> Exception:
+    await asyncio.Event().wait()
+    raise AssertionError("nobody sets it")

@@ -197,7 +197,7 @@ def _choice_lines(request: ApprovalRequest) -> list[str]:
     return lines
 
 
-def changed_arguments(text: str) -> dict[str, Any]:
+def changed_arguments(text: str | bytes) -> dict[str, Any]:
     """Arguments that a person typed.
 
     :raises ValueError: in a sentence, when they are no JSON object

@@ -1,0 +1,438 @@
+"""What waits for a person: any number at once, answered from any door, across restarts, and used once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel, tool
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Away
+from handrail.contract.result import Result
+from handrail.contract.runtime import Question
+from handrail.contract.session import Session
+from handrail.contract.tool import Tool
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+ran: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_ran() -> None:
+    ran.clear()
+
+
+@tool(id="bank.pay", side_effect="external", locks=["account:{source}:X"])
+async def pay(source: str, amount: int = 1) -> str:
+    """Pay."""
+    ran.append(f"{source}:{amount}")
+    return f"paid {amount} from {source}"
+
+
+class Elsewhere:
+    """Nobody answers here: whatever is asked waits for another door."""
+
+    def __init__(self) -> None:
+        self.requests: list[ApprovalRequest] = []
+        self.gone = 0
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        self.requests.append(request)
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.gone += 1
+            raise
+        raise AssertionError
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        await asyncio.Event().wait()
+
+
+class Asked:
+    """Waits until so many requests can be answered."""
+
+    def __init__(self, session: Session) -> None:
+        self._count = 0
+        self._changed = asyncio.Event()
+        session.watch(lambda event: self._one() if event.kind == "asking" else None)
+
+    def _one(self) -> None:
+        self._count += 1
+        self._changed.set()
+
+    async def times(self, count: int) -> None:
+        while self._count < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+def start(session: Session, **arguments: Any) -> asyncio.Task[Result]:
+    return asyncio.create_task(session.call("bank.pay", arguments))
+
+
+async def refused(attempt: Any, kind: str, *parts: str) -> None:
+    with pytest.raises(ToolError) as raised:
+        await attempt
+    assert raised.value.kind == kind, raised.value
+    for part in parts:
+        assert part in str(raised.value), raised.value
+
+
+def one(kernel: Kernel) -> Approval:
+    (pending,) = kernel.approvals.pending()
+    return pending
+
+
+ONCE = ApprovalAnswer("once")
+
+
+@pytest.mark.proves("P-09")
+async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_path: Path) -> None:
+    """Source: only the first of parallel approvals surfaced, and answers went to the wrong call."""
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        calls = [start(session, source=f"a{number}") for number in range(20)]
+        await asked.times(20)
+        pending = {str(row.request.arguments["source"]): row for row in kernel.approvals.pending()}
+        assert len(pending) == 20
+        for number in reversed(range(20)):
+            choice = ApprovalAnswer("reject", f"not a{number}") if number % 3 else ONCE
+            await kernel.approvals.decide(pending[f"a{number}"].id, choice, by="test")
+        for number, result in enumerate(await asyncio.gather(*calls)):
+            if number % 3:
+                assert result.error_kind == "denied" and f"not a{number}" in (result.error_text or "")
+            else:
+                assert result.data == f"paid 1 from a{number}"
+    assert sorted(ran) == sorted(f"a{number}:1" for number in range(0, 20, 3))
+
+
+@pytest.mark.proves("P-09")
+async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Path) -> None:
+    person = ScriptedPerson([ONCE])
+    person.may_answer.clear()
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=person)
+        call = start(session, source="a")
+        await person.asked.wait()
+        row = one(kernel)
+        answers = await asyncio.gather(
+            *(kernel.approvals.decide(row.id, ApprovalAnswer("reject", str(n)), by=f"door {n}") for n in range(10)),
+            return_exceptions=True,
+        )
+        won = [answer for answer in answers if isinstance(answer, Approval)]
+        lost = [answer for answer in answers if isinstance(answer, ToolError)]
+        assert len(won) == 1 and len(lost) == 9 and {error.kind for error in lost} == {"conflict"}
+        assert "was answered before, with 'reject'" in str(lost[0])
+        result = await call
+        assert result.error_text == f"the user rejected this call: {won[0].message}"
+        await refused(kernel.approvals.decide(row.id, ONCE, by="late"), "conflict", "answered before")
+    assert ran == []
+
+
+async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked_any_more(tmp_path: Path) -> None:
+    elsewhere = Elsewhere()
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=elsewhere)
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        while not elsewhere.requests:
+            await asyncio.sleep(0)
+        assert elsewhere.requests[0].id == one(kernel).id
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        assert (await call).ok and elsewhere.gone == 1
+
+
+@pytest.mark.proves("X-13")
+async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        free = await kernel.session(rules=["allow bank.pay"])
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        assert (await free.call("bank.pay", {"source": "a", "amount": 2})).ok
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        assert (await call).ok
+    assert ran == ["a:2", "a:1"]
+
+
+@pytest.mark.proves("P-09")
+async def test_a_person_may_give_other_arguments_which_are_validated_and_judged(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = start(session, source="a", amount=5)
+        await asked.times(1)
+        row = one(kernel)
+
+        def changed(**arguments: Any) -> ApprovalAnswer:
+            return ApprovalAnswer("once", arguments=arguments)
+
+        decide = kernel.approvals.decide
+        await refused(decide(row.id, changed(source="a", amount="5"), by="test"), "invalid_input", "amount")
+        await refused(decide(row.id, changed(source="b", amount=5), by="test"), "denied", "deny bank.pay")
+        await refused(
+            decide(row.id, ApprovalAnswer("session", arguments={"source": "a"}), by="test"),
+            "invalid_input",
+            "once only",
+        )
+        decided = await decide(row.id, changed(source="a", amount=3), by="test")
+        assert (await call).data == "paid 3 from a"
+        records = list(kernel.log.reader.records(call=row.request.call_id))
+        (authorised,) = [record.body for record in records if record.kind == "authorised"]
+        assert authorised is not None and authorised["arguments_hash"] == row.request.arguments_hash
+        assert authorised["changed_hash"] == decided.changed_hash != row.request.arguments_hash
+        (responded,) = [record.body for record in records if record.kind == "approval-responded"]
+        assert responded is not None and responded["changed"] == {"source": "a", "amount": 3}
+    assert ran == ["a:3"]
+
+
+@pytest.mark.proves("P-07", "P-08")
+async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_it_is_forgotten(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        other = await kernel.session()
+        session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("project")]))
+        assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
+        assert (await other.call("bank.pay", {"source": "a*", "amount": 1})).ok
+        assert (await other.call("bank.pay", {"source": "ab", "amount": 1})).error_kind == "denied"
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        (rule,) = kernel.approvals.rules()
+        session = await kernel.session()
+        assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
+        assert (await session.call("bank.pay", {"source": "ab", "amount": 1})).error_kind == "denied"
+        assert (await kernel.explain("bank.pay", {"source": "a*", "amount": 1})).action == "allow"
+        await kernel.approvals.forget_rule(rule.id)
+        assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).error_kind == "denied"
+        await refused(kernel.approvals.forget_rule(rule.id), "invalid_input", "--rules")
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        assert not kernel.approvals.rules()
+
+
+@pytest.mark.proves("P-07")
+async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        person = ScriptedPerson([ApprovalAnswer("reject-always", "never from there")])
+        session = await kernel.session(attendant=person)
+        first = await session.call("bank.pay", {"source": "a", "amount": 1})
+        assert first.error_kind == "denied" and "never from there" in (first.error_text or "")
+        again = await session.call("bank.pay", {"source": "a", "amount": 1})
+        assert again.error_kind == "denied" and len(person.requests) == 1
+        assert person.requests[0].never in str(again.error_text)
+    async with temporary_kernel(tmp_path, tools=[pay], rules=["allow bank.pay"]) as kernel:
+        session = await kernel.session()
+        assert (await session.call("bank.pay", {"source": "a", "amount": 1})).error_kind == "denied"
+        assert (await session.call("bank.pay", {"source": "b", "amount": 1})).ok
+
+
+@pytest.mark.proves("P-07")
+async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        other = await kernel.session(attendant=Elsewhere())
+        asked, elsewhere = Asked(session), Asked(other)
+        calls = [start(session, source=f"a{number}") for number in range(3)]
+        spared = start(other, source="b")
+        await asked.times(3)
+        await elsewhere.times(1)
+        rows = kernel.approvals.pending(session.id)
+        await kernel.approvals.decide(rows[1].id, ApprovalAnswer("stop", "enough"), by="test")
+        results = await asyncio.gather(*calls)
+        assert {result.error_kind for result in results} == {"cancelled"}
+        assert any("enough" in (result.error_text or "") for result in results)
+        assert not kernel.approvals.pending(session.id)
+        with pytest.raises(UsageError, match="stopped by the user"):
+            await session.call("bank.pay", {"source": "c"})
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        assert (await spared).ok
+    assert ran == ["b:1"]
+
+
+@pytest.mark.proves("P-09", "X-13")
+async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_once_when_approved(
+    tmp_path: Path,
+) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        row = one(kernel)
+    result = await call
+    assert result.error_kind == "unavailable" and result.metadata["parked"] == row.id
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        (logged,) = kernel.log.reader.calls()
+        assert logged.state == "parked" and not kernel.interrupted
+        await kernel.approvals.decide(row.id, ONCE, by="days later")
+        assert ran == []  # answering runs nothing
+        session = await kernel.session(session.id)
+        (answer,) = await session.resume_parked()
+        assert answer.call_id == row.request.call_id and answer.result.data == "paid 1 from a"
+        assert await session.resume_parked() == []
+        assert (await session.recall(row.request.call_id)).result.data == "paid 1 from a"
+        assert kernel.approvals.get(row.id).state == "used"
+    assert ran == ["a:1"]
+
+
+@pytest.mark.proves("P-09")
+async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        results = await session.call_all([("bank.pay", {"source": f"a{number}"}) for number in range(4)])
+        ids = [str(result.metadata["parked"]) for result in results]
+        assert [row.id for row in kernel.approvals.pending()] == ids
+        decide = kernel.approvals.decide
+        await decide(ids[0], ApprovalAnswer("reject", "no"), by="test")
+        await decide(ids[2], ApprovalAnswer("once", arguments={"source": "a2", "amount": 9}), by="test")
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(session.id, attendant=Away())
+        answers = [answer.result for answer in await session.resume_parked()]
+        assert answers[0].error_kind == "denied" and answers[2].data == "paid 9 from a2"
+        assert [answers[number].metadata.get("parked") for number in (1, 3)] == [ids[1], ids[3]]
+        await kernel.approvals.decide(ids[3], ONCE, by="test")
+        answers = [answer.result for answer in await session.resume_parked()]
+        assert answers[0].metadata["parked"] == ids[1] and answers[1].data == "paid 1 from a3"
+    assert ran == ["a2:9", "a3:1"]
+
+
+@pytest.mark.proves("P-09")
+async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        result = await session.call("bank.pay", {"source": "a"})
+        await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
+    async with temporary_kernel(tmp_path, tools=[pay], rules=["deny bank.pay"]) as kernel:
+        session = await kernel.session(session.id, attendant=Away())
+        (answer,) = await session.resume_parked()
+        assert answer.result.error_kind == "denied" and "deny bank.pay" in (answer.result.error_text or "")
+        assert kernel.approvals.get(str(result.metadata["parked"])).state == "withdrawn"
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        assert await (await kernel.session(session.id, attendant=Away())).resume_parked() == []
+    assert ran == []
+
+
+def other_pay() -> Tool:
+    @tool(id="bank.pay", side_effect="external")
+    async def changed(source: str, amount: int = 1) -> str:
+        """Pay, in another way."""
+        ran.append("changed")
+        return "changed"
+
+    return changed
+
+
+@pytest.mark.proves("P-09")
+async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_refused(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        result = await session.call("bank.pay", {"source": "a"})
+        await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
+    async with temporary_kernel(tmp_path, tools=[other_pay()]) as kernel:
+        session = await kernel.session(session.id, attendant=Away())
+        (answer,) = await session.resume_parked()
+        assert answer.result.error_kind == "conflict" and "no longer defined" in (answer.result.error_text or "")
+    assert ran == []
+
+
+@pytest.mark.proves("P-09")
+async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        await kernel.reload([other_pay()])
+        await kernel.approvals.decide(one(kernel).id, ONCE, by="test")
+        assert (await call).error_kind == "conflict"
+    assert ran == []
+
+
+async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_path: Path) -> None:
+    secrets: Mapping[str, str] = {"key": "hunter2-hunter2"}
+    async with temporary_kernel(tmp_path, tools=[pay], secrets=secrets) as kernel:
+        session = await kernel.session(attendant=Away())
+        result = await session.call("bank.pay", {"source": "hunter2-hunter2"})
+        approval = str(result.metadata["parked"])
+        assert kernel.approvals.get(approval).request.arguments == {"source": "[secret:key]"}
+        secret = ApprovalAnswer("once", arguments={"source": "x hunter2-hunter2"})
+        await refused(kernel.approvals.decide(approval, secret, by="test"), "invalid_input", "secret")
+        await kernel.approvals.decide(approval, ONCE, by="test")
+        (answer,) = await session.resume_parked()
+        assert answer.result.error_kind == "conflict" and "secret" in (answer.result.error_text or "")
+    assert ran == []
+    for file in tmp_path.rglob("*"):
+        assert not file.is_file() or b"hunter2-hunter2" not in file.read_bytes()
+
+
+@pytest.mark.proves("P-09")
+async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = start(session, source="a")
+        await asked.times(1)
+        row = one(kernel)
+        session.cancel()
+        assert (await call).error_kind == "cancelled"
+        await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "no longer asked")
+        assert not kernel.approvals.pending() and await session.resume_parked() == []
+    assert ran == []
+
+
+async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
+        await session.close()
+        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "conflict", "no longer asked")
+        await kernel.log.flush()
+        assert [row.state for row in kernel.log.reader.calls()] == ["refused"]
+
+
+@pytest.mark.proves("P-09")
+async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path) -> None:
+    asked = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}]}, {"question": "Why?"}]}
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(attendant=Away())
+        result = await session.call("question", asked)
+        approval = str(result.metadata["parked"])
+        row = kernel.approvals.get(approval)
+        assert row.kind == "question" and [question.question for question in row.questions] == ["Which?", "Why?"]
+        await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "answers")
+        await refused(kernel.approvals.answer(approval, [["x"]], by="test"), "invalid_input", "2 questions")
+    async with temporary_kernel(tmp_path) as kernel:
+        assert not kernel.interrupted
+        await kernel.approvals.answer(approval, [["x"], ["because"]], by="test")
+        await refused(kernel.approvals.answer(approval, [["y"], [""]], by="test"), "conflict")
+        session = await kernel.session(session.id)
+        (answer,) = await session.resume_parked()
+        assert answer.result.data == {"answers": [["x"], ["because"]]}
+
+
+async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        asked = Asked(session)
+        call = asyncio.create_task(session.call("question", {"questions": [{"question": "Which?"}]}))
+        await asked.times(1)
+        await kernel.approvals.answer(one(kernel).id, [["this"]], by="test")
+        assert (await call).data == {"answers": [["this"]]}
+        declined = asyncio.create_task(session.call("question", {"questions": [{"question": "Why?"}]}))
+        await asked.times(2)
+        await kernel.approvals.decide(one(kernel).id, ApprovalAnswer("reject", "not now"), by="test")
+        assert (await declined).error_text == "the user did not answer: not now"
+
+
+async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(attendant=Away())
+        await session.call("bank.pay", {"source": "a\x1b[2J"})
+        await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
+        for row in kernel.approvals.pending():
+            assert Approval.from_dict(row.to_dict()) == row
