@@ -1,0 +1,119 @@
+"""Messages, read hashes and forks as rows: in order, replaceable by position, bounded, and gone when closed."""
+
+from __future__ import annotations
+
+import sqlite3
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.store.places import Place
+
+from handrail.contract.errors import LogUnavailable
+from handrail.store import remembered
+from handrail.store.encoding import decode, encode
+from handrail.store.messages import messages_of
+from handrail.store.sessions import SessionRow
+
+
+async def test_messages_come_back_by_position_and_a_position_given_again_is_replaced(place: Place) -> None:
+    store = place.open()
+    await store.sessions.open(SessionRow("ses_1", 1))
+    await store.messages.keep("ses_1", [(0, {"a": 1}), (2, {"c": 3})], 50)
+    await store.messages.keep("ses_1", [(1, {"b": 2}), (2, {"c": "again"})], 60)
+    await store.messages.keep("ses_2", [(0, {"other": True})], 70)
+    await store.messages.keep("ses_1", [], 99)
+    await store.aclose()
+    store = place.open()
+    assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": "again"})]
+    assert store.messages.last("ses_1", 2) == [{"c": "again"}, {"b": 2}]
+    row = store.sessions.get("ses_1")
+    assert row is not None and row.used_ns == 60
+    await store.sessions.close("ses_1", 80)
+    assert await store.messages.read("ses_1") == []
+    assert await store.messages.read("ses_2") == [(0, {"other": True})]
+    await store.aclose()
+    with pytest.raises(LogUnavailable):
+        await store.messages.keep("ses_1", [(0, {})], 1)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(), lambda x: st.lists(x) | st.dictionaries(st.text(), x)
+    )
+)
+def test_whatever_json_a_message_holds_comes_back(value: object) -> None:
+    assert decode(encode({"value": value}, max_bytes=2**62)) == {"value": value}
+
+
+async def test_a_damaged_row_is_an_empty_message_and_hides_no_other(place: Place) -> None:
+    store = place.open()
+    await store.messages.keep("ses_1", [(0, {"a": 1}), (1, {"b": 2}), (2, {"c": 3}), (3, {"d": 4})], 1)
+    with sqlite3.connect(store.database.path) as other:
+        other.execute("UPDATE message SET body = X'FF00' WHERE position = 1")
+        other.execute("UPDATE message SET body = 'text' WHERE position = 2")
+        other.execute("UPDATE message SET body = ? WHERE position = 3", (b"[1]",))
+    assert await store.messages.read("ses_1") == [(0, {"a": 1}), (1, {}), (2, {}), (3, {})]
+    assert messages_of(store.database.reading, "ses_1", limit=1) == [(0, {"a": 1})]
+    await store.aclose()
+
+
+async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remembered, "MAX_SEEN", 50)
+    monkeypatch.setattr(remembered, "_TRIMMED_EVERY", 100)
+    store = place.open()
+    for n in range(300):
+        store.seen.note("ses_1", f"/ws/{n}", f"{n:064x}")
+    store.seen.note("ses_1", "/ws/299", None)
+    store.seen.note("ses_1", "half a pair \ud800", "0" * 64)
+    store.seen.note("ses_2", "/ws/1", "1" * 64)
+    await store.aclose()
+    store = place.open()
+    found = store.seen.of("ses_1")
+    assert found[-1] == ("/ws/298", f"{298:064x}")
+    assert 45 <= len(found) <= 50
+    with sqlite3.connect(store.database.path) as other:
+        (rows,) = other.execute("SELECT count(*) FROM seen WHERE session = 'ses_1'").fetchone()
+    assert rows <= 150
+    assert store.seen.of("ses_2") == [("/ws/1", "1" * 64)]
+    await store.aclose()
+
+
+async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place) -> None:
+    store = place.open()
+    await store.sessions.open(SessionRow("ses_1", 1))
+    await store.messages.keep("ses_1", [(n, {"n": n}) for n in range(100)], 5)
+    await store.state.put("ses_1", "todo", "items", ["x"])
+    store.seen.note("ses_1", "/ws/a", "0" * 64)
+    await store.database.writer.flush()
+    with sqlite3.connect(store.database.path) as other:
+        other.execute("INSERT INTO session_rule (session, text) VALUES ('ses_1', 'allow bash ls')")
+    assert store.rules.of("ses_1") == ("allow bash ls",)
+    await store.sessions.fork("ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}))
+    assert await store.messages.read("ses_2") == await store.messages.read("ses_1")
+    assert await store.state.get("ses_2", "todo", "items") == ["x"]
+    assert store.seen.of("ses_2") == [("/ws/a", "0" * 64)]
+    assert store.rules.of("ses_2") == ()
+    row = store.sessions.get("ses_2")
+    assert row is not None and row.holder is None and row.details == {"parent": "ses_1"}
+    await store.sessions.close("ses_1", 10)
+    assert store.rules.of("ses_1") == () and store.seen.of("ses_1") == []
+    assert len(await store.messages.read("ses_2")) == 100
+    await store.aclose()
+
+
+async def test_only_the_process_that_has_a_session_open_suspends_it(place: Place) -> None:
+    store = place.open()
+    await store.sessions.open(SessionRow("ses_1", 1))
+    with sqlite3.connect(store.database.path) as other:
+        other.execute("UPDATE session SET holder = holder + 1")  # a later holder opened it meanwhile
+    await store.sessions.suspend("ses_1", 7)
+    row = store.sessions.get("ses_1")
+    assert row is not None and row.holder == store.database.token + 1 and row.used_ns == 1
+    await store.sessions.open(SessionRow("ses_1", 8))
+    await store.sessions.suspend("ses_1", 9)
+    row = store.sessions.get("ses_1")
+    assert row is not None and (row.holder, row.used_ns, row.opened_ns) == (None, 9, 1)
+    await store.aclose()
