@@ -12,8 +12,12 @@ from typing import Any
 import pytest
 from tests.faces.conftest import PATIENCE_S, Here, Program, Sleeper
 
+from handrail.agent.history import restored
+from handrail.agent.model import ModelRequest, ResultsMessage
+from handrail.agent.providers.openai import _messages  # pyright: ignore[reportPrivateUsage]
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
+from handrail.testing.histories import faults_in_openai_request
 
 
 def script(folder: Path, name: str, text: str) -> str:
@@ -168,3 +172,88 @@ def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_e
     with LogReader.at(next(handrail.state.rglob("handrail.db"))) as reader:
         assert verify(reader).ok
         assert len(reader.calls()) <= 3, "nothing was proposed again"
+
+
+EVERYWHERE = """
+[[turns]]
+text = "First I look."
+[[turns.calls]]
+name = "read"
+arguments = { path = "note.txt" }
+[[turns.calls]]
+name = "write"
+arguments = { path = "a.txt", content = "a" }
+
+[[turns]]
+text = "Then I write."
+[[turns.calls]]
+name = "write"
+arguments = { path = "b.txt", content = "b" }
+[[turns.calls]]
+name = "nothing.like.it"
+
+[[turns]]
+text = "Done."
+"""
+LINES = 14
+"""Lines of JSON that the whole run prints."""
+
+
+def killed_after(handrail: Program, model: str, lines: int) -> int:
+    """Start a run and kill it with -9 as soon as it has printed so many lines. Gives how many it had printed."""
+    command = handrail.command("run", "work", "--model", model, "--json", "--rule", "allow write")
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
+    ) as running:
+        assert running.stdout is not None
+        seen = 0
+        while seen < lines and running.stdout.readline():
+            seen += 1
+        os.kill(running.pid, signal.SIGKILL)
+        return seen
+
+
+def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: str) -> None:
+    """Go on with a session that was killed: its history is one that a provider takes, and no effect comes twice."""
+    before = {name: (handrail.workspace / name).exists() for name in ("a.txt", "b.txt")}
+    done = here("run", "go on", "--resume", session_id, "--model", model)
+    assert done.code == 0 and done.out == "Then I go on.\n", done.err
+    whole = json.loads(here("sessions", "show", session_id, "--json").out)
+    messages: list[dict[str, Any]] = whole["messages"]
+    found = restored(enumerate(messages))
+    assert found.open is None
+    request = ModelRequest("", found.messages, [])
+    assert faults_in_openai_request({"messages": list(_messages(request))}) == []
+    assert {name: (handrail.workspace / name).exists() for name in before} == before
+    calls = [row["call_id"] for row in whole["calls"]]
+    assert len(calls) == len(set(calls)) <= 4
+    answers = [r for m in found.messages if isinstance(m, ResultsMessage) for r in m.results]
+    for row in whole["calls"]:
+        if row["tool"] == "write" and row["state"] == "output":
+            assert sum('"created":true' in answer.text for answer in answers) >= 1
+    with LogReader.at(next(handrail.state.rglob("handrail.db"))) as reader:
+        assert verify(reader).ok
+
+
+@pytest.mark.proves("A-10a")
+@pytest.mark.parametrize("lines", [1, 3, 4, 6, 8, 10])
+def test_a_run_killed_after_any_line_it_printed_goes_on(
+    handrail: Program, here: Here, tmp_path: Path, lines: int
+) -> None:
+    killed_after(handrail, script(tmp_path, "all.toml", EVERYWHERE), lines)
+    go_on = script(tmp_path, "on.toml", GO_ON)
+    for facts in listed(here):
+        assert facts["state"] == "suspended"
+        check_gone_on_with(handrail, here, go_on, facts["id"])
+    assert len(listed(here)) == 1
+
+
+@pytest.mark.slow
+def test_a_hundred_runs_killed_anywhere_are_each_gone_on_with(handrail: Program, here: Here, tmp_path: Path) -> None:
+    model, go_on = script(tmp_path, "all.toml", EVERYWHERE), script(tmp_path, "on.toml", GO_ON)
+    for round_ in range(100):
+        for name in ("a.txt", "b.txt"):
+            (handrail.workspace / name).unlink(missing_ok=True)
+        killed_after(handrail, model, 1 + round_ % LINES)
+        latest = max(listed(here), key=lambda facts: facts["opened_ns"])
+        check_gone_on_with(handrail, here, go_on, latest["id"])
