@@ -17,7 +17,14 @@ from handrail import tool
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
-PAGES = ("docs/tools.md", "docs/rules.md", "docs/embedding.md", "docs/scripts.md")
+PAGES = (
+    "docs/tools.md",
+    "docs/rules.md",
+    "docs/embedding.md",
+    "docs/scripts.md",
+    "docs/privacy.md",
+    "docs/troubleshoot.md",
+)
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")
     for name in PAGES
