@@ -111,3 +111,10 @@ def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
         check=True,
     )
     assert done.stdout.splitlines() == ["plain,read", "LOADED []"]
+
+
+def test_what_waits_for_a_person_is_completed_by_its_id(here: Here, handrail: Program) -> None:
+    assert here("call", "write", '{"path": "new.txt", "content": "x"}').code == 4
+    (waiting,) = offered(handrail, "approve", "")
+    assert waiting in here("approve", "--json").out
+    assert offered(handrail, "call", "--resume", waiting[:6]) == [waiting]

@@ -138,7 +138,7 @@ def _whole_sessions(connection: sqlite3.Connection, selection: Selection) -> Ite
     if selection.before_ns is not None:
         sql += (
             " LEFT JOIN (SELECT session, max(at_ns) AS latest FROM record WHERE session <> '' GROUP BY session) "
-            "ON session = id WHERE max(coalesce(latest, 0), opened_ns, coalesce(closed_ns, 0)) < ?"
+            "ON session = id WHERE max(coalesce(latest, 0), opened_ns, used_ns, coalesce(closed_ns, 0)) < ?"
         )
         values.append(selection.before_ns)
     if selection.session_id is not None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.completing import approval_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note, out, out_json, spelled_out
@@ -28,7 +29,7 @@ _LOOK_EVERY_S = 0.2
 
 
 @click.command("approve")
-@click.argument("request_id", metavar="[ID]", required=False)
+@click.argument("request_id", metavar="[ID]", required=False, shell_complete=approval_ids)
 @click.option("--once", "choice", flag_value="once", help="This call, with exactly these arguments.")
 @click.option("--session", "choice", flag_value="session", help="And store the shown rule for the session.")
 @click.option("--project", "choice", flag_value="project", help="And store it for every session of this workspace.")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import DENIED, ERROR, OUTPUT, PARKED
-from handrail.faces.cli.completing import tool_ids
+from handrail.faces.cli.completing import approval_ids, tool_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note, out, out_json, shown_result
@@ -25,7 +25,12 @@ if TYPE_CHECKING:
 @click.argument("tool", required=False, shell_complete=tool_ids)
 @click.argument("arguments", metavar="JSON|-|@FILE", required=False)
 @click.option("--wait", is_flag=True, help="Without a terminal: wait for an answer from handrail approve.")
-@click.option("--resume", metavar="ID", help="Instead of TOOL: go on with the call that waited under this id.")
+@click.option(
+    "--resume",
+    metavar="ID",
+    shell_complete=approval_ids,
+    help="Instead of TOOL: go on with the call that waited under this id.",
+)
 @common
 def command(setting: Setting, tool: str | None, arguments: str | None, wait: bool, resume: str | None) -> int:
     """Carry out one tool call and print its result.

@@ -90,7 +90,7 @@ def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
 def _approvals(ctx: click.Context, incomplete: str) -> Iterator[str]:
     with _log(ctx) as connection:
         if connection is not None:
-            newest = "SELECT id FROM approval WHERE state = 'pending' ORDER BY created_ns DESC LIMIT ?"
+            newest = "SELECT id FROM approval WHERE answered = 0 ORDER BY created_ns DESC LIMIT ?"
             for (approval,) in connection.execute(newest, (_MOST,)):
                 yield approval
 
