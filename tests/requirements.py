@@ -48,6 +48,7 @@ ROWS: dict[str, str] = {
     "L-05": "Locks are granted in arrival order; a wait has its own budget, can be stopped, and is reported apart.",
     "L-06": "Calls of one reply that do not conflict run together and are answered in order.",
     "L-07a": "A workspace has one holder at a time, by a renewed lease; one that was replaced while paused writes nothing more.",
+    "L-07b": "Python tools of a process that joins run in it, with every door of their runtime, under the holder's arbiter; if it goes a running call is interrupted.",
     "L-08": "A call made by a tool runs under its caller's locks and cannot widen them.",
     "L-10": "A durable key gives the recorded result again, also after a restart; with other arguments it is a conflict.",
     "X-01": "A direct call is awaited in its turn.",

@@ -13,8 +13,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import orjson
+
 from handrail.arbiter.execution import Execution, StopReason
-from handrail.arbiter.plain import encoded_as_it_is
 from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
@@ -241,19 +242,23 @@ def _around(runtime: Runtime) -> Message:
     }
 
 
-def _exactly(tool_id: str, args: dict[str, Any]) -> dict[str, Any]:
-    """The arguments, if they arrive as they are.
+def _exactly(tool_id: str, args: dict[str, Any]) -> Any:
+    """The arguments, if they arrive as they are. That they are JSON values was checked with the schema.
 
-    :raises ToolError: ``invalid_input``, for what a program passed and JSON has not
+    :raises ToolError: ``invalid_input``, for what a program passed and the wire has no form for
     """
     try:
-        exact = encoded_as_it_is(args) is not None or decode(encode(args, 1 << 62)) == _as_lists(args)
+        return orjson.Fragment(orjson.dumps(args))
+    except TypeError:  # keys that are no text, half characters, integers of more than 64 bits
+        pass
+    try:
+        exact = decode(encode(args, 1 << 62)) == _as_lists(args)
     except RecursionError:
         exact = False
     if not exact:
         raise ToolError(
-            f"{tool_id} runs in another process, and its arguments hold what JSON has not (NaN, bytes, objects); "
-            "pass plain values",
+            f"{tool_id} runs in another process, and its arguments do not go there as they are (keys that are no text, "
+            "integers of thousands of digits); pass plain JSON values",
             kind="invalid_input",
         )
     return args

@@ -84,6 +84,10 @@ _written = shape(Written, path=text, created=flag, size=whole, sha256=text, befo
 _completed = shape(Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole))
 
 
+def _stats(value: Any) -> list[FileStat]:
+    return list(each(_stat)(value))
+
+
 def _result(value: Any) -> Result:
     told = an_object(value)
     if told.get("type") not in ("output", "error"):
@@ -119,7 +123,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             lambda on, given: on.files.read_lines(**given),
             _lines,
         ),
-        "files.list": Door({"path": text}, lambda on, given: on.files.list(**given), each(_stat)),
+        "files.list": Door({"path": text}, lambda on, given: on.files.list(**given), _stats),
         "files.read_for_edit": Door(
             {"path": text, "max_bytes": whole},
             lambda on, given: on.files.read_for_edit(**given),

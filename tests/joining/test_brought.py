@@ -1,0 +1,519 @@
+"""Tools that a joining process brought: what a caller sees is what it would see had the holder run them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pydantic
+import pytest
+from tests.arbiter.toolbox import kinds_of
+from tests.joining.workshop import Open, connected, joined, workshop
+
+from handrail import Event, LoadError, Runtime, ToolError, tool
+from handrail.contract.result import Blob, Result
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.doctor import of_kernel
+from handrail.joining.brought import BroughtTools
+from handrail.joining.executing import describe
+from handrail.joining.operations import Operations
+from handrail.registry.generation import IN_PROCESS
+from handrail.testing.kernels import temporary_kernel
+
+
+class Forecast(pydantic.BaseModel):
+    place: str
+    celsius: float
+
+
+@dataclasses.dataclass
+class Pair:
+    left: object
+    right: object
+
+
+class Odd:
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+def _cycle() -> list[Any]:
+    made: list[Any] = [1]
+    made.append(made)
+    return made
+
+
+VALUES: dict[str, Callable[[], object]] = {
+    "nothing": lambda: None,
+    "text": lambda: "Grüße",
+    "half a character": lambda: {"name": "\udc80"},
+    "numbers": lambda: [1, 2.5, 2**63, 2**80, float("nan"), float("-inf")],
+    "a tuple": lambda: (1, (2, 3)),
+    "a set": lambda: {3, 1, 2},
+    "keys": lambda: {1: "a", None: "b", "1": "c"},
+    "bytes": lambda: b"\x00\xff",
+    "an image": lambda: {"shot": Blob(b"\x89PNG", "image/png"), "more": [Blob(b"", "image/png")]},
+    "one image": lambda: Blob(b"\x89PNG", "image/png"),
+    "a model": lambda: Forecast(place="Bonn", celsius=21.5),
+    "a dataclass": lambda: Pair(Pair(1, "x"), None),
+    "a dataclass in a list": lambda: [Pair(1, 2)],
+    "an object": lambda: [object],
+    "an odd object": lambda: [Odd()],
+    "itself": _cycle,
+    "a result": lambda: Result.output({"n": 1}, pages=3, secretly=object),
+    "an error": lambda: Result.error("limit", "too much", {"so far": Blob(b"x", "image/png")}, tried=2),
+    "marks": lambda: {"$bytes": "aGk=", "blobs": [[1, {"a": 2}, ""]], "error": {"kind": "failed"}},
+    "large": lambda: ["line"] * 30_000,
+    "large and odd": lambda: [(n,) for n in range(5_000)],
+}
+
+FAILURES: dict[str, Callable[[], BaseException]] = {
+    "a tool's": lambda: ToolError("out of paper; refill it", kind="unavailable", data={"pages": (1, 2)}),
+    "a tool's without a kind": lambda: ToolError("x", kind="nonsense"),  # pyright: ignore[reportArgumentType]
+    "a defect": lambda: ZeroDivisionError("by zero"),
+    "its own class": lambda: type("PrinterError", (Exception,), {})("jam"),
+    "an exit": lambda: SystemExit(3),
+    "a cancellation of its own": asyncio.CancelledError,
+}
+
+
+@tool(id="make.value", side_effect="read", locks=[])
+async def make(name: str) -> Any:
+    """Make a value."""
+    return VALUES[name]()
+
+
+@tool(id="make.in_a_thread", side_effect="read", locks=[])
+def make_in_a_thread(name: str) -> Any:
+    """Make a value in a thread."""
+    return VALUES[name]()
+
+
+@tool(id="make.failure", side_effect="external", locks=[])
+async def fail(name: str) -> None:
+    """Fail."""
+    raise FAILURES[name]()
+
+
+@tool(id="make.failure_in_a_thread", side_effect="external", locks=[])
+def fail_in_a_thread(name: str) -> None:
+    """Fail in a thread."""
+    raise FAILURES[name]()
+
+
+async def both_ways(folder: Path, given: Any, arguments: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The result with the tool in the holder, and with the tool brought to it."""
+    async with temporary_kernel(folder / "a", tools=[given], rules=[f"allow {given.spec.id}"]) as kernel:
+        here = await (await kernel.session()).call(given.spec.id, arguments)
+    async with workshop(folder / "b", given) as shop:
+        there = await shop.session.call(given.spec.id, arguments)
+    return _comparable(here), _comparable(there)
+
+
+def _comparable(result: Result) -> dict[str, Any]:
+    told = result.to_dict()
+    del told["metadata"]["duration_ms"]
+    if (path := told["metadata"].pop("output_path", None)) is not None:
+        told["whole"] = Path(path).read_text()
+    return told
+
+
+@pytest.mark.proves("L-07b")
+@pytest.mark.parametrize("given", [make, make_in_a_thread], ids=["a coroutine", "a thread"])
+@pytest.mark.parametrize("name", VALUES)
+async def test_whatever_a_tool_returns_is_answered_as_if_the_holder_had_run_it(
+    tmp_path: Path, name: str, given: Any
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, given, {"name": name})
+    assert there == here
+
+
+@pytest.mark.parametrize("given", [fail, fail_in_a_thread], ids=["a coroutine", "a thread"])
+@pytest.mark.parametrize("name", FAILURES)
+async def test_whatever_a_tool_raises_is_answered_as_if_the_holder_had_run_it(
+    tmp_path: Path, name: str, given: Any
+) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, given, {"name": name})
+    assert there == here
+    assert "Traceback" not in str(there)
+
+
+async def test_a_brought_tool_is_the_same_tool_to_a_model_and_to_an_approval(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        entry = shop.kernel.generation.entries["make.value"]
+        assert entry.definition_hash == make.spec.definition_hash
+        assert entry.spec.llm_view() == make.spec.llm_view()
+
+
+async def test_it_is_labelled_as_python_that_only_the_runtime_holds(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        result = await shop.session.call("make.value", {"name": "text"})
+        assert result.metadata["confined_by"] == IN_PROCESS
+        assert any("make.value" in str(check) for check in of_kernel(shop.kernel))
+        assert "test_brought.make" in shop.kernel.generation.entries["make.value"].source
+
+
+async def test_the_holder_records_the_call_before_and_after_it_runs(tmp_path: Path) -> None:
+    async with workshop(tmp_path, fail) as shop:
+        await shop.session.call("make.failure", {"name": "a defect"})
+        call = f"{shop.session.id}/1.0"
+        assert await kinds_of(shop.kernel, call) == ["proposed", "authorised", "intended", "committed"]
+
+
+async def test_arguments_are_checked_before_anything_is_sent(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        assert (await shop.session.call("make.value", {"nam": "text"})).error_kind == "invalid_input"
+
+
+async def test_large_and_odd_arguments_arrive_unchanged_or_not_at_all(tmp_path: Path) -> None:
+    heard: list[Any] = []
+
+    @tool(id="t.hear", side_effect="external", locks=[])
+    async def hear(value: Any) -> int:
+        """Hear a value."""
+        heard.append(value)
+        return 1
+
+    values: list[Any] = [None, "x" * 3_000_000, 2**70, {"$bytes": "aGk="}, [1, [2, {"a": None}]], "\x00é😀"]
+    async with workshop(tmp_path, hear) as shop:
+        for value in values:
+            assert (await shop.session.call("t.hear", {"value": value})).ok
+        assert heard == values
+        refused = await shop.session.call("t.hear", {"value": {1: "x"}})
+        assert refused.error_kind == "invalid_input"
+        assert len(heard) == len(values)
+
+
+# ── being stopped ────────────────────────────────────────────────────────────────────────────────
+
+
+class Inside:
+    """A tool's inside, seen from the test."""
+
+    def __init__(self) -> None:
+        self.entered = asyncio.Event()
+        self.cancelled = asyncio.Event()
+        self.open = asyncio.Event()
+        self.thread_in = threading.Event()
+        self.thread_may_end = threading.Event()
+        self.heard: list[Any] = []
+
+
+inside = Inside()
+
+
+@pytest.fixture(autouse=True)
+def a_fresh_inside() -> None:
+    inside.__init__()
+
+
+@tool(id="t.wait", side_effect="external", locks=["place:X"], timeout_ms=30)
+async def wait(runtime: Runtime) -> str:
+    """Wait for ever."""
+    runtime.partial({"so far": "half"})
+    inside.entered.set()
+    try:
+        await asyncio.Event().wait()
+    except asyncio.CancelledError:
+        try:
+            runtime.cancellation.check()
+        except ToolError as error:
+            inside.heard.append((runtime.cancellation.requested, error.kind))
+        inside.cancelled.set()
+        raise
+    return "never"
+
+
+@tool(id="t.look", side_effect="read", locks=["other:S"])
+async def look() -> str:
+    """Wait for ever, reading."""
+    inside.entered.set()
+    try:
+        await asyncio.Event().wait()
+    finally:
+        inside.cancelled.set()
+    return "never"
+
+
+@tool(id="t.stubborn", side_effect="external", locks=["place:X"], timeout_ms=30)
+async def stubborn() -> str:
+    """Does not heed its cancellation."""
+    while not inside.open.is_set():
+        try:
+            await inside.open.wait()
+        except asyncio.CancelledError:
+            inside.cancelled.set()
+    return "late"
+
+
+@tool(id="t.thread", side_effect="external", locks=["place:X"], timeout_ms=30)
+def thread(runtime: Runtime) -> str:
+    """Holds a thread until told to end."""
+    runtime.partial({"so far": "a thread's"})
+    inside.thread_in.set()
+    inside.thread_may_end.wait(30)
+    inside.heard.append(runtime.cancellation.requested)
+    return "late"
+
+
+@tool(id="t.next", side_effect="external", locks=["place:X"])
+async def following() -> str:
+    """Needs the place."""
+    return "mine"
+
+
+async def test_a_time_out_ends_the_function_where_it_runs_and_keeps_its_partial_output(tmp_path: Path) -> None:
+    async with workshop(tmp_path, wait, grace_ms=5_000) as shop:
+        result = await shop.session.call("t.wait", {})
+        assert (result.error_kind, result.data) == ("timeout", {"so far": "half"})
+        assert "still_running" not in result.metadata
+        assert inside.heard == [(True, "timeout")]
+
+
+async def test_a_stop_by_the_user_reaches_the_function_and_says_who_it_was(tmp_path: Path) -> None:
+    async with workshop(tmp_path, look, grace_ms=5_000) as shop:
+        running = asyncio.create_task(shop.session.call("t.look", {}))
+        await inside.entered.wait()
+        shop.session.cancel()
+        result = await running
+        assert (result.error_kind, result.metadata["stopped_by"]) == ("cancelled", "user")
+        assert inside.cancelled.is_set()
+
+
+async def test_a_stop_in_the_same_moment_as_the_start_is_not_lost(tmp_path: Path) -> None:
+    async with workshop(tmp_path, look, wait, grace_ms=5_000) as shop:
+        for name in ("t.look", "t.wait"):
+            for steps in range(12):
+                running = asyncio.create_task(shop.session.call(name, {}))
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                shop.session.cancel()
+                while not running.done():
+                    shop.session.cancel()
+                    await asyncio.sleep(0)
+                result = await running
+                assert result.error_kind in ("cancelled", "timeout"), result
+
+
+@pytest.mark.proves("L-07b")
+async def test_a_thread_that_outlives_its_time_out_keeps_its_locks_until_it_returns(tmp_path: Path) -> None:
+    async with workshop(tmp_path, thread, following) as shop:
+        result = await shop.session.call("t.thread", {})
+        assert (result.error_kind, result.data) == ("timeout", {"so far": "a thread's"})
+        assert result.metadata["still_running"] is True
+        await _waits_for_the_place(shop)
+        inside.thread_may_end.set()
+        assert (await shop.session.call("t.next", {})).data == "mine"
+        assert inside.heard == [True]  # it can ask, and is told
+        assert (await kinds_of(shop.kernel, f"{shop.session.id}/1.0")).count("committed") == 2
+
+
+async def test_a_coroutine_that_does_not_heed_its_cancellation_keeps_its_locks_until_it_returns(tmp_path: Path) -> None:
+    async with workshop(tmp_path, stubborn, following) as shop:
+        result = await shop.session.call("t.stubborn", {})
+        assert (result.error_kind, result.metadata["still_running"]) == ("timeout", True)
+        assert inside.cancelled.is_set()
+        await _waits_for_the_place(shop)
+        inside.open.set()
+        assert (await shop.session.call("t.next", {})).data == "mine"
+
+
+async def _waits_for_the_place(shop: Open) -> None:
+    """Whoever wants the place now waits for it."""
+    other = await shop.kernel.session()
+    waiting = asyncio.Event()
+
+    def watch(event: Event) -> None:
+        if event.kind == "waiting":
+            waiting.set()
+
+    other.watch(watch)
+    wanting = asyncio.create_task(other.call("t.next", {}))
+    await waiting.wait()
+    other.cancel()
+    assert (await wanting).error_kind == "cancelled"
+
+
+async def test_a_value_returned_after_a_stop_is_lost_no_more_than_in_the_holder(tmp_path: Path) -> None:
+    @tool(id="t.late", side_effect="external", locks=[], timeout_ms=20)
+    async def late() -> str:
+        """Finishes what it does when told to end."""
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "tidied up"
+        return "never"
+
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    here, there = await both_ways(tmp_path, late, {})
+    assert there == here
+    assert there["data"] == "tidied up"
+
+
+# ── the process goes ─────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("L-07b")
+async def test_when_its_process_goes_a_running_call_is_interrupted_and_later_ones_are_unavailable(
+    tmp_path: Path,
+) -> None:
+    async with workshop(tmp_path, look, wait, following) as shop:
+        running = asyncio.create_task(shop.session.call("t.look", {}))
+        await inside.entered.wait()
+        shop.theirs.drop("gone", quietly=True)
+        result = await running
+        assert result.error_kind == "interrupted"
+        assert "nobody knows whether it took effect" in str(result.error_text)
+        await inside.cancelled.wait()  # and what ran without its locks is told to end
+        later = await shop.session.call("t.next", {})
+        assert later.error_kind == "unavailable"
+        assert "t.next" in str(later.error_text)
+        await shop.kernel.log.flush()
+        *_, last = shop.kernel.log.reader.records(call=f"{shop.session.id}/1.0")
+        assert last.body is not None
+        assert last.body["result"]["metadata"]["error_kind"] == "interrupted"
+
+
+async def test_an_interrupted_call_shows_what_it_had_said_so_far(tmp_path: Path) -> None:
+    @tool(id="t.copy", side_effect="external", locks=[])
+    async def copy(runtime: Runtime) -> None:
+        """Copy for ever."""
+        runtime.partial({"copied": 3})
+        await asyncio.Event().wait()
+
+    async with workshop(tmp_path, copy) as shop:
+        running = asyncio.create_task(shop.session.call("t.copy", {}))
+        while not any(run.kept for run in shop.brought._runs.values()):  # pyright: ignore[reportPrivateUsage]
+            await asyncio.sleep(0)
+        shop.theirs.drop("gone", quietly=True)
+        assert (await running).data == {"copied": 3}
+
+
+async def test_locks_of_a_call_whose_process_goes_are_free_again(tmp_path: Path) -> None:
+    @tool(id="own.next", side_effect="external", locks=["place:X"])
+    async def own() -> str:
+        """Needs the place, in the holder."""
+        return "mine"
+
+    async with workshop(tmp_path, thread, also=[own]) as shop:
+        assert (await shop.session.call("t.thread", {})).metadata["still_running"] is True
+        shop.theirs.drop("gone", quietly=True)
+        assert (await shop.session.call("own.next", {})).data == "mine"
+        inside.thread_may_end.set()
+
+
+# ── what is brought ──────────────────────────────────────────────────────────────────────────────
+
+
+class Weather(Tool):
+    spec = ToolSpec("weather.now", "The weather.", side_effect="read", locks=())
+    closed = 0
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return {"session": runtime.session_id, "call": runtime.call_id}
+
+    async def aclose(self) -> None:
+        Weather.closed += 1
+
+
+async def test_a_class_of_tools_can_be_brought_and_its_object_is_closed_once(tmp_path: Path) -> None:
+    Weather.closed = 0
+    async with workshop(tmp_path, Weather) as shop:
+        result = await shop.session.call("weather.now", {})
+        assert result.data == {"session": shop.session.id, "call": f"{shop.session.id}/1.0"}
+    assert Weather.closed == 1
+
+
+def test_what_is_no_tool_is_a_fault_with_the_line_to_write() -> None:
+    def plain() -> None: ...
+
+    with pytest.raises(LoadError, match="put @tool above it") as caught:
+        describe([plain, 3, make])
+    assert len(caught.value.faults) == 2
+
+
+@pytest.mark.parametrize(
+    "told",
+    [
+        {},
+        "tools",
+        [None],
+        [{}],
+        [{"spec": {}}],
+        [{"spec": {"id": 3}, "definition": "", "source": "", "takes_runtime": True}],
+        [{**describe([make])[0], "definition": "0" * 64}],
+        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "sandbox": False}}],
+        [{**describe([make])[0], "spec": {**describe([make])[0]["spec"], "side_effect": "none"}}],
+        [{**describe([make])[0], "takes_runtime": 1}],
+        [{**describe([make])[0], "source": 1}],
+    ],
+)
+async def test_a_faulty_description_is_refused_whole(told: Any) -> None:
+    async with joined([make]) as both:
+        before = both.brought.tools
+        with pytest.raises(LoadError) as caught:
+            both.brought.replaced(told)
+        assert "process" in str(caught.value)
+        assert both.brought.tools == before
+
+
+async def test_a_tool_that_was_replaced_runs_on_for_whoever_began_with_it(tmp_path: Path) -> None:
+    @tool(id="t.version", side_effect="read", locks=[])
+    async def first() -> str:
+        """The first."""
+        return "first"
+
+    @tool(id="t.version", side_effect="read", locks=[])
+    async def second() -> str:
+        """The second."""
+        return "second"
+
+    async with workshop(tmp_path, first) as shop:
+        turn = shop.session.turn()
+        shop.bench.bring([second])
+        await shop.kernel.reload(shop.brought.replaced(describe([second])))
+        (old,) = await turn.call_all([("t.version", {})])
+        assert old.result.data == "first"
+        assert (await shop.session.call("t.version", {})).data == "second"
+
+
+async def test_a_process_that_does_not_have_the_tool_any_more_says_so(tmp_path: Path) -> None:
+    async with workshop(tmp_path, make) as shop:
+        await shop.bench.aclose()
+        result = await shop.session.call("make.value", {"name": "text"})
+        assert result.error_kind == "unavailable"
+
+
+async def test_after_the_holder_was_lost_calls_of_the_next_are_apart_from_those_of_the_last(tmp_path: Path) -> None:
+    async with workshop(tmp_path, thread, look, grace_ms=5_000) as shop:
+        loop = asyncio.get_running_loop()
+        first = asyncio.create_task(shop.session.call("t.thread", {}))
+        await loop.run_in_executor(None, inside.thread_in.wait)
+        shop.theirs.drop("gone", quietly=True)
+        assert (await first).error_kind == "interrupted"  # while its thread goes on
+        theirs, ours = await connected()
+        theirs.open(Operations(shop.bench.requests, shop.bench.notices), {})
+        shop.bench.attach(theirs)
+        brought = BroughtTools(ours, describe([thread, look]))
+        ours.open(Operations(brought.requests, brought.notices), {})
+        await shop.kernel.reload(brought.tools)
+        second = asyncio.create_task(shop.session.call("t.look", {}))  # counted from 1 again
+        await inside.entered.wait()
+        inside.thread_may_end.set()
+        while not inside.heard:
+            await asyncio.sleep(0)
+        assert inside.heard == [True]  # it had been told to end
+        shop.session.cancel()
+        assert (await second).error_kind == "cancelled"
+        assert inside.cancelled.is_set()
+        await ours.aclose()
