@@ -209,7 +209,7 @@ def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> N
 # --- asking and interrupting -----------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("P-07a")
+@pytest.mark.proves("P-07")
 def test_on_a_terminal_a_person_is_asked_and_the_call_runs_when_allowed(
     handrail: Program, on_a_terminal: Terminals
 ) -> None:

@@ -91,7 +91,7 @@ def test_a_person_sees_the_whole_call_and_the_reason_and_allows_it_once(asking: 
     assert answers(terminal) == [{"choice": "once", "message": ""}]
 
 
-@pytest.mark.proves("P-08a")
+@pytest.mark.proves("P-08")
 def test_for_this_session_shows_the_rule_that_it_stores(asking: Asking) -> None:
     terminal = asking(request(command="git status"))
     assert "stores the rule  allow bash git status" in terminal.wait_for("> ")
@@ -116,7 +116,7 @@ def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
     assert answers(terminal) == [{"choice": "reject", "message": "commit only, I push myself"}]
 
 
-@pytest.mark.proves("P-07a")
+@pytest.mark.proves("P-07")
 @pytest.mark.parametrize(
     ("typed", "choice", "message"),
     [

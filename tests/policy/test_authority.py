@@ -271,7 +271,7 @@ ASKING: list[tuple[ToolSpec, dict[str, object], str | None]] = [
 ]
 
 
-@pytest.mark.proves("P-08a")
+@pytest.mark.proves("P-08")
 @pytest.mark.parametrize(("spec", "arguments", "expected"), ASKING)
 def test_what_always_would_store_has_every_literal_escaped_and_suffices(
     desk: Desk, spec: ToolSpec, arguments: dict[str, object], expected: str | None
@@ -285,7 +285,7 @@ def test_what_always_would_store_has_every_literal_escaped_and_suffices(
         assert desk.judge(spec, arguments, stored).action == "allow"
 
 
-@pytest.mark.proves("P-08a")
+@pytest.mark.proves("P-08")
 def test_what_always_would_store_covers_no_other_call(desk: Desk) -> None:
     stored = desk.judge(TRANSFER, {"source": "a", "amount": 5}).always
     assert stored is not None

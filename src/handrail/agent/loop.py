@@ -57,7 +57,7 @@ class _Run:
     """Why the last reply is not whole."""
     text: str = ""
     parked: list[str] = field(default_factory=list[str])
-    """Calls that wait for a person."""
+    """What people are asked about calls, by the ids of the requests."""
     lost: str | None = None
     """Why the conversation cannot be kept."""
     ended: tuple[RunStatus, str, BudgetKind | None] | None = None
@@ -178,10 +178,11 @@ class Agent:
             if run.stopped is not None:
                 break
             answer = await self._carried_out(run, self.session.recall(known_as), lambda _: None)
-            if answer.result.metadata.get("parked"):
-                run.parked.append(answer.call_id)
+            if parked := answer.result.metadata.get("parked"):
+                run.parked.append(str(parked))
             else:
                 answers[position] = answer
+            self._heed(run, answer)
             yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
         self._conversation.answer(answers)
         await self._save(run)
@@ -203,7 +204,11 @@ class Agent:
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
             self._stop(run, "timeout")
         if run.stopped is None and run.spent.out_of_turns() is None:
-            turn = self.session.turn()
+            try:
+                turn = self.session.turn()
+            except UsageError as closed:  # somebody stopped the session, or left it
+                run.end("cancelled", str(closed))
+                return
             request = self._request(turn)
             dispatch = AfterReply(turn)
             yield TurnStarted(run.spent.turns + 1)
@@ -227,6 +232,7 @@ class Agent:
                 yield CallProposed(position, call)
             answers = await self._answers(run, turn, dispatch, reply)
             for position, (call, answer) in enumerate(zip(reply.calls, answers, strict=True)):
+                self._heed(run, answer)
                 yield CallAnswered(position, call, answer)
             self._end_where_calls_wait(run)
             _judge(run, reply, refused)
@@ -237,6 +243,11 @@ class Agent:
             run.end("budget" if budget else "cancelled", run.stop_text(), budget)
         if run.ended is not None and run.ended[2] is not None:
             yield BudgetSpent(run.ended[2], run.ended[1])
+
+    def _heed(self, run: _Run, answer: Answer) -> None:
+        """A person who was asked about a call may have stopped the whole session."""
+        if answer.result.metadata.get("session_stopped"):
+            self._stop(run, "user")
 
     def _request(self, turn: Turn) -> ModelRequest:
         specs = turn.specs
@@ -298,9 +309,9 @@ class Agent:
             reply = _refuse(reply, 0, "unavailable", f"the conversation cannot be kept ({run.lost})")
 
         def told(answers: Sequence[Answer]) -> None:
-            parked = [answer.call_id for answer in answers if answer.result.metadata.get("parked")]
-            run.parked += parked
-            self._conversation.answer({n: a for n, a in enumerate(answers) if a.call_id not in parked})
+            waiting = {n: asked for n, a in enumerate(answers) if (asked := a.result.metadata.get("parked"))}
+            run.parked += map(str, waiting.values())
+            self._conversation.answer({n: answer for n, answer in enumerate(answers) if n not in waiting})
 
         answers = await self._carried_out(run, dispatch.answers(reply.calls), told)
         await self._save(run)

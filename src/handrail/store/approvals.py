@@ -35,12 +35,12 @@ class ApprovalReader:
         """Those that can be answered at ``now_ns``, the oldest first."""
         where = "WHERE state = 'pending' AND expires_ns > ?"
         if session_id is None:
-            return self._many(f"{where} ORDER BY created_ns, id LIMIT ?", (now_ns, limit))
-        return self._many(f"{where} AND session = ? ORDER BY created_ns, id LIMIT ?", (now_ns, session_id, limit))
+            return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
+        return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
 
     def due(self, now_ns: int) -> list[Approval]:
         """Those that nobody answered in time."""
-        return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, id", (now_ns,))
+        return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
 
     def next_due_ns(self) -> int | None:
         """When the next pending request expires."""
@@ -49,11 +49,11 @@ class ApprovalReader:
 
     def unanswered(self, session_id: str) -> list[Approval]:
         """Those of a session whose calls have no result yet, in the order they were asked."""
-        return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, id", (session_id,))
+        return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
     def of_call(self, session_id: str, call_id: str) -> list[Approval]:
         """Those of one call that has no result yet, in the order they were asked."""
-        where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, id"
+        where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"
         return self._many(where, (session_id, call_id))
 
     def is_whole(self, approval_id: str) -> bool:

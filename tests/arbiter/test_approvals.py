@@ -1,0 +1,282 @@
+"""The states of a request: answered once, in time, used once; by hypothesis against a model, and under concurrency."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.arbiter.shaping import Room
+
+from handrail.arbiter.approvals import Approvals
+from handrail.arbiter.requests import HOUR_NS, ID_CHARACTERS, new_id
+from handrail.contract.errors import ToolError
+from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Choice
+from handrail.record.log import CommitLog, Record
+from handrail.record.verification import verify
+from handrail.store.approvals import ApprovalTable
+from handrail.store.opening import Store
+
+
+class Clock:
+    now_ns = 1_000_000 * HOUR_NS
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+@dataclass
+class Desk:
+    """The requests of a workspace in a temporary folder, opened as often as wanted."""
+
+    folder: Path
+    clock: Clock = field(default_factory=Clock)
+
+    def __post_init__(self) -> None:
+        (self.folder / "ws").mkdir()
+        self.shaper = Room(self.folder).shaper
+
+    @asynccontextmanager
+    async def open(self) -> AsyncGenerator[Approvals]:
+        store = Store.open(self.folder / "ws", self.folder / "state")
+        try:
+            self.log = CommitLog(store.database)
+            approvals = Approvals(ApprovalTable(store.database), self.log, self.shaper, clock=self.clock)
+            yield approvals
+            approvals.close()
+            await self.log.flush()
+        finally:
+            await store.aclose()
+
+
+def request(call_id: str = "ses_1/1.0") -> ApprovalRequest:
+    arguments = {"source": "a"}
+    return ApprovalRequest(call_id, "ses_1", "pay", arguments, "hash", "definition", "why", "allow pay", "deny pay")
+
+
+async def asked(approvals: Approvals, call_id: str = "ses_1/1.0") -> Approval:
+    row = approvals.new(request(call_id))
+    await approvals.ask(row, [Record("approval-requested", "ses_1", call_id, {"approval": row.id})], whole=True)
+    return row
+
+
+async def is_refused(attempt: Callable[[], object], kind: str = "conflict") -> str:
+    with pytest.raises(ToolError) as raised:
+        await attempt()  # pyright: ignore[reportGeneralTypeIssues, reportUnknownVariableType]
+    assert raised.value.kind == kind
+    return raised.value.text
+
+
+ONCE = ApprovalAnswer("once")
+INTENT = [Record("intended", "ses_1", "ses_1/1.0", {"locks": []})]
+
+_numbers = st.integers(0, 5)
+_steps = st.one_of(
+    st.just(("ask",)),
+    st.tuples(st.just("decide"), _numbers, st.sampled_from(["once", "session", "project", "reject", "stop", "later"])),
+    st.tuples(st.just("use"), _numbers),
+    st.tuples(st.just("let go"), _numbers),
+    st.tuples(st.just("advance"), st.sampled_from([1, 23, 25, 100, 169])),
+    st.just(("sweep",)),
+    st.just(("restart",)),
+)
+
+
+@dataclass
+class Known:
+    """What the model knows of one request."""
+
+    state: str
+    expires_ns: int
+    grant_expires_ns: int = 0
+    answered: bool = False
+
+
+@pytest.mark.proves("P-07", "P-09")
+@settings(max_examples=25, deadline=None)
+@given(st.lists(_steps, min_size=5, max_size=40))
+def test_a_request_only_moves_forward_whatever_is_tried_in_whichever_order(steps: list[tuple[object, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_follow(Desk(Path(folder)), steps))
+
+
+async def _follow(desk: Desk, steps: list[tuple[object, ...]]) -> None:
+    model: dict[str, Known] = {}
+    ids: list[str] = []
+    left = list(steps)
+    while left:
+        async with desk.open() as approvals:
+            while left:
+                step = left.pop(0)
+                if step[0] == "restart":
+                    break
+                await _take(desk, approvals, model, ids, step)
+                now = desk.clock()
+                pending = {row.id for row in approvals.pending()}
+                assert pending == {
+                    i for i, known in model.items() if known.state == "pending" and known.expires_ns > now
+                }
+                assert {i: approvals.get(i).state for i in ids} == {i: known.state for i, known in model.items()}
+    async with desk.open():
+        used = [known for known in model.values() if known.state == "used"]
+        intents = list(desk.log.reader.records(kind="intended"))
+        assert len(intents) == len(used)
+        assert verify(desk.log.reader).ok
+
+
+async def _take(
+    desk: Desk, approvals: Approvals, model: dict[str, Known], ids: list[str], step: tuple[object, ...]
+) -> None:
+    now = desk.clock()
+    if step[0] == "ask":
+        row = await asked(approvals, f"ses_1/1.{len(ids)}")
+        ids.append(row.id)
+        model[row.id] = Known("pending", row.request.expires_ns)
+    elif step[0] == "advance":
+        desk.clock.now_ns += int(str(step[1])) * HOUR_NS
+    elif step[0] == "sweep":
+        await approvals.sweep()
+        for known in model.values():
+            if known.state == "pending" and known.expires_ns <= now:
+                known.state = "expired"
+    elif ids:
+        chosen = ids[int(str(step[1])) % len(ids)]
+        known = model[chosen]
+        if step[0] == "let go":
+            approvals.let_go(approvals.get(chosen))
+            known.answered = True
+            if known.state in ("pending", "approved"):
+                known.state = "withdrawn"
+        elif step[0] == "use":
+            can = known.state == "approved" and not known.answered and known.grant_expires_ns > now
+            intent = [Record("intended", "ses_1", approvals.get(chosen).request.call_id, {})]
+            if can:
+                await approvals.use([approvals.get(chosen)], intent)
+                known.state, known.answered = "used", True
+            else:
+                await is_refused(lambda: approvals.use([approvals.get(chosen)], intent))
+        else:
+            choice: Choice = step[2]  # pyright: ignore[reportAssignmentType]
+            if known.state != "pending" or known.expires_ns <= now:
+                await is_refused(lambda: approvals.decide(chosen, ApprovalAnswer(choice), by="test"))
+            else:
+                decided = await approvals.decide(chosen, ApprovalAnswer(choice), by="test")
+                if choice != "later":
+                    known.state = "rejected" if choice in ("reject", "stop") else "approved"
+                    known.grant_expires_ns = decided.grant_expires_ns or 0
+
+
+@pytest.mark.proves("P-09")
+async def test_a_grant_is_used_by_one_of_many_and_the_others_leave_no_intent(tmp_path: Path) -> None:
+    """Source: the approval check ran twice, and so did its side effect."""
+    desk = Desk(tmp_path)
+    async with desk.open() as approvals:
+        row = await asked(approvals)
+        granted = await approvals.decide(row.id, ONCE, by="test")
+        uses = [approvals.use([granted], INTENT) for _ in range(50)]
+        outcomes = await asyncio.gather(*uses, return_exceptions=True)
+        assert sum(outcome is None for outcome in outcomes) == 1
+        assert {error.kind for error in outcomes if isinstance(error, ToolError)} == {"conflict"}
+        assert sum(isinstance(error, ToolError) for error in outcomes) == 49
+        assert len(list(desk.log.reader.records(kind="intended"))) == 1
+        assert approvals.get(row.id).state == "used" and desk.log.refusal is None
+        assert verify(desk.log.reader).ok
+
+
+@pytest.mark.proves("P-09")
+async def test_of_two_grants_that_a_call_needs_none_is_used_when_one_cannot_be(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.open() as approvals:
+        first, second = await asked(approvals), await asked(approvals)
+        rows = [await approvals.decide(row.id, ONCE, by="test") for row in (first, second)]
+        await approvals.use([rows[1]], [])
+        await is_refused(lambda: approvals.use(rows, INTENT))
+        assert approvals.get(first.id).state == "approved"
+        assert not list(desk.log.reader.records(kind="intended"))
+
+
+@pytest.mark.proves("P-09")
+async def test_a_request_can_be_answered_for_seven_days_and_a_grant_be_used_for_one(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.open() as approvals:
+        late, used, unused = [await asked(approvals, f"ses_1/1.{n}") for n in range(3)]
+        desk.clock.now_ns += 7 * 24 * HOUR_NS - 1
+        grant = await approvals.decide(used.id, ONCE, by="test")
+        spare = await approvals.decide(unused.id, ONCE, by="test")
+        desk.clock.now_ns += 1
+        assert "nobody answered within 7 days" in await is_refused(lambda: approvals.decide(late.id, ONCE, by="test"))
+        assert approvals.pending() == []
+        desk.clock.now_ns += 24 * HOUR_NS - 2
+        await approvals.use([grant], INTENT)
+        desk.clock.now_ns += 1
+        assert "not used within 24 hours" in await is_refused(lambda: approvals.use([spare], INTENT))
+
+
+async def test_who_waits_is_told_when_nobody_answered_in_time(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    async with desk.open() as approvals:
+        row = await asked(approvals)
+        answered = approvals.wait(row)
+        desk.clock.now_ns += 8 * 24 * HOUR_NS
+        await approvals.sweep()
+        assert (await answered).state == "expired"
+        (record,) = desk.log.reader.records(kind="approval-responded")
+        assert record.body is not None and record.body["choice"] == "expired"
+
+
+async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path) -> None:
+    async with Desk(tmp_path).open() as approvals:
+        row = await asked(approvals)
+        await approvals.decide(row.id, ApprovalAnswer("reject", "no"), by="test")
+        assert (await approvals.wait(row)).message == "no"
+
+
+@pytest.mark.parametrize(
+    ("change", "choice", "said"),
+    [
+        ({"always": None}, "session", "no rule that would allow"),
+        ({"always": None}, "project", "no rule that would allow"),
+        ({"never": None}, "reject-always", "no rule that would deny"),
+        ({}, "sure", "is answered with one of"),
+    ],
+)
+async def test_only_what_was_offered_is_an_answer(
+    tmp_path: Path, change: dict[str, None], choice: Choice, said: str
+) -> None:
+    async with Desk(tmp_path).open() as approvals:
+        row = approvals.new(replace(request(), **change))  # pyright: ignore[reportArgumentType]
+        await approvals.ask(row, [], whole=True)
+        assert said in await is_refused(
+            lambda: approvals.decide(row.id, ApprovalAnswer(choice), by="test"), "invalid_input"
+        )
+        assert approvals.get(row.id).pending
+
+
+async def test_a_listener_that_fails_changes_nothing(tmp_path: Path) -> None:
+    told: list[str] = []
+    problems: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: problems.append(context["exception"]))
+
+    def fails(row: Approval) -> None:
+        raise RuntimeError(row.state)
+
+    async with Desk(tmp_path).open() as approvals:
+        approvals.watch(fails)
+        stop = approvals.watch(lambda row: told.append(row.state))
+        row = await asked(approvals)
+        await approvals.decide(row.id, ONCE, by="test")
+        stop()
+        approvals.let_go(approvals.get(row.id))
+    assert told == ["pending", "approved"] and len(problems) == 3
+
+
+@given(st.integers(0, 100))
+def test_an_id_is_short_and_has_no_letters_that_are_mistaken(again: int) -> None:
+    prefix, _, rest = new_id("apr").partition("_")
+    assert prefix == "apr" and len(rest) == 8 and set(rest) <= set(ID_CHARACTERS)
