@@ -56,7 +56,7 @@ async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins
     session = RecordingSession(parks, history)
     calls = call_reply(("echo", {"n": 1}), ("mail.send", {}), ("echo", {"n": 2}))
     first = await Agent(session, PlayedModel(calls)).complete("send it")
-    assert (first.status, first.parked) == ("parked", ("s1/1.1",))
+    assert (first.status, first.parked) == ("parked", ("apr_1",))
     assert history.roles == ["user", "assistant", "results"]
 
     session.recorded["s1/1.1"] = Result.error("unavailable", "waits still", parked="apr_1")

@@ -257,3 +257,28 @@ def test_a_hundred_runs_killed_anywhere_are_each_gone_on_with(handrail: Program,
         killed_after(handrail, model, 1 + round_ % LINES)
         latest = max(listed(here), key=lambda facts: facts["opened_ns"])
         check_gone_on_with(handrail, here, go_on, latest["id"])
+
+
+@pytest.mark.proves("A-10a")
+def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes_on(
+    handrail: Program, here: Here, tmp_path: Path
+) -> None:
+    model = script(tmp_path, "all.toml", EVERYWHERE)
+    done = here("run", "work", "--model", model, "--json")
+    outcome = json.loads(done.out.splitlines()[-1])
+    assert done.code == 4 and outcome["status"] == "parked"
+    (asked,) = outcome["parked"]
+    assert not (handrail.workspace / "a.txt").exists()
+    go_on = script(tmp_path, "on.toml", '[[turns]]\ntext = "It is written."\n')
+    still = here("run", "--resume", "--model", go_on)
+    assert still.code == 4 and f"handrail approve {asked}" in still.err
+    (facts,) = listed(here)
+    assert facts["parked"] == [asked] and asked in here("sessions").out
+    assert here("approve", asked, "--once").code == 0
+    assert not (handrail.workspace / "a.txt").exists(), "an approval runs nothing"
+    done = here("run", "--resume", facts["id"], "--model", go_on)
+    assert done.code == 0 and done.out == "It is written.\n" and "✓ write" in done.err
+    assert (handrail.workspace / "a.txt").read_text() == "a"
+    (handrail.workspace / "a.txt").unlink()
+    assert here("run", "again", "--resume", facts["id"], "--model", go_on).code == 0
+    assert not (handrail.workspace / "a.txt").exists()

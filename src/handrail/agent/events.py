@@ -68,7 +68,7 @@ class RunOutcome:
     :param text: the last reply's text, the answer when :attr:`ok`
     :param detail: why it ended, in a sentence for a person; ``""`` when answered
     :param seconds: wall time of the run
-    :param parked: the ids of calls that wait for a person
+    :param parked: the ids of the requests to people that calls wait for
     """
 
     status: RunStatus

@@ -221,6 +221,8 @@ class LiveView:
                 self._end_text()
                 if not outcome.ok:
                     note(f"{outcome.status}: {outcome.detail}")
+                    if outcome.parked:
+                        note(f"to answer: handrail approve {' '.join(outcome.parked)}")
                     note(f"to go on: handrail run --resume {self._session_id}")
                 about = "about " if outcome.tokens_estimated else ""
                 tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
