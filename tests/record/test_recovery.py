@@ -71,7 +71,7 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
         "done": "output",
         "refused": "refused",
         "begun": "interrupted",
-        "waiting": "not-run",
+        "waiting": "parked",
         "authorised": "not-run",
         "proposed": "not-run",
     }

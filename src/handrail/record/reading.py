@@ -307,8 +307,11 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
     started = ended = None
     error_kind = error_text = None
     asked = False
+    carried = first.sequence
     for entry in records:
         tool = tool or entry.tool
+        if entry.kind == "resumed":
+            carried = entry.sequence
         if entry.kind == "approval-requested":
             state, asked = "waiting", True
         elif entry.kind == "approval-responded":
@@ -329,7 +332,7 @@ def _summary(records: list[LoggedRecord], began: int) -> CallRow:
             if entry.body is None:
                 ended_as = "redacted"
             state = "refused" if entry.kind == "refused" else ended_as
-    if state in ("proposed", "waiting", "authorised") and records[-1].sequence <= began:
+    if state in ("proposed", "waiting", "authorised") and carried <= began:  # by a process that has ended
         state = "parked" if asked else "not-run"
     return CallRow(
         first.call_id,
