@@ -165,7 +165,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         int(settings.approvals.request_days * 24 * HOUR_NS), int(settings.approvals.grant_hours * HOUR_NS)
     )
     limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms, lifetimes=lasting)
-    arbiter = Arbiter(log, LockTable(), Resources(), shaper, limits)
+    arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
     return Rooms(
         store,

@@ -5,22 +5,30 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets as randomness
+import sys
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
+from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, parse_rules
 from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.people import Attendant
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.joining import approvals
+from handrail.joining.handshake import PROTOCOL
+from handrail.joining.operations import Handler
+from handrail.joining.server import Server
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.policy.authority import Authority
 from handrail.policy.defaults import reading
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted, Record
@@ -29,6 +37,7 @@ from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
 from handrail.session.context import Context
 from handrail.session.lasting import Lasting
+from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import HeldSession
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
@@ -40,13 +49,19 @@ if TYPE_CHECKING:
 class HeldKernel(Kernel):
     """Carries the calls out. Its own sessions work in one context, those of processes that joined in theirs."""
 
-    def __init__(self, rooms: Rooms, own: Context, face: str) -> None:
+    def __init__(self, rooms: Rooms, own: Context, face: str, brought: Brought) -> None:
         self.rooms = rooms
         self.own = own
+        self._brought = brought
         self._face = face
+        self._others: dict[str, Context] = {}
+        """Of further agents that sessions of this process name."""
         self._sessions: dict[str, HeldSession] = {}
         self._closing: set[str] = set()
+        self._leaving: asyncio.Task[None] | None = None
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor)
+        self.server = Server(self)
+        Heeding(self.approvals, self._lane, self._lanes, self._judged_by)
 
     @property
     def workdir(self) -> str:
@@ -65,12 +80,20 @@ class HeldKernel(Kernel):
         return self.rooms.sandbox.tier
 
     @property
+    def agent(self) -> AgentManifest:
+        return self.own.manifest
+
+    @property
     def generation(self) -> Generation:
         return self.own.generation
 
     @property
     def rules(self) -> RuleBook:
         return self.own.rules
+
+    @property
+    def approvals(self) -> Approvals:
+        return self.rooms.arbiter.approvals
 
     @property
     def log(self) -> CommitLog:
@@ -81,7 +104,10 @@ class HeldKernel(Kernel):
         return self.rooms.interrupted
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
-        return self.own.shelf.reload(tools)
+        given = None if tools is None else tuple(tools)
+        for context in self._others.values():
+            context.shelf.reload(given)
+        return self.own.shelf.reload(given)
 
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
@@ -111,8 +137,8 @@ class HeldKernel(Kernel):
             context.authority,
             entry.spec,
             arguments,
-            rules=context.rules.with_rules(*further),
-            roots=Roots(self.workdir),
+            rules=context.rules.with_rules(*project_rules(self.approvals), *further),
+            roots=Roots(self.workdir, (), context.further),
             headless=headless,
         )
 
@@ -120,6 +146,7 @@ class HeldKernel(Kernel):
         self,
         id: str | None = None,
         *,
+        agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
         rules: Iterable[str] = (),
@@ -129,8 +156,20 @@ class HeldKernel(Kernel):
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
         return await self.open_session(
-            self.own, id, attendant=attendant, rules=rules, topic=topic, client=client, face=self._face
+            self._context(agent), id, attendant=attendant, rules=rules, topic=topic, client=client, face=self._face
         )
+
+    def _context(self, agent: str | None) -> Context:
+        """That of ``agent`` with what this process brought; made when it is first named."""
+        if agent is None or agent == self.own.agent:
+            return self.own
+        context = self._others.get(agent)
+        if context is None:
+            brought = self._brought
+            context = self._others[agent] = self.rooms.context(
+                agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs
+            )
+        return context
 
     async def open_session(
         self,
@@ -158,7 +197,7 @@ class HeldKernel(Kernel):
             agent=context.agent,
             workdir=self.workdir,
             scratch=str(scratch),
-            roots=Roots(self.workdir, (str(output),)),
+            roots=Roots(self.workdir, (str(output),), context.further),
             sandbox=rooms.sandbox,
             values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
             attendant=attendant,
@@ -168,7 +207,7 @@ class HeldKernel(Kernel):
             hidden=(str(folders.state),),
         )
         own = parse_rules([("session", "session", text) for text in rule_texts(rules)], context.generation)
-        own += lasting.rules(session_id)
+        own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
         turns = lasting.last_turn(session_id, self.log.last_turn(session_id)) if id is not None else 0
@@ -212,6 +251,7 @@ class HeldKernel(Kernel):
     async def _discard(self, session_id: str) -> None:
         store = self.rooms.store
         self._closing.add(session_id)
+        await self.approvals.close_session(session_id)
         self.log.append([Record("session-closed", session_id, "", {})])
         try:
             await store.sessions.close(session_id, time.time_ns())
@@ -219,15 +259,62 @@ class HeldKernel(Kernel):
             await asyncio.to_thread(store.folders.discard, session_id)
             self._closing.discard(session_id)
 
+    def _lane(self, session_id: str) -> Lane | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.lane
+
+    def _lanes(self) -> Iterable[Lane]:
+        return (session.lane for session in tuple(self._sessions.values()))
+
+    def _judged_by(self) -> tuple[Generation, Authority, RuleBook, Roots]:
+        rules = self.own.rules.with_rules(*project_rules(self.approvals))
+        return self.own.generation, self.own.authority, rules, Roots(self.workdir, (), self.own.further)
+
+    # ── what processes that joined need of it ────────────────────────────────────────────────────
+
+    def welcome(self) -> dict[str, Any]:
+        tier = self.tier
+        return {
+            "workspace": self.workdir,
+            "token": self.rooms.store.lease.token,
+            "tier": {"name": tier.name, "detail": tier.detail, "remedy": tier.remedy},
+        }
+
+    def context_of(self, agent: str, tools: Iterable[Tool], rules: Iterable[str]) -> Context:
+        return self.rooms.context(agent, tools=tools, rules=rules)
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        self.rooms.arbiter.shaper.redactor.learn(secrets)
+
+    def further_operations(self) -> Mapping[str, Handler]:
+        async def fork(body: Any) -> str:
+            return await self.fork(str(body["id"]))
+
+        async def close_session(body: Any) -> None:
+            await self.close_session(str(body["id"]))
+
+        return {**approvals.handlers(self.approvals), "fork": fork, "close-session": close_session}
+
+    def replaced(self) -> None:
+        """Another process has taken over: what runs here is stopped, and those who joined find the other."""
+        self.server.leaving = True
+        for session in tuple(self._sessions.values()):
+            session.cancel("shutdown")
+        self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
+
     async def shut_down(self) -> None:
         """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
         why = "has ended with its kernel, which is closed; open a kernel anew"
+        self.server.leaving = True
         try:
-            await asyncio.gather(*(session.end("shutdown", why) for session in self._sessions.values()))
+            await asyncio.gather(*(session.end("shutdown", why) for session in tuple(self._sessions.values())))
             with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
                 await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
+            self.approvals.close()
             await self.rooms.arbiter.runs.settled()
-            await self.own.aclose()
+            await self.server.aclose()
+            for context in (*self._others.values(), self.own):
+                await context.aclose()
             await self.rooms.aclose()
         finally:
             try:
@@ -240,16 +327,39 @@ class HeldKernel(Kernel):
 async def hold(
     workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
 ) -> AsyncGenerator[HeldKernel]:
-    """Hold ``workspace`` until the block ends; see :meth:`Kernel.open`."""
+    """Hold ``workspace`` until the block ends, and let others join; see :meth:`Kernel.open`.
+
+    :raises WorkspaceHeld: when another process holds it
+    """
     settings = configuration.load(config)
+    joinable = sys.platform == "linux"
+    # A name of its own for each holder: one that was paused still listens at its.
+    socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""
     async with AsyncExitStack() as stack:
-        store = Store.open(workspace, state, face=brought.face, allow_home=allow_home)
+        store = Store.open(
+            workspace,
+            state,
+            face=brought.face,
+            allow_home=allow_home,
+            protocol=PROTOCOL if joinable else 0,
+            socket=socket,
+        )
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
-        own = rooms.context(brought.agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs)
-        kernel = HeldKernel(rooms, own, brought.face)
+        agent = brought.agent or settings.settings.agent
+        own = rooms.context(agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs)
+        kernel = HeldKernel(rooms, own, brought.face, brought)
         stack.push_async_callback(kernel.shut_down)
+        loop = asyncio.get_running_loop()
+
+        def replaced() -> None:
+            loop.call_soon_threadsafe(kernel.replaced)
+
+        store.lease.when_lost(replaced)
+        if joinable:
+            store.folders.clear_sockets(socket)
+            await kernel.server.open(store.folders.own, socket)
         yield kernel
 
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
-from handrail.contract.people import Attendant
+from handrail.contract.people import ApprovalDesk, Attendant
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
@@ -29,9 +30,6 @@ from handrail.registry.generation import Difference, Generation
 if TYPE_CHECKING:
     from handrail.doctor import Check
     from handrail.policy.explain import Explanation
-
-AGENT = "default"
-"""The agent of whoever names none."""
 
 Folder = str | Path
 
@@ -65,7 +63,8 @@ class Brought:
     """
 
     face: str = "library"
-    agent: str = AGENT
+    agent: str | None = None
+    """None: the configured one."""
     tools: tuple[Tool, ...] = ()
     rules: tuple[str, ...] = ()
     secrets: Mapping[str, str] | None = None
@@ -86,11 +85,11 @@ class Kernel(ABC):
         state: Folder | None = None,
         config: Folder | None = None,
         watchdogs: Iterable[Watchdog] = (),
-        agent: str = AGENT,
+        agent: str | None = None,
         face: str = "library",
         allow_home: bool = False,
     ) -> AsyncGenerator[Kernel]:
-        """Open ``workspace`` until the block ends.
+        """Open ``workspace`` until the block ends: hold it, or join the process of the same user that does.
 
         What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
 
@@ -100,23 +99,41 @@ class Kernel(ABC):
         :param state: where state is kept instead of the platform's state folder
         :param config: the configuration file instead of the platform's
         :param watchdogs: see every call before it runs, in this order, and can only narrow
-        :param agent: whose sessions it opens
+        :param agent: whose sessions it opens unless they name another; None for the configured one
         :param face: how this process is reached, for others to know it by
         :param allow_home: open a home folder or ``/`` all the same
-        :raises LoadError: with every fault of configuration, rules and tools
+        :raises LoadError: with every fault of configuration, agent, rules and tools
         :raises UsageError: for an argument of the wrong form
         :raises StartError: when state, lease or sandbox are not to be had
         """
         from handrail.holding import hold
+        from handrail.store.lease import WorkspaceHeld
 
         brought = Brought(face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs))
-        async with hold(workspace, state, config, brought, allow_home=allow_home) as kernel:
+        async with AsyncExitStack() as stack:
+            try:
+                kernel: Kernel = await stack.enter_async_context(
+                    hold(workspace, state, config, brought, allow_home=allow_home)
+                )
+            except WorkspaceHeld as held:
+                if held.is_writing or not held.holder.socket:
+                    raise
+                from handrail.joined import join
+
+                kernel = await stack.enter_async_context(
+                    join(held, workspace, state, config, brought, allow_home=allow_home)
+                )
             yield kernel
 
     @property
     @abstractmethod
     def workdir(self) -> str:
         """The workspace's canonical folder."""
+
+    @property
+    @abstractmethod
+    def approvals(self) -> ApprovalDesk:
+        """What waits for a person, of every session and process, and the way to answer it."""
 
     @property
     @abstractmethod
@@ -132,6 +149,11 @@ class Kernel(ABC):
     @abstractmethod
     def tier(self) -> Tier:
         """What holds the programs that calls start."""
+
+    @property
+    @abstractmethod
+    def agent(self) -> AgentManifest:
+        """Whose sessions this process opens unless they name another."""
 
     @property
     @abstractmethod
@@ -177,6 +199,7 @@ class Kernel(ABC):
         self,
         id: str | None = None,
         *,
+        agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
         rules: Iterable[str] = (),
@@ -187,6 +210,7 @@ class Kernel(ABC):
         answered for it and its folders come back. One that ends with its process or is left by
         :meth:`~handrail.contract.session.Session.suspend` can be opened again; ``close`` is for good.
 
+        :param agent: another agent than this kernel's
         :param headless: nobody can be asked; ignored when there is an ``attendant``
         :param attendant: how to reach the person who can be asked
         :param rules: further rules of this session only, as long as it is open

@@ -31,7 +31,9 @@ from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
 from handrail.store.approvals import ApprovalTable
+from handrail.store.lease import Lease
 
+_LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
 """Makes an ``Answer`` in half the time of its own constructor."""
@@ -56,12 +58,14 @@ class Arbiter:
     def __init__(
         self,
         log: CommitLog,
+        lease: Lease,
         locks: LockTable,
         resources: Resources,
         shaper: Shaper,
         limits: Limits,
     ) -> None:
         self.log = log
+        self.lease = lease
         self.locks = locks
         self.resources = resources
         self.shaper = shaper
@@ -296,7 +300,19 @@ class Arbiter:
                 # Nothing of it was written. What was proposed and decided is still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
+            if not self.lease.valid:
+                await call.interruptible("intend", self._still_held)
         self._begin(call)
+
+    async def _still_held(self) -> None:
+        """After a pause: nothing may happen before it is known that nobody has taken over meanwhile.
+
+        :raises Refusal: ``unavailable``, when somebody has
+        """
+        while not self.lease.valid:
+            if (taken := self.lease.lost) is not None:
+                raise Refusal("intend", "unavailable", f"nothing was run: {taken}")
+            await asyncio.sleep(_LOOK_AGAIN_S)  # the lease's own thread finds out
 
     def _begin(self, call: Call) -> None:
         if call.execution.reason is not None or call.execution.owed is not None:

@@ -21,10 +21,12 @@ from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
 from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Generation
+from handrail.session.events import EventQueue, events_of
+from handrail.session.parked import parked_calls
 from handrail.session.recalling import recalled
 
-_MAX_PROGRESS_WAITING = 10_000
-_MAX_EVENTS_WAITING = 20_000
+_MOST_SKIPPED = 1_000
+"""Turns that may still begin although a later one has."""
 
 
 class HeldSession:
@@ -42,12 +44,15 @@ class HeldSession:
         self._arbiter = arbiter
         self._lane = lane
         self._generation = generation
+        lane.current = generation
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
+        self._skipped: set[int] = set()
+        """Turns that were numbered and have not begun."""
         self.id = lane.session_id
         self._keys: dict[str, _KeyInUse] = {}
-        self._readers: list[_EventQueue] = []
+        self._readers: list[EventQueue] = []
         self.closed = False
         self.history: History | None = None
         """Where what is said in it is kept."""
@@ -106,24 +111,52 @@ class HeldSession:
         return self.turn_at(self._turns + 1, self._generation())
 
     def turn_at(self, number: int, generation: Generation) -> HeldTurn:
-        """A turn that is numbered by whoever counts them elsewhere, on the generation that they saw.
+        """A turn that is numbered by whoever counts them elsewhere, on the generation that they saw. Turns may begin in
+        another order than they were numbered in.
 
-        :raises UsageError: for a number that is not higher than those before
+        :raises UsageError: for a number that has been
         """
         self._check_open()
-        if number <= self._turns:
+        if number > self._turns:
+            self._skipped |= set(range(max(self._turns + 1, number - _MOST_SKIPPED), number))
+            self._turns = number
+        elif number in self._skipped:
+            self._skipped.remove(number)
+        else:
             raise UsageError(f"turn {number} of session {self.id} has been; the last one was {self._turns}")
-        self._turns = number
         return HeldTurn(self._arbiter, self._lane, generation, number)
+
+    @property
+    def lane(self) -> Lane:
+        """As the arbiter sees it."""
+        return self._lane
 
     async def recall(self, call_id: str) -> Answer:
         """The answer to a call of this session that was proposed before and whose answer was not heard: as it is on
-        record, ``interrupted`` where nobody knows it. Runs nothing.
+        record, ``interrupted`` where nobody knows it.
+
+        A call that was parked is taken up: if it was approved it runs now, once; while it still waits for a person its
+        answer has ``parked`` in its metadata. No other call runs.
 
         :raises LogUnavailable: when the log cannot tell
         """
         self._check_open()
+        for call in await parked_calls(self._arbiter, self._lane, self._generation(), call_id):
+            return await self._arbiter.carry_out(call)
         return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), self.id, call_id)
+
+    async def resume_parked(self) -> list[Answer]:
+        """Take up every call that was parked, as one reply: those approved run, once; those rejected are answered so;
+        those nobody has answered wait for the attendant, or are parked again. Gives their answers, in order.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        self._check_open()
+        calls = iter(parked := await parked_calls(self._arbiter, self._lane, self._generation()))
+        reply = Reply(self._arbiter, lambda _: next(calls))
+        for call in parked:
+            reply.submit(call.proposed)
+        return await reply.answers()
 
     def cancel(self, reason: StopReason = "user") -> int:
         """Stop every call in flight; each still gets its one result. Gives their number."""
@@ -146,31 +179,14 @@ class HeldSession:
 
         return stop
 
-    async def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[Event]:
         """The events from the first step of the iteration on, until the session or its kernel is closed.
 
         A reader that falls 10,000 behind misses progress only; one that falls 20,000 behind is let go.
 
         :raises UsageError: when it was let go, after the events up to there
         """
-        if self.closed:
-            return
-        queue = _EventQueue()
-        stop = self.watch(queue.put)
-        self._readers.append(queue)
-        try:
-            while (event := await queue.get()) is not None:
-                if queue.overrun:
-                    stop()
-                yield event
-            if queue.overrun:
-                raise UsageError(
-                    f"this reader of the events of session {self.id} fell {_MAX_EVENTS_WAITING:,} behind; read faster, "
-                    "or use watch() and keep only what you need"
-                )
-        finally:
-            stop()
-            self._readers.remove(queue)
+        return events_of(self, self._readers)
 
     async def close(self) -> None:
         """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
@@ -179,6 +195,10 @@ class HeldSession:
         await self.end("user", "is closed; open another with kernel.session()")
         await self._on_close(self)
 
+    async def settled(self) -> None:
+        """Return when no call is in flight."""
+        await self._lane.answered()
+
     async def suspend(self, why: str = "is suspended; open it again by its id") -> None:
         """Take no more calls and stop those in flight. All that it remembers stays, for whoever opens it again.
 
@@ -186,6 +206,9 @@ class HeldSession:
         """
         if self.closed:
             return
+        for call in tuple(self._lane.running.values()):
+            if call.asked:  # it waits for a person, which outlasts this: parked, not cancelled
+                call.execution.stop("shutdown")
         await self.end("user", why)
         await self._on_suspend(self)
 
@@ -234,30 +257,6 @@ class _KeyInUse:
     users: int = 0
 
 
-class _EventQueue:
-    """What one reader of events has still to read, within bounds."""
-
-    def __init__(self) -> None:
-        self._waiting: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.overrun = False
-
-    def put(self, event: Event) -> None:
-        behind = self._waiting.qsize()
-        if self.overrun or (event.kind == "progress" and behind >= _MAX_PROGRESS_WAITING):
-            return
-        if behind >= _MAX_EVENTS_WAITING:
-            self.overrun = True
-            self.end()
-        else:
-            self._waiting.put_nowait(event)
-
-    def end(self) -> None:
-        self._waiting.put_nowait(None)
-
-    async def get(self) -> Event | None:
-        return await self._waiting.get()
-
-
 class HeldTurn:
     """One model request with its calls; it pins one generation of the registry."""
 
@@ -294,7 +293,9 @@ class HeldTurn:
         self._calls += 1
         if self._lane.closed is not None:
             proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        return self._arbiter.call(call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation)
+        return self._arbiter.call(
+            call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation
+        )
 
 
 def as_proposed(call: Proposal) -> ProposedCall:

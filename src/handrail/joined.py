@@ -1,0 +1,325 @@
+"""The kernel in a process that joined: the same interface, with the holder behind it, whoever that is."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from handrail import config as configuration
+from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.people import Attendant, question_of
+from handrail.contract.runtime import ClientContext
+from handrail.contract.sandbox import Tier
+from handrail.contract.tool import Tool
+from handrail.holding import hold
+from handrail.joining import mirror
+from handrail.joining.approvals import JoinedApprovals
+from handrail.joining.describing import describe
+from handrail.joining.executing import Bench
+from handrail.joining.framing import Message
+from handrail.joining.membership import Membership
+from handrail.joining.operations import Op, Operations, Refused
+from handrail.joining.sessions import JoinedSession, Wanted
+from handrail.joining.wire import Connection
+from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.policy.rules import RuleBook, parse_rule
+from handrail.record.log import Interrupted
+from handrail.record.reading import LogReader
+from handrail.registry.generation import Difference, Generation
+from handrail.runtime.surface import NOBODY_TO_ASK
+from handrail.store.approvals import ApprovalReader
+from handrail.store.database import open_reader
+from handrail.store.folders import Folders
+from handrail.store.lease import WorkspaceHeld
+
+if TYPE_CHECKING:
+    from handrail.policy.explain import Explanation
+
+
+class JoinedKernel(Kernel):
+    """Made by :func:`join`."""
+
+    def __init__(self, folders: Folders, config: Configuration, brought: Brought, successor: Successor) -> None:
+        if brought.watchdogs:
+            raise UsageError(
+                "another process holds this workspace, and watchdogs in Python can only be given where it is held; "
+                "name an external command under [[watchdogs]] of its configuration instead"
+            )
+        self._folders = folders
+        self._config = config
+        self._brought = brought
+        self._successor = successor
+        self._bench = Bench(brought.tools)
+        self._described = describe(brought.tools)
+        self._sessions: dict[str, JoinedSession] = {}
+        self._agent = AgentManifest()
+        self._generation: Generation | None = None
+        self._rules = RuleBook()
+        self._tier = Tier("none", "")
+        operations = Operations(
+            {**self._bench.requests, "approve": Op(self._approve), "answer": Op(self._answer)},
+            {
+                "event": self._event,
+                "generation": self._published,
+                "generation-of": self._published_of,
+                **self._bench.notices,
+            },
+        )
+        self.membership = Membership(folders, successor.take_over, self._hello, operations)
+        self.membership.joined.append(self._joined)
+        self._log = JoinedLog(folders, self.membership)
+        self._approvals = JoinedApprovals(lambda: ApprovalReader(self._log.reading), self.membership)
+
+    # ── the connection ───────────────────────────────────────────────────────────────────────────
+
+    def _hello(self) -> Message:
+        brought = self._brought
+        return {
+            "face": brought.face,
+            "agent": brought.agent or self._config.settings.agent,
+            "rules": list(brought.rules),
+            "secrets": dict(brought.secrets or {}),
+            "tools": self._described,
+        }
+
+    async def _joined(self, connection: Connection) -> None:
+        told = connection.about
+        self._tier = Tier(**told["tier"])
+        self._agent = AgentManifest.model_validate(told["agent"])
+        self._generation = mirror.generation_of(told["generation"])
+        self._rules = RuleBook(
+            tuple(parse_rule(text, scope=scope, source=source) for text, scope, source in told["rules"])
+        )
+        self._bench.attach(connection)
+        for session in tuple(self._sessions.values()):
+            await session.open_again(connection)
+
+    def _published(self, told: Any) -> None:
+        self._generation = mirror.generation_of(told)
+
+    def _published_of(self, told: Any) -> None:
+        generation = mirror.generation_of(told)
+        for session in self._sessions.values():
+            session.published(told["agent"], generation)
+
+    def _event(self, told: Any) -> None:
+        session = self._sessions.get(told["session_id"])
+        if session is not None:
+            session.happened(mirror.event_of(told))
+
+    async def _approve(self, body: Any) -> Any:
+        request = mirror.request_of(body)
+        return mirror.of_decision(await self._attendant(request.session_id).approve(request))
+
+    async def _answer(self, body: Any) -> Any:
+        questions = [question_of(question) for question in body["questions"]]
+        try:
+            return await self._attendant(body["session"]).answer(body["session"], questions)
+        except ToolError as error:
+            raise mirror.refusal_of(error) from None
+
+    def _attendant(self, session_id: str) -> Attendant:
+        session = self._sessions.get(session_id)
+        if session is None or session.attendant is None:
+            raise Refused("UsageError", NOBODY_TO_ASK)
+        return session.attendant
+
+    # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def workdir(self) -> str:
+        return str(self._folders.workspace)
+
+    @property
+    def state_folder(self) -> str:
+        return str(self._folders.own)
+
+    @property
+    def config(self) -> Configuration:
+        return self._config
+
+    @property
+    def tier(self) -> Tier:
+        return self._tier
+
+    @property
+    def agent(self) -> AgentManifest:
+        return self._agent
+
+    @property
+    def generation(self) -> Generation:
+        assert self._generation is not None, "a kernel that joined has seen its holder's tools"
+        return self._generation
+
+    @property
+    def rules(self) -> RuleBook:
+        return self._rules
+
+    @property
+    def log(self) -> JoinedLog:
+        return self._log
+
+    @property
+    def approvals(self) -> JoinedApprovals:
+        return self._approvals
+
+    @property
+    def interrupted(self) -> Sequence[Interrupted]:
+        """Those that this process found when it took over; before, the holder knows."""
+        return self._successor.interrupted
+
+    async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
+        described = None
+        if tools is not None:
+            given = tuple(tools)
+            described = self._described = describe(given)
+            self._bench.bring(given)
+        return mirror.difference_of(await self.membership.request("reload", {"tools": described}))
+
+    async def explain(
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+    ) -> Explanation:
+        body = {
+            "tool": tool,
+            "arguments": dict(arguments),
+            "rules": list(rule_texts(rules)),
+            "headless": headless,
+        }
+        return mirror.explanation_of(await self.membership.request("explain", body))
+
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        agent: str | None = None,
+        headless: bool = True,
+        attendant: Attendant | None = None,
+        rules: Iterable[str] = (),
+        topic: str | None = None,
+        client: ClientContext | None = None,
+    ) -> JoinedSession:
+        if attendant is None and not headless:
+            raise UsageError("a session that is not headless needs an attendant=… who can be asked")
+        if id is not None and id in self._sessions:
+            raise UsageError(f"session {id!r} is open already")
+        session = JoinedSession(
+            self.membership,
+            lambda: self.generation,
+            Wanted(attendant is None, topic, client, agent),
+            rule_texts(rules),
+            attendant,
+            self.workdir,
+            self._forget,
+        )
+        await session.open(id)
+        self._sessions[session.id] = session
+        return session
+
+    async def fork(self, id: str) -> str:
+        return await self.membership.request("fork", {"id": id})
+
+    async def close_session(self, id: str) -> None:
+        await self.membership.request("close-session", {"id": id})
+
+    def _forget(self, session: JoinedSession) -> None:
+        self._sessions.pop(session.id, None)
+
+    async def shut_down(self) -> None:
+        """Suspend the sessions of this process, and leave."""
+        for session in tuple(self._sessions.values()):
+            await session.suspend()
+        await self.membership.aclose()
+        await self._bench.aclose()
+        self._log.close()
+
+
+class JoinedLog:
+    """The commit log as those see it who do not write it."""
+
+    def __init__(self, folders: Folders, membership: Membership) -> None:
+        self._folders = folders
+        self._membership = membership
+        self._reading: sqlite3.Connection | None = None
+
+    @property
+    def reading(self) -> sqlite3.Connection:
+        """Reads what the holder has made durable."""
+        if self._reading is None:
+            self._reading = open_reader(self._folders.database)
+        return self._reading
+
+    @property
+    def reader(self) -> LogReader:
+        return LogReader(self.reading)
+
+    @property
+    def refusal(self) -> str | None:
+        return None  # the holder says so in its answers
+
+    async def flush(self) -> None:
+        await self._membership.request("flush")
+
+    def close(self) -> None:
+        if self._reading is not None:
+            self._reading.close()
+
+
+class Successor:
+    """Holds the workspace in this process when its turn comes."""
+
+    def __init__(
+        self, workspace: Folder, state: Folder | None, config: Folder | None, face: str, *, allow_home: bool
+    ) -> None:
+        self._hold = (workspace, state, config)
+        self._brought = Brought(face)
+        self._allow_home = allow_home
+        self._held = AsyncExitStack()
+        self.interrupted: Sequence[Interrupted] = ()
+
+    async def take_over(self) -> bool:
+        """Whether this process holds the workspace now.
+
+        :raises StartError: when nobody can, as with a state that cannot be written
+        """
+        try:
+            kernel = await self._held.enter_async_context(hold(*self._hold, self._brought, allow_home=self._allow_home))
+        except WorkspaceHeld:
+            return False
+        self.interrupted = kernel.interrupted
+        return True
+
+    async def aclose(self) -> None:
+        """Give the workspace back, if it is held here."""
+        await self._held.aclose()
+
+
+@asynccontextmanager
+async def join(
+    held: WorkspaceHeld,
+    workspace: Folder,
+    state: Folder | None,
+    config: Folder | None,
+    brought: Brought,
+    *,
+    allow_home: bool,
+) -> AsyncGenerator[JoinedKernel]:
+    """Join whoever holds the workspace until the block ends; see :meth:`Kernel.open`.
+
+    :param held: why it is not held here
+    """
+    settings = configuration.load(config)
+    successor = Successor(workspace, state, config, brought.face, allow_home=allow_home)
+    kernel = JoinedKernel(held.folders, settings, brought, successor)
+    try:
+        await kernel.membership.connection()
+        yield kernel
+    finally:
+        try:
+            await asyncio.shield(kernel.shut_down())
+        finally:
+            await successor.aclose()

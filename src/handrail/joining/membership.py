@@ -1,0 +1,215 @@
+"""The joining side: one connection to whoever holds the workspace, made again with the next holder when it is lost.
+
+When the holder goes, one of those who joined takes its place: it puts the kernel together in its own process, and
+everybody, itself included, joins that one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from handrail.contract.errors import HandrailError, StartError, UsageError
+from handrail.joining.address import NoHolder, connect
+from handrail.joining.framing import Message
+from handrail.joining.handshake import NoAnswer, NotLetIn
+from handrail.joining.mirror import error_of
+from handrail.joining.operations import Operations, Refused
+from handrail.joining.server import LEAVING
+from handrail.joining.wire import Connection, ConnectionLost
+from handrail.store.folders import Folders
+from handrail.store.holder import Holder, holder_of
+
+logger = logging.getLogger("handrail.joining")
+
+_RETRY_S = 0.05
+_LOOK_S = 0.5
+_PATIENCE_S = 30.0
+"""How long a lost holder may leave a process without the next one."""
+_GREETING_S = 1.0
+"""A holder that is paused does not greet; it is replaced two seconds after its last sign of life."""
+
+
+class Membership:
+    """This process's place among those who share the workspace.
+
+    :param take_over: tries to hold the workspace in this process; True when it does now
+    :param hello: what this process says of itself and brings
+    :param operations: what a holder may ask of it
+    """
+
+    def __init__(
+        self,
+        folders: Folders,
+        take_over: Callable[[], Awaitable[bool]],
+        hello: Callable[[], Message],
+        operations: Operations,
+    ) -> None:
+        self._folders = folders
+        self._take_over = take_over
+        self._hello = hello
+        self._operations = operations
+        self._connection: Connection | None = None
+        self._search: asyncio.Task[Connection] | None = None
+        self._watch: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self.joined: list[Callable[[Connection], Awaitable[None]]] = []
+        """Awaited with each new connection, before anybody else may use it."""
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the last holder that was joined, which tells it from any other."""
+        return 0 if self._connection is None else self._connection.about["token"]
+
+    async def connection(self) -> Connection:
+        """The connection to the holder of now; waits for the next one where the last is lost.
+
+        :raises StartError: when there is none to be had
+        :raises UsageError: when this kernel is closed
+        """
+        if self._closed:
+            raise UsageError("this kernel is closed; open one anew")
+        connection = self._connection
+        if connection is not None and connection.lost is None:
+            return connection
+        if self._search is None:
+            self._search = asyncio.get_running_loop().create_task(self._joined())
+            self._search.add_done_callback(self._found)
+        return await asyncio.shield(self._search)
+
+    async def request(self, op: str, body: Any = None, *, settle: bool = False) -> Any:
+        """Ask the holder. What never reached one, or one that was leaving, is asked of the next.
+
+        :raises ConnectionLost: when it went after it was asked: nobody knows whether it did it
+        :raises HandrailError: as the holder said
+        """
+        while True:
+            connection = await self.connection()
+            try:
+                return await connection.request(op, body, settle=settle)
+            except ConnectionLost as lost:
+                if lost.sent:
+                    raise
+            except Refused as refused:
+                if refused.kind != LEAVING:
+                    raise error_of(refused) from None
+                await connection.closed.wait()
+
+    def tell(self, op: str, body: Mapping[str, Any]) -> None:
+        """Tell the holder of now, if there is one. What must last is told again in :attr:`joined`."""
+        if self._connection is not None:
+            self._connection.notify(op, body)
+
+    async def aclose(self) -> None:
+        """Leave. Sessions of this process are suspended when their calls have ended."""
+        self._closed = True
+        ending: list[asyncio.Task[Any]] = [task for task in (self._search, self._watch) if task is not None]
+        ending += self._tasks
+        for task in ending:
+            task.cancel()
+        await asyncio.gather(*ending, return_exceptions=True)
+        if self._connection is not None:
+            await self._connection.aclose("the process that joined ends")
+
+    async def _joined(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + _PATIENCE_S
+        while True:
+            try:
+                connection = await self._attempt()
+            except (NoHolder, NoAnswer) as error:
+                problem = str(error)
+            except NotLetIn as error:
+                if error.kind != LEAVING:
+                    told = error_of(Refused(error.kind, _told(error)))
+                    raise (error if isinstance(told, Refused) else told) from None
+                problem = str(error)
+            else:
+                try:
+                    for joined in tuple(self.joined):
+                        await joined(connection)
+                except (ConnectionLost, Refused) as error:  # this one has gone as well, or is about to
+                    problem = str(error)
+                    connection.drop("joining was given up", quietly=True)
+                else:
+                    return connection
+            if loop.time() >= deadline:
+                raise StartError(
+                    f"the workspace {self._folders.workspace} has been without a process that answers for "
+                    f"{_PATIENCE_S:g} s: {problem}"
+                )
+            await asyncio.sleep(_RETRY_S)
+
+    async def _attempt(self) -> Connection:
+        """Join the holder of now, or become it and join that.
+
+        :raises StartError: when neither worked this time
+        """
+        holder = holder_of(self._folders)
+        if (holder is None or holder.state != "alive") and await self._take_over():
+            holder = holder_of(self._folders)
+        if holder is None:
+            raise NoHolder("nobody holds the workspace yet")
+        _check_joinable(holder)
+        return await connect(
+            self._folders.own,
+            holder.socket,
+            self._operations,
+            self._hello(),
+            seconds=_GREETING_S,
+            lost=self._lost,
+        )
+
+    def _found(self, search: asyncio.Task[Connection]) -> None:
+        self._search = None
+        if not search.cancelled() and search.exception() is None:
+            self._connection = search.result()
+            if self._watch is None:
+                self._watch = asyncio.get_running_loop().create_task(self._watch_holder())
+
+    async def _watch_holder(self) -> None:
+        """A holder that is paused keeps its connections and answers nothing: leave it, so that it is replaced."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            connection = self._connection
+            if connection is None or connection.lost is not None:
+                continue
+            try:
+                holder = await asyncio.to_thread(holder_of, self._folders)
+            except StartError as error:
+                logger.warning("who holds the workspace cannot be seen: %s", error)
+                continue
+            if holder is not None and holder.state != "alive":
+                connection.drop(f"the process that holds the workspace is {holder.state}", quietly=True)
+
+    def _lost(self, reason: str) -> None:
+        """Look for the next holder at once, also when nobody asks for anything: somebody has to take over."""
+        if self._closed:
+            return
+        logger.info("the process that held the workspace is gone: %s", reason)
+        self.begin(self._rejoin())
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have something done that nobody waits for."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _rejoin(self) -> None:
+        try:
+            await self.connection()
+        except HandrailError as error:
+            logger.warning("no other process could be joined: %s", error)
+
+
+def _check_joinable(holder: Holder) -> None:
+    if not holder.socket:
+        raise StartError(f"the workspace is in use by {holder}, which cannot be joined; stop that process")
+
+
+def _told(error: NotLetIn) -> str:
+    """The holder's own words."""
+    return str(error).removeprefix("joining was refused: ")

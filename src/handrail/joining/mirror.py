@@ -1,0 +1,195 @@
+"""What crosses the wire as data: generations of tools, calls and their answers, events, decisions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
+from handrail.contract.events import Event
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest
+from handrail.contract.result import Result
+from handrail.contract.runtime import Question, Runtime
+from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.joining.operations import Refused
+from handrail.policy.explain import Explanation
+from handrail.registry.generation import Difference, Entry, Generation
+
+_SPEC = TypeAdapter(ToolSpec)
+_EXPLANATION = TypeAdapter(Explanation)
+_DIFFERENCE = TypeAdapter(Difference)
+
+_ERRORS: Mapping[str, type[HandrailError]] = {
+    error.__name__: error for error in (UsageError, LogUnavailable, StartError)
+}
+
+
+class Shown(Tool):
+    """A tool as a process that joined sees it. Its calls are carried out by the holder."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        raise UsageError(f"{self.spec.id} is carried out by the process that holds the workspace, never here")
+
+
+def of_generation(generation: Generation) -> dict[str, Any]:
+    entries = [
+        {
+            "spec": _SPEC.dump_python(entry.spec, mode="json"),
+            "source": entry.source,
+            "withheld": entry.withheld,
+            "confined_by": entry.confined_by,
+            "blocking": entry.blocking,
+        }
+        for entry in generation.entries.values()
+    ]
+    return {
+        "number": generation.number,
+        "entries": entries,
+        "aliases": dict(generation.aliases),
+        "quarantined": [asdict(fault) for fault in generation.quarantined],
+        "beyond": sorted(generation.beyond),
+    }
+
+
+def generation_of(data: Mapping[str, Any]) -> Generation:
+    """The inverse of :func:`of_generation`, of tools that only show themselves."""
+    entries: list[Entry] = []
+    for told in data["entries"]:
+        spec = _SPEC.validate_python(told["spec"])
+        entries.append(
+            Entry(
+                spec,
+                Shown(spec),
+                compile_schema(spec.parameters),
+                told["source"],
+                spec.definition_hash,
+                told["withheld"],
+                told["confined_by"],
+                told["blocking"],
+            )
+        )
+    quarantined = [Fault(**fault) for fault in data["quarantined"]]
+    return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
+
+
+def of_call(call: ProposedCall) -> list[Any]:
+    """Arguments go as text, so that the holder reads them as strictly as a model's."""
+    arguments, fault = call.arguments, call.fault
+    if isinstance(arguments, bytes):
+        text = arguments.decode("utf-8", "surrogateescape")
+    elif isinstance(arguments, str):
+        text = arguments
+    else:
+        try:
+            text = json.dumps(arguments if isinstance(arguments, dict) else dict(arguments))
+        except (TypeError, ValueError, RecursionError) as error:
+            text = "{}"
+            fault = fault or f"the arguments are not JSON values: {str(error)[:200]}"
+    return [call.name, text, call.provider_id, fault, call.fault_kind]
+
+
+def call_of(data: Any) -> ProposedCall:
+    name, text, provider_id, fault, fault_kind = data
+    try:
+        arguments: str | bytes = text
+        text.encode()
+    except UnicodeEncodeError:  # bytes that are no UTF-8, or half a character: told as what they are
+        arguments = text.encode("utf-8", "surrogateescape") if _is_escaped(text) else text
+    return ProposedCall(name, arguments, provider_id, fault, fault_kind)
+
+
+def _is_escaped(text: str) -> bool:
+    try:
+        text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def of_answer(answer: Answer) -> list[Any]:
+    model = None if answer.model is answer.result else answer.model.to_dict()
+    return [answer.call_id, answer.tool_id, answer.result.to_dict(), model]
+
+
+def answer_of(data: Any) -> Answer:
+    call_id, tool_id, result, model = data
+    whole = Result.from_dict(result)
+    return Answer(call_id, tool_id, whole, whole if model is None else Result.from_dict(model))
+
+
+def of_event(event: Event) -> dict[str, Any]:
+    return asdict(event)
+
+
+def event_of(data: Mapping[str, Any]) -> Event:
+    return Event(**data)
+
+
+def of_request(request: ApprovalRequest) -> dict[str, Any]:
+    return asdict(request)
+
+
+def request_of(data: Mapping[str, Any]) -> ApprovalRequest:
+    fields: dict[str, Any] = {**data, "targets": tuple(data["targets"])}
+    return ApprovalRequest(**fields)
+
+
+def of_question(question: Question) -> dict[str, Any]:
+    return asdict(question)
+
+
+def of_decision(answer: ApprovalAnswer) -> dict[str, Any]:
+    return asdict(answer)
+
+
+def decision_of(data: Mapping[str, Any]) -> ApprovalAnswer:
+    return ApprovalAnswer(**data)
+
+
+def of_explanation(explanation: Explanation) -> Any:
+    return _EXPLANATION.dump_python(explanation, mode="json")
+
+
+def explanation_of(data: Any) -> Explanation:
+    return _EXPLANATION.validate_python(data)
+
+
+def of_difference(difference: Difference) -> Any:
+    return _DIFFERENCE.dump_python(difference, mode="json")
+
+
+def difference_of(data: Any) -> Difference:
+    return _DIFFERENCE.validate_python(data)
+
+
+def refusal_of(error: HandrailError) -> Refused:
+    """An error of the holder's as it travels. Faults are told whole."""
+    if isinstance(error, LoadError):
+        return Refused("LoadError", json.dumps([asdict(fault) for fault in error.faults]))
+    if isinstance(error, ToolError):
+        return Refused("ToolError", json.dumps([error.text, error.kind, error.data]))
+    return Refused(type(error).__name__, str(error))
+
+
+def error_of(refused: Refused) -> HandrailError:
+    """The same error on this side; ``refused`` itself where it is none of ours."""
+    try:
+        if refused.kind == "LoadError":
+            return LoadError([Fault(**fault) for fault in json.loads(refused.text)])
+        if refused.kind == "ToolError":
+            text, error_kind, data = json.loads(refused.text)
+            return ToolError(text, kind=error_kind, data=data)
+    except (ValueError, TypeError):  # cut on its way
+        return StartError(refused.text)
+    kind = _ERRORS.get(refused.kind)
+    return refused if kind is None else kind(refused.text)

@@ -1,0 +1,307 @@
+"""A session in a process that joined: its calls are carried out by the holder, whoever that is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.errors import UsageError
+from handrail.contract.events import Event
+from handrail.contract.history import Entry
+from handrail.contract.people import Attendant
+from handrail.contract.result import Result
+from handrail.contract.runtime import ClientContext
+from handrail.contract.session import Proposal, StopReason
+from handrail.contract.spec import ToolSpec
+from handrail.joining import mirror
+from handrail.joining.framing import Message
+from handrail.joining.membership import Membership
+from handrail.joining.wire import Connection, ConnectionLost
+from handrail.policy.rules import parse_rule
+from handrail.registry.generation import Generation
+from handrail.session.events import EventQueue, events_of
+from handrail.session.session import as_proposed
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How a session is opened, and opened again with the next holder."""
+
+    headless: bool
+    topic: str | None = None
+    client: ClientContext | None = None
+    agent: str | None = None
+    """Where it is another than that of its process."""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "headless": self.headless,
+            "topic": self.topic,
+            "agent": self.agent,
+            "client": None if self.client is None else asdict(self.client),
+        }
+
+
+class JoinedSession:
+    """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
+
+    :param generation: the tools that this process's sessions see now
+    """
+
+    def __init__(
+        self,
+        membership: Membership,
+        generation: Callable[[], Generation],
+        wanted: Wanted,
+        rules: Iterable[str],
+        attendant: Attendant | None,
+        workdir: str,
+        forget: Callable[[JoinedSession], None],
+    ) -> None:
+        self.id = ""
+        self.closed = False
+        self.workdir = workdir
+        self.attendant = attendant
+        self._membership = membership
+        self._generation = generation
+        self._own: Generation | None = None
+        """What its agent has, where that is another than its process's."""
+        self._wanted = wanted
+        self._rules = list(rules)
+        self._forget = forget
+        self._turns = 0
+        self._listeners: list[Callable[[Event], None]] = []
+        self._readers: list[EventQueue] = []
+        self._closed: str | None = None
+
+    @property
+    def headless(self) -> bool:
+        return self.attendant is None
+
+    async def open(self, session_id: str | None) -> None:
+        """:raises HandrailError: when it cannot be opened"""
+        while True:
+            try:
+                self._opened(await self._membership.request("open", self._opening(session_id)))
+            except ConnectionLost:  # whether or not it was opened, nothing has happened in it
+                continue
+            return
+
+    async def open_again(self, connection: Connection) -> None:
+        """With the next holder, before anything else is asked of it."""
+        self._opened(await connection.request("open", self._opening(self.id)))
+        if self._listeners:
+            connection.notify("watch", {"session": self.id})
+
+    def published(self, agent: str, generation: Generation) -> None:
+        """The tools of ``agent`` have changed."""
+        if self._own is not None and self._wanted.agent == agent:
+            self._own = generation
+
+    def _opening(self, session_id: str | None) -> Message:
+        return {"id": session_id, "rules": self._rules, **self._wanted.to_dict()}
+
+    def _opened(self, told: Message) -> None:
+        self.id = told["id"]
+        if "generation" in told:
+            self._own = mirror.generation_of(told["generation"])
+        self._turns = max(self._turns, told["turns"])
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+    async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
+        proposed = ProposedCall(tool, arguments)
+        if key is None:
+            return (await self.turn().call_all([proposed]))[0].result
+        self._check_open()
+        body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
+        while True:
+            try:
+                return Result.from_dict(await self._membership.request("keyed", body, settle=True))
+            except ConnectionLost:  # the same key gives what was recorded, and runs nothing twice
+                continue
+
+    async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
+        return [answer.result for answer in await self.turn().call_all(calls)]
+
+    def turn(self) -> JoinedTurn:
+        self._check_open()
+        self._turns += 1
+        return JoinedTurn(self, self._membership.token, self._own or self._generation(), self._turns)
+
+    async def carry_out(
+        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall]
+    ) -> Sequence[Answer]:
+        """Have the calls of one turn answered, also when the holder goes in the middle."""
+        self._check_open()
+        body = {
+            "session": self.id,
+            "turn": number,
+            "token": token,
+            "generation": generation,
+            "calls": [mirror.of_call(call) for call in calls],
+        }
+        try:
+            answers = await self._membership.request("reply", body, settle=True)
+        except ConnectionLost:
+            return await self._after_a_loss(number, calls)
+        return [mirror.answer_of(answer) for answer in answers]
+
+    async def _after_a_loss(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+        """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
+        answers: list[Answer] = []
+        again: list[int] = []
+        for index in range(len(calls)):
+            answer, begun = await self._recalled(f"{self.id}/{number}.{index}")
+            answers.append(answer)
+            if not begun:
+                again.append(index)
+        if again:
+            anew = await self.turn().call_all([calls[index] for index in again])
+            for index, answer in zip(again, anew, strict=True):
+                answers[index] = answer
+        return answers
+
+    async def recall(self, call_id: str) -> Answer:
+        """See :meth:`handrail.session.session.HeldSession.recall`."""
+        return (await self._recalled(call_id))[0]
+
+    async def _recalled(self, call_id: str) -> tuple[Answer, bool]:
+        body = {"session": self.id, "call": call_id}
+        while True:
+            try:
+                answer, begun = await self._membership.request("recall", body)
+            except ConnectionLost:  # a parked call that it took up is parked no more, and told by its record
+                continue
+            return mirror.answer_of(answer), begun
+
+    async def resume_parked(self) -> list[Answer]:
+        """See :meth:`handrail.session.session.HeldSession.resume_parked`."""
+        answers = await self._membership.request("parked", {"session": self.id}, settle=True)
+        return [mirror.answer_of(answer) for answer in answers]
+
+    def cancel(self, reason: StopReason = "user") -> None:
+        self._membership.begin(self._stop(reason))
+
+    async def _stop(self, reason: StopReason) -> None:
+        try:
+            await self._membership.request("stop", {"session": self.id, "reason": reason})
+        except (ConnectionLost, UsageError):  # what was running has ended with its holder, or its session
+            pass
+
+    def add_rules(self, *texts: str) -> None:
+        for text in texts:
+            parse_rule(text, scope="session", source="session")
+        self._rules += texts
+        self._membership.tell("rules", {"session": self.id, "rules": list(texts)})
+
+    # ── what was said ────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def history(self) -> JoinedHistory:
+        return JoinedHistory(self.id, self._membership)
+
+    # ── events ───────────────────────────────────────────────────────────────────────────────────
+
+    def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
+        if not self._listeners:
+            self._membership.tell("watch", {"session": self.id})
+        self._listeners.append(listener)
+
+        def stop() -> None:
+            if listener in self._listeners:
+                self._listeners.remove(listener)
+                if not self._listeners:
+                    self._membership.tell("unwatch", {"session": self.id})
+
+        return stop
+
+    def happened(self, event: Event) -> None:
+        """Tell whoever watches."""
+        for listener in tuple(self._listeners):
+            try:
+                listener(event)
+            except Exception as error:  # whoever watches a call has no say in how it ends
+                about = f"a listener to the events of session {self.id} failed at {event.kind!r}"
+                asyncio.get_running_loop().call_exception_handler({"message": about, "exception": error})
+
+    def events(self) -> AsyncIterator[Event]:
+        return events_of(self, self._readers)
+
+    # ── the end ──────────────────────────────────────────────────────────────────────────────────
+
+    async def close(self) -> None:
+        if self.closed:
+            return
+        self._end("is closed; open another with kernel.session()")
+        try:
+            await self._membership.request("close", {"session": self.id})
+        except ConnectionLost:
+            pass
+
+    async def suspend(self) -> None:
+        """Leave it to whoever opens it next."""
+        if self.closed:
+            return
+        self._end("has ended with its kernel, which is closed; open a kernel anew")
+        try:
+            await self._membership.request("suspend", {"session": self.id})
+        except ConnectionLost:
+            pass
+
+    def _end(self, why: str) -> None:
+        self.closed = True
+        self._closed = f"session {self.id} {why}"
+        self._forget(self)
+        for reader in self._readers:
+            reader.end()
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise UsageError(self._closed)
+
+
+class JoinedTurn:
+    """Implements :class:`~handrail.contract.session.Turn`."""
+
+    def __init__(self, session: JoinedSession, token: int, generation: Generation, number: int) -> None:
+        self._session = session
+        self._token = token
+        self.generation = generation
+        self.number = number
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        return [entry.spec for entry in self.generation.entries.values() if entry.withheld is None]
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        proposed = [as_proposed(call) for call in calls]
+        return await self._session.carry_out(self.number, self._token, self.generation.number, proposed)
+
+
+class JoinedHistory:
+    """Implements :class:`~handrail.contract.history.History` by asking the holder."""
+
+    def __init__(self, session_id: str, membership: Membership) -> None:
+        self._session_id = session_id
+        self._membership = membership
+
+    async def read(self) -> Sequence[Entry]:
+        while True:
+            try:
+                told = await self._membership.request("history", {"session": self._session_id})
+            except ConnectionLost:
+                continue
+            return [(position, data) for position, data in told]
+
+    async def keep(self, entries: Sequence[Entry]) -> None:
+        body = {"session": self._session_id, "entries": [[position, dict(data)] for position, data in entries]}
+        while True:  # each has its position: keeping one twice is keeping it once
+            try:
+                await self._membership.request("keep", body)
+            except ConnectionLost:
+                continue
+            return

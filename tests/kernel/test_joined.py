@@ -1,0 +1,240 @@
+"""Several kernels on one workspace: one holds it, the others join, and nobody can tell them apart by their calls."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+
+import pytest
+
+from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, tool
+from handrail.holding import HeldKernel
+from handrail.joined import JoinedKernel
+from handrail.record.verification import verify
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+
+def second(folder: Path, **options: object) -> AbstractAsyncContextManager[Kernel]:
+    """Another kernel on the workspace of ``temporary_kernel(folder)``."""
+    config = folder / "config" / "handrail.toml"
+    return Kernel.open(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.proves("L-07")
+async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
+        assert isinstance(held, HeldKernel) and isinstance(joined, JoinedKernel)
+        assert joined.workdir == held.workdir and joined.state_folder == held.state_folder
+        assert joined.tier == held.tier
+        assert joined.generation.entries.keys() == held.generation.entries.keys()
+        session = await joined.session()
+        written = await session.call("write", {"path": "a.txt", "content": "one\n"})
+        assert written.ok, written.error_text
+        read = await session.call("read", {"path": "a.txt"})
+        assert read.data["text"] == "one"
+        assert (tmp_path / "ws" / "a.txt").read_text() == "one\n"
+        await joined.log.flush()
+        rows = joined.log.reader.calls()
+        assert [row.tool for row in rows if row.call_id.startswith(session.id)] == ["write", "read"]
+        assert verify(joined.log.reader).ok
+
+
+@pytest.mark.proves("L-07")
+async def test_rules_that_a_process_brings_hold_for_its_own_sessions_only(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
+        ours, theirs = await held.session(), await joined.session()
+        assert (await ours.call("write", {"path": "a", "content": ""})).error_kind == "denied"
+        assert (await theirs.call("write", {"path": "a", "content": ""})).ok
+        theirs.add_rules("deny write a")
+        assert (await theirs.call("write", {"path": "a", "content": ""})).error_kind == "denied"
+        assert (await theirs.call("write", {"path": "b", "content": ""})).ok
+        narrower = await joined.session(rules=["deny write *"])
+        assert (await narrower.call("write", {"path": "c", "content": ""})).error_kind == "denied"
+
+
+@pytest.mark.proves("L-07", "L-02")
+async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
+    entered, leave = asyncio.Event(), asyncio.Event()
+    order: list[str] = []
+
+    @tool(id="test.hold", side_effect="write", locks=["file:a.txt:X"])
+    async def hold() -> str:
+        """Keep the lock until told."""
+        entered.set()
+        await leave.wait()
+        order.append("held")
+        return "held"
+
+    async with temporary_kernel(tmp_path, tools=[hold], rules=["allow test.hold"]) as held:
+        async with second(tmp_path, rules=["allow write"]) as joined:
+            ours, theirs = await held.session(), await joined.session()
+            waits = asyncio.Event()
+            theirs.watch(lambda event: waits.set() if event.kind == "waiting" else None)
+            first = asyncio.create_task(ours.call("test.hold", {}))
+            await entered.wait()
+            later = asyncio.create_task(theirs.call("write", {"path": "a.txt", "content": "x"}))
+            await waits.wait()
+            assert not later.done()
+            leave.set()
+            assert (await first).data == "held"
+            result = await later
+            assert result.ok and result.metadata["lock_wait_ms"] > 0
+
+
+@pytest.mark.proves("L-07")
+async def test_the_calls_of_one_reply_are_answered_in_order_over_the_socket(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
+        session = await joined.session()
+        calls = [("write", {"path": f"{n}.txt", "content": str(n)}) for n in range(5)]
+        results = await session.call_all([*calls, ("nothing", {}), ("read", {"path": "3.txt"})])
+        assert [result.type for result in results] == ["output"] * 5 + ["error", "output"]
+        assert results[5].error_kind == "unknown_tool"
+        turn = session.turn()
+        answers = await turn.call_all([("read", {"path": "0.txt"}), ("read", '{"path": "1.txt"}')])
+        assert [answer.call_id for answer in answers] == [f"{session.id}/{turn.number}.{n}" for n in range(2)]
+        assert [answer.result.data["text"] for answer in answers] == ["0", "1"]
+
+
+@pytest.mark.proves("K-05", "L-07")
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        ('{"path": "a", "path": "b"}', "twice"),
+        ({"path": float("nan")}, "NaN"),
+        ({"path": "\ud800"}, "surrogate"),
+        ({"path": {1, 2}}, "not JSON values"),
+        ("[1]", "array"),
+        (b"\xff", "UTF-8"),
+    ],
+)
+async def test_arguments_are_read_as_strictly_as_without_a_socket(
+    tmp_path: Path, arguments: object, fault: str
+) -> None:
+    async with temporary_kernel(tmp_path), second(tmp_path) as joined:
+        session = await joined.session()
+        result = await session.call("read", arguments)  # pyright: ignore[reportArgumentType]
+        assert result.error_kind == "invalid_input" and fault in (result.error_text or "")
+
+
+@pytest.mark.proves("L-07", "X-10")
+async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), second(tmp_path) as joined:
+        session = await joined.session()
+        seen: list[Event] = []
+        stop = session.watch(seen.append)
+        assert (await session.call("glob", {"pattern": "*"})).ok
+        assert [event.kind for event in seen] == ["proposed", "started", "finished"]
+        assert {event.session_id for event in seen} == {session.id}
+        stop()
+        await session.call("glob", {"pattern": "*"})
+        await joined.log.flush()  # whatever was under way has arrived with the answer
+        assert len(seen) == 3
+
+
+@pytest.mark.proves("L-07", "X-08")
+async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: Path) -> None:
+    begun: list[asyncio.Event] = [asyncio.Event(), asyncio.Event()]
+
+    @tool(id="test.wait", side_effect="read", locks=[])
+    async def wait(n: int) -> str:
+        """Wait for ever."""
+        begun[n].set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with temporary_kernel(tmp_path, tools=[wait], rules=["allow test.wait"]) as held:
+        async with second(tmp_path) as joined:
+            # The tool belongs to the process that brought it.
+            assert "test.wait" not in joined.generation.entries
+            theirs, ours = await joined.session(), await held.session()
+            mine = asyncio.create_task(ours.call("test.wait", {"n": 0}))
+            await begun[0].wait()
+            assert (await theirs.call("test.wait", {"n": 1})).error_kind == "unknown_tool"
+            theirs.cancel()
+            await joined.log.flush()
+            assert not mine.done()
+            ours.cancel()
+            assert (await mine).metadata["stopped_by"] == "user"
+
+
+@pytest.mark.proves("L-07", "P-07")
+async def test_a_person_at_a_joined_process_is_asked_there(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("reject", "not now")], [[["blue"]]])
+    async with temporary_kernel(tmp_path), second(tmp_path) as joined:
+        session = await joined.session(attendant=person)
+        assert (await session.call("write", {"path": "a", "content": "x"})).ok
+        refused = await session.call("write", {"path": "b", "content": "x"})
+        assert refused.error_kind == "denied" and "not now" in (refused.error_text or "")
+        assert [request.arguments["path"] for request in person.requests] == ["a", "b"]
+        answered = await session.call("question", {"questions": [{"question": "Which colour?"}]})
+        assert answered.data == {"answers": [["blue"]]}
+        nobody = await joined.session()
+        assert (await nobody.call("write", {"path": "c", "content": "x"})).error_kind == "denied"
+
+
+@pytest.mark.proves("L-10", "L-07")
+async def test_a_key_gives_what_was_recorded_over_the_socket_too(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
+        session = await joined.session("ses_keys")
+        first = await session.call("write", {"path": "a", "content": "x"}, key="k")
+        again = await session.call("write", {"path": "a", "content": "x"}, key="k")
+        assert first.ok and again.metadata["recorded"] is True
+        assert (await session.call("write", {"path": "b", "content": "x"}, key="k")).error_kind == "conflict"
+
+
+@pytest.mark.proves("L-07", "P-13")
+async def test_explain_uses_the_joined_processes_own_rules(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write *.md"]) as joined:
+        arguments = {"path": "a.md", "content": ""}
+        assert (await held.explain("write", arguments)).effective == "deny"
+        assert (await joined.explain("write", arguments)).action == "allow"
+        with pytest.raises(ToolError, match="did you mean") as caught:
+            await joined.explain("wriet", arguments)
+        assert caught.value.kind == "unknown_tool"
+
+
+@pytest.mark.proves("L-07", "O-07")
+async def test_a_secret_that_any_process_brings_is_redacted_everywhere(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path, secrets={"token": "s3cr3t-value"}):
+        (tmp_path / "ws" / "a.txt").write_text("it is s3cr3t-value\n")
+        result = await (await held.session()).call("read", {"path": "a.txt"})
+        assert result.data["text"] == "it is [secret:token]"
+
+
+@pytest.mark.proves("L-07")
+async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
+        session = await held.session("ses_one")
+        with pytest.raises(UsageError, match="open already"):
+            await joined.session("ses_one")
+        await session.close()
+        again = await joined.session("ses_one")
+        assert (await again.call("glob", {"pattern": "*"})).ok
+
+
+@pytest.mark.proves("L-07", "A-10")
+async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        async with second(tmp_path) as joined:
+            session = await joined.session("ses_on")
+            assert (await session.call("todo", {"todos": [{"content": "go on", "status": "pending"}]})).ok
+        async with second(tmp_path) as joined:
+            session = await joined.session("ses_on")
+            result = await session.call("glob", {"pattern": "*"})
+            assert result.ok
+        await held.log.flush()
+        ids = [row.call_id for row in held.log.reader.calls() if row.call_id.startswith("ses_on")]
+        assert ids == ["ses_on/1.0", "ses_on/2.0"]
+
+
+@pytest.mark.proves("L-07", "R-06")
+async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
+        session = await joined.session()
+        turn = session.turn()
+        before = joined.generation.number
+        await held.reload()
+        assert (await session.call("glob", {"pattern": "*"})).ok  # the news came before this answer
+        assert joined.generation.number > before
+        assert (await turn.call_all([("glob", {"pattern": "*"})]))[0].result.ok, "a turn keeps the one it began with"

@@ -1,0 +1,96 @@
+"""When the process that holds a workspace dies or is paused, one of those who joined takes its place."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from handrail.record.verification import verify
+from handrail.testing.kernels import temporary_kernel
+from tests.kernel.members import member, members
+
+
+async def begun(folder: Path, name: str) -> None:
+    """Return when the hanging tool has begun: it waits on a pipe that it made."""
+    path = folder / f"begun-{name}"
+    while not path.exists():
+        await asyncio.sleep(0)
+
+
+@pytest.mark.proves("L-07", "G-05")
+async def test_when_the_holder_is_killed_one_of_those_who_joined_takes_over(tmp_path: Path) -> None:
+    async with members(tmp_path, ("tools",), (), ()) as (holder, one, other):
+        assert [each.hello["holds"] for each in (holder, one, other)] == [True, False, False]
+        hanging = holder.call("test.hang", {"name": "lost"}, session="ses_lost")
+        first = await one.call("write", {"path": "a.txt", "content": "1"}, session="ses_one")
+        assert first["result"]["type"] == "output"
+        await begun(tmp_path, "lost")
+        holder.kill()
+        results = await asyncio.gather(
+            one.call("write", {"path": "b.txt", "content": "2"}, session="ses_one"),
+            other.call("write", {"path": "c.txt", "content": "3"}, session="ses_other"),
+        )
+        assert [told.get("result", told).get("type") for told in results] == ["output", "output"], results
+        with pytest.raises(EOFError):
+            await hanging
+        found = [await each.order(interrupted=True) for each in (one, other)]
+        assert sorted(told["interrupted"] for told in found) == [[], ["ses_lost/1.0"]]
+        await one.leave()
+        last = await other.call("read", {"path": "b.txt"}, session="ses_other")
+        assert last["result"]["data"]["text"] == "2"
+        await other.leave()
+    async with temporary_kernel(tmp_path) as kernel:
+        assert kernel.interrupted == ()
+        assert verify(kernel.log.reader).ok
+        assert (tmp_path / "effects").read_text() == "lost\n"
+
+
+@pytest.mark.proves("L-07", "G-05")
+async def test_a_call_that_the_dead_holder_had_begun_is_answered_interrupted(tmp_path: Path) -> None:
+    async with members(tmp_path, (), ("tools",), ()) as (holder, one, other):
+        # The tool runs in the process that brought it; its call is the holder's all the same.
+        waiting = one.call("test.hang", {"name": "mine"}, session="ses_mine")
+        await begun(tmp_path, "mine")
+        holder.kill()
+        told = await waiting
+        assert told["result"]["metadata"]["error_kind"] == "interrupted"
+        again = await one.call("test.pid", {"name": "after"}, session="ses_mine")
+        assert again["result"]["data"] == one.hello["pid"]
+        assert (await other.call("glob", {"pattern": "*"}))["result"]["type"] == "output"
+    assert (tmp_path / "effects").read_text() == "mine\nafter\n"
+
+
+@pytest.mark.proves("L-07")
+async def test_a_holder_that_was_paused_finds_itself_replaced_and_commits_nothing(tmp_path: Path) -> None:
+    async with members(tmp_path, ("tools",), ()) as (holder, one):
+        assert (await holder.call("test.pid", {"name": "before"}, session="ses_h"))["result"]["type"] == "output"
+        holder.pause()
+        told = await one.call("write", {"path": "a.txt", "content": "by the next"}, session="ses_one")
+        assert "result" in told and told["result"]["type"] == "output", told
+        late = holder.call("test.pid", {"name": "late"}, session="ses_h")
+        holder.resume()
+        answer = await late
+        assert answer["result"]["metadata"]["error_kind"] == "unavailable", answer
+        assert (await one.call("read", {"path": "a.txt"}, session="ses_one"))["result"]["data"]["text"] == "by the next"
+        await one.leave()
+    assert (tmp_path / "effects").read_text() == "before\n"
+    async with temporary_kernel(tmp_path) as kernel:
+        assert verify(kernel.log.reader).ok
+        assert not [row for row in kernel.log.reader.calls() if row.call_id == "ses_h/2.0" and row.state == "output"]
+
+
+@pytest.mark.proves("L-07")
+async def test_many_kernels_started_at_once_share_one_holder(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    started = await asyncio.gather(*(member(tmp_path) for _ in range(5)))
+    try:
+        assert sum(each.hello["holds"] for each in started) == 1
+        told = await asyncio.gather(
+            *(each.call("write", {"path": f"{n}.txt", "content": ""}) for n, each in enumerate(started))
+        )
+        assert [each["result"]["type"] for each in told] == ["output"] * 5
+    finally:
+        for each in started:
+            await each.leave()
