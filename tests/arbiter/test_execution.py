@@ -378,6 +378,21 @@ async def test_what_must_not_be_interrupted_comes_to_its_end_and_the_cancellatio
     assert run.owed is not None and held.ended == "returned"
 
 
+async def test_work_whose_end_is_elsewhere_is_told_each_time_and_left_to_end() -> None:
+    held, run = Held(), execution()
+    told: list[str] = []
+    run.told = told.append
+    running = asyncio.create_task(run.apart(held.work(), 60, cancellable=False))
+    await held.entered.wait()
+    run.stop("user")
+    run.stop("shutdown")
+    with pytest.raises(StillRunning) as still:
+        await running
+    assert told == ["user", "user"]
+    held.open.set()
+    assert await still.value.task == "value"
+
+
 async def _never_awaited(make: Callable[[], Awaitable[object]]) -> None:
     """Coroutines that are never begun are closed: no warning at their end (warnings are errors here)."""
     with pytest.raises(Stopped):

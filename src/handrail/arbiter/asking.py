@@ -317,12 +317,19 @@ class Asking:
     async def questions(self, call: Call) -> None:
         """Ask what the tool of ``call`` wants to know before it runs, and keep the answers for it.
 
-        :raises Refusal: when a person declined
+        :raises Refusal: when a person declined, or the tool has no questions for these arguments
         :raises Parked: when nobody is there now
         """
         assert call.entry is not None and call.arguments is not None
         call.own_arguments()
-        asked = tuple(call.entry.tool.questions(call.arguments))
+        try:
+            given = call.entry.tool.questions(call.arguments)
+            if isinstance(given, Awaitable):
+                waits = given
+                given = cast("Sequence[Question]", await call.interruptible("authorise", lambda: waits))
+            asked = tuple(given)
+        except ToolError as error:
+            raise Refusal("authorise", error.kind, error.text) from None
         if not asked:
             return
         row = self._taken_up(call, "question")

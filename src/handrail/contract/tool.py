@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from handrail.contract.runtime import Question, Runtime
@@ -34,11 +34,13 @@ class Tool(abc.ABC):
         :raises ToolError: for a failure the model should read about
         """
 
-    def questions(self, args: dict[str, Any]) -> Sequence[Question]:
+    def questions(self, args: dict[str, Any]) -> Sequence[Question] | Awaitable[Sequence[Question]]:
         """What people have to be asked before this call runs, by its validated ``args``.
 
         The call waits for the answers without locks or a time-out, across restarts too; ``runtime.people.answer`` with
-        the same questions then gives them at once. It must have no effects.
+        the same questions then gives them at once. It must have no effects; it may be a coroutine.
+
+        :raises ToolError: for arguments that no question can be made of
         """
         return ()
 

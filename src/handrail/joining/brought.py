@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -17,10 +17,10 @@ import orjson
 
 from handrail.arbiter.execution import Execution, StopReason
 from handrail.contract.errors import ToolError
-from handrail.contract.runtime import Runtime
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.tool import Tool
 from handrail.joining.describing import Description, of_capabilities, read_descriptions
-from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN, Door
+from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN, Door, questions
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
 from handrail.joining.values import (
@@ -38,6 +38,7 @@ from handrail.joining.values import (
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.store.encoding import decode, encode
 
+_GONE = "the process that brought {} has gone, so nothing was run; start it again"
 _MAX_PROGRESS = 10_000
 """Characters of one message."""
 
@@ -72,6 +73,13 @@ class BroughtTool(Tool):
             it had gone before
         """
         return await self._home.carry_out(self, args, runtime)
+
+
+class AskingTool(BroughtTool):
+    """One that people may have to be asked about before it runs."""
+
+    async def questions(self, args: dict[str, Any]) -> Sequence[Question]:
+        return await self._home.questions(self, args)
 
 
 class _Run:
@@ -119,7 +127,10 @@ class BroughtTools:
         :raises LoadError: with every fault; what there was stays
         """
         process = self.process
-        self.tools = tuple(BroughtTool(one, process, self) for one in read_descriptions(described, process))
+        self.tools = tuple(
+            (AskingTool if one.asks_first else BroughtTool)(one, process, self)
+            for one in read_descriptions(described, process)
+        )
         return self.tools
 
     async def carry_out(self, tool: BroughtTool, args: dict[str, Any], runtime: Runtime) -> object:
@@ -156,6 +167,22 @@ class BroughtTools:
             del self._runs[run.number]
             await _ended(run.doors)
 
+    async def questions(self, tool: BroughtTool, args: dict[str, Any]) -> Sequence[Question]:
+        """See :meth:`~handrail.contract.tool.Tool.questions`."""
+        tool_id = tool.spec.id
+        body = {"tool": tool_id, "definition": tool.definition, "arguments": _exactly(tool_id, args)}
+        try:
+            told = an_object(await self._connection.request("questions", body, settle=True))
+            if (failure := failure_of(told)) is not None:
+                raise failure
+            return questions(told.get("value"))
+        except ConnectionLost:
+            raise ToolError(_GONE.format(tool_id), kind="unavailable") from None
+        except Refused as refused:
+            raise ToolError(f"{tool_id}: {refused.text}", kind="unavailable") from None
+        except Malformed as error:
+            raise ToolError(f"{tool_id}: its process asks what cannot be read: {error}", kind="backend") from None
+
     async def _answer(self, run: _Run, asking: asyncio.Future[Any]) -> Any:
         """Wait to the end, whoever cancels this: the locks of a call are given back when nothing of it runs any more."""
         while not asking.done():
@@ -170,10 +197,7 @@ class BroughtTools:
 
     def _gone(self, run: _Run, lost: ConnectionLost) -> ToolError:
         if not lost.sent:
-            return ToolError(
-                f"the process that brought {run.tool_id} has gone, so nothing was run; start it again",
-                kind="unavailable",
-            )
+            return ToolError(_GONE.format(run.tool_id), kind="unavailable")
         return ToolError(
             f"the process that runs {run.tool_id} has gone; nobody knows whether it took effect. "
             "Look at the state of things before you call it again",

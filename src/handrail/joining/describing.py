@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pydantic
 
+from handrail.arbiter.asking import asks_first
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet
@@ -31,12 +32,14 @@ class Description:
 
     :param source: where it is from, as that process knows it
     :param takes_runtime: whether it looks at its runtime at all
+    :param asks_first: whether people may have to be asked before it runs
     """
 
     spec: ToolSpec
     definition: str
     source: str
     takes_runtime: bool
+    asks_first: bool
 
 
 def usable(tools: Iterable[object]) -> tuple[Found, ...]:
@@ -66,7 +69,13 @@ def describe(tools: Sequence[object]) -> list[Message]:
             faults.append(Fault(found.place, "spec", f"is not JSON: {str(error)[:300]}"))
             continue
         described.append(
-            {"spec": spec, "definition": definition, "source": found.place, "takes_runtime": _takes_runtime(tool)}
+            {
+                "spec": spec,
+                "definition": definition,
+                "source": found.place,
+                "takes_runtime": _takes_runtime(tool),
+                "asks_first": asks_first(tool),
+            }
         )
     if faults:
         raise LoadError(faults)
@@ -109,7 +118,7 @@ def _description(told: object) -> Description:
     if definition != given.get("definition"):
         raise Malformed(f"{spec.id[:80]!r} does not arrive as it was declared; use one version of Handrail")
     source = "".join(c if c.isprintable() else "?" for c in text(given.get("source"))[:_MAX_SOURCE])
-    return Description(spec, definition, source, flag(given.get("takes_runtime")))
+    return Description(spec, definition, source, flag(given.get("takes_runtime")), flag(given.get("asks_first")))
 
 
 def _shown(error: Exception) -> str:

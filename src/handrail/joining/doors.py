@@ -70,6 +70,7 @@ _match = shape(Match, path=text, line=whole, text=text)
 _found = shape(Found, matches=each(_match), paths=each(text), more=flag, skipped=whole)
 _option = shape(Option, label=text, description=text)
 _question = shape(Question, question=text, header=text, options=each(_option), multi_select=flag)
+questions = each(_question)
 _lines = shape(
     FileLines,
     path=text,
@@ -164,7 +165,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
         "state.get": Door({"key": text}, lambda on, given: on.state.get(**given), anything),
         "state.put": Door({"key": text, "value": anything}, lambda on, given: on.state.put(**given), _nothing),
         "people.answer": Door(
-            {"questions": each(_question)},
+            {"questions": questions},
             lambda on, given: on.people.answer(**given),
             lambda v: [_words(a) for a in a_list(v)],
         ),

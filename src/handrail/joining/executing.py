@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -67,7 +68,10 @@ class Bench:
         self._streams = Streams()
         self._left: set[asyncio.Task[Any]] = set()
         self.bring(tools)
-        self.requests: Mapping[str, Op] = {"execute": Op(self._execute, inline=True, cancel_when_lost=True)}
+        self.requests: Mapping[str, Op] = {
+            "execute": Op(self._execute, inline=True, cancel_when_lost=True),
+            "questions": Op(self._questions, cancel_when_lost=True),
+        }
         """What the holder may ask for. Begun at once, so that a stop which follows finds what it is about."""
         self.notices: Mapping[str, Callable[[Any], None]] = {"stop": self._stop, "output": self._output}
 
@@ -108,10 +112,9 @@ class Bench:
             )
         except Malformed as error:
             raise Refused("malformed", f"execute: {error}") from None
-        connection = self._connection
-        tool = self._tools.get((asked["tool"], asked["definition"]))
-        if connection is None or tool is None:
-            raise Refused("unavailable", "the process that brought it does not have it any more")
+        connection, tool = self._connection, self._tool(asked)
+        if connection is None:
+            raise Refused("unavailable", "the process that brought it is not ready yet")
         number: int = asked["run"]
         runtime = RemoteRuntime(connection, number, tool.spec, asked["around"], self._streams)
         running = _Running(runtime, bool(getattr(tool, "blocking", False)))
@@ -129,6 +132,29 @@ class Bench:
             raise
         finally:
             del table[number]
+
+    async def _questions(self, body: Any) -> Message:
+        try:
+            asked = fields(body, {"tool": text, "definition": text, "arguments": an_object})
+        except Malformed as error:
+            raise Refused("malformed", f"questions: {error}") from None
+        tool = self._tool(asked)
+        try:
+            questions = tool.questions(asked["arguments"])
+            if isinstance(questions, Awaitable):
+                questions = await questions
+            return {"value": [asdict(question) for question in questions]}
+        except Exception as error:
+            return of_failure(error)
+
+    def _tool(self, asked: Mapping[str, Any]) -> Tool:
+        """
+        :raises Refused: when there is no such tool here
+        """
+        tool = self._tools.get((asked["tool"], asked["definition"]))
+        if tool is None:
+            raise Refused("unavailable", "the process that brought it does not have it any more")
+        return tool
 
     def _let_go(self, work: asyncio.Task[Any]) -> None:
         self._left.discard(work)
