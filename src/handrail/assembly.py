@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from handrail.agents import Appointed, appoint, equipped
 from handrail.arbiter.arbiter import Arbiter, Limits
@@ -105,7 +106,7 @@ class Rooms:
             await shelf.succession.aclose()
 
     def _shelf(
-        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[tuple[Scope, str, str]]
+        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText]
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
         (_, everybody), (_, of_agent) = self.config.tool_folders(appointed.manifest.id)
@@ -180,8 +181,22 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     )
 
 
-def parse_rules(texts: Iterable[tuple[Scope, str, str]], generation: Generation | None) -> list[Rule]:
-    """Rules from ``(scope, source, text)``.
+class RuleText(NamedTuple):
+    """A rule as it was written.
+
+    :param narrows: nobody trusted the file that it comes from
+    :param left_out: it does not count, but has to be a rule
+    """
+
+    scope: Scope
+    source: str
+    text: str
+    narrows: bool = False
+    left_out: bool = False
+
+
+def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> list[Rule]:
+    """Those of ``texts`` that count.
 
     :param generation: the tools that they may name, those that only other agents have among them; None where nobody
         knows
@@ -190,18 +205,21 @@ def parse_rules(texts: Iterable[tuple[Scope, str, str]], generation: Generation 
     known = None if generation is None else {*generation.entries, *generation.beyond}
     found: list[Rule] = []
     faults: list[Fault] = []
-    for scope, source, text in texts:
+    for given in texts:
         try:
-            found.append(parse_rule(text, scope=scope, source=source, known=known))
+            rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
         except ValueError as error:
-            faults.append(Fault(source, "", str(error)))  # which names the rule
+            faults.append(Fault(given.source, "", str(error)))  # which names the rule
+            continue
+        if not given.left_out:
+            found.append(replace(rule, narrows=given.narrows))
     if faults:
         raise LoadError(faults)
     return found
 
 
 def _loaded(
-    tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[tuple[Scope, str, str]]
+    tools: ToolSources, number: int, appointed: Appointed, texts: Sequence[RuleText]
 ) -> tuple[Generation, list[Rule]]:
     """A shelf's first generation, and the rules, which name its tools.
 
@@ -214,7 +232,7 @@ def _loaded(
 
 
 def _together(
-    rules: list[Rule], faults: list[Fault], texts: Sequence[tuple[Scope, str, str]], generation: Generation | None
+    rules: list[Rule], faults: list[Fault], texts: Sequence[RuleText], generation: Generation | None
 ) -> list[Rule]:
     """``rules`` and those of ``texts``.
 
@@ -235,10 +253,9 @@ def _profile_of(runtime: Runtime) -> Profile:
     return runtime.profile
 
 
-def _rule_texts(config: Configuration, rules: Iterable[str]) -> list[tuple[Scope, str, str]]:
-    found: list[tuple[Scope, str, str]] = []
-    for text in config.settings.rules:
-        found.append(("project", str(config.file), text))
-    for text in rules:
-        found.append(("session", "given at the start", text))
+def _rule_texts(config: Configuration, rules: Iterable[str]) -> list[RuleText]:
+    """The project's rules, and those of one process."""
+    found = [RuleText("project", rule.source, rule.text, rule.narrows) for rule in config.project_rules]
+    found += [RuleText("project", rule.source, rule.text, left_out=True) for rule in config.held_rules]
+    found += [RuleText("session", "given at the start", text) for text in rules]
     return found

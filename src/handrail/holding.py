@@ -9,13 +9,14 @@ import sys
 import time
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
-from handrail.assembly import Rooms, assemble, parse_rules
+from handrail.assembly import Rooms, RuleText, assemble, parse_rules
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -39,6 +40,7 @@ from handrail.session.context import Context
 from handrail.session.lasting import Lasting
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import HeldSession
+from handrail.store.folders import locate
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
 
@@ -132,7 +134,7 @@ class HeldKernel(Kernel):
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if problems := entry.schema.problems(dict(arguments)):
             raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
-        further = parse_rules([("session", "session", text) for text in rule_texts(rules)], generation)
+        further = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], generation)
         return await explain(
             context.authority,
             entry.spec,
@@ -206,7 +208,7 @@ class HeldKernel(Kernel):
             seen=lasting.seen(session_id),
             hidden=(str(folders.state),),
         )
-        own = parse_rules([("session", "session", text) for text in rule_texts(rules)], context.generation)
+        own = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], context.generation)
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
@@ -331,7 +333,9 @@ async def hold(
 
     :raises WorkspaceHeld: when another process holds it
     """
-    settings = configuration.load(config)
+    folders = locate(workspace, state, allow_home=allow_home)
+    settings = configuration.load(config, folders=folders, flags=brought.settings)
+    brought = replace(brought, rules=(*(rule.text for rule in settings.process_rules), *brought.rules))
     joinable = sys.platform == "linux"
     # A name of its own for each holder: one that was paused still listens at its.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""

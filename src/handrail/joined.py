@@ -6,6 +6,7 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
@@ -273,10 +274,10 @@ class Successor:
     """Holds the workspace in this process when its turn comes."""
 
     def __init__(
-        self, workspace: Folder, state: Folder | None, config: Folder | None, face: str, *, allow_home: bool
+        self, workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
     ) -> None:
         self._hold = (workspace, state, config)
-        self._brought = Brought(face)
+        self._brought = brought
         self._allow_home = allow_home
         self._held = AsyncExitStack()
         self.interrupted: Sequence[Interrupted] = ()
@@ -312,8 +313,10 @@ async def join(
 
     :param held: why it is not held here
     """
-    settings = configuration.load(config)
-    successor = Successor(workspace, state, config, brought.face, allow_home=allow_home)
+    settings = configuration.load(config, folders=held.folders, flags=brought.settings)
+    brought = replace(brought, rules=(*(rule.text for rule in settings.brought_rules), *brought.rules))
+    own = Brought(brought.face, settings=brought.settings)
+    successor = Successor(workspace, state, config, own, allow_home=allow_home)
     kernel = JoinedKernel(held.folders, settings, brought, successor)
     try:
         await kernel.membership.connection()

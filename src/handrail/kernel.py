@@ -69,6 +69,7 @@ class Brought:
     rules: tuple[str, ...] = ()
     secrets: Mapping[str, str] | None = None
     watchdogs: tuple[Watchdog, ...] = ()
+    settings: tuple[str, ...] = ()
 
 
 class Kernel(ABC):
@@ -86,6 +87,7 @@ class Kernel(ABC):
         config: Folder | None = None,
         watchdogs: Iterable[Watchdog] = (),
         agent: str | None = None,
+        settings: Iterable[str] = (),
         face: str = "library",
         allow_home: bool = False,
     ) -> AsyncGenerator[Kernel]:
@@ -100,6 +102,7 @@ class Kernel(ABC):
         :param config: the configuration file instead of the platform's
         :param watchdogs: see every call before it runs, in this order, and can only narrow
         :param agent: whose sessions it opens unless they name another; None for the configured one
+        :param settings: ``KEY=VALUE`` texts, stronger than files and variables
         :param face: how this process is reached, for others to know it by
         :param allow_home: open a home folder or ``/`` all the same
         :raises LoadError: with every fault of configuration, agent, rules and tools
@@ -109,7 +112,7 @@ class Kernel(ABC):
         from handrail.holding import hold
         from handrail.store.lease import WorkspaceHeld
 
-        brought = Brought(face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs))
+        brought = Brought(face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs), tuple(settings))
         async with AsyncExitStack() as stack:
             try:
                 kernel: Kernel = await stack.enter_async_context(

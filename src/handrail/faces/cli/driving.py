@@ -81,9 +81,12 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         rules=setting.rules,
         state=setting.state,
         config=setting.config,
+        settings=setting.settings,
         face=face,
         allow_home=setting.allow_home,
     ) as kernel:
+        if (remark := kernel.config.remark) is not None:
+            note(f"handrail: {remark}")
         for lost in kernel.interrupted:
             note(f"handrail: call {lost.call_id} ({lost.tool}) was interrupted earlier; its outcome is unknown")
         yield kernel

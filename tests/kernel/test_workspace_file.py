@@ -1,0 +1,129 @@
+"""A workspace's own configuration in a whole kernel: what of it counts, and that no call changes it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from handrail import Kernel, LoadError
+from handrail.config import load
+from handrail.sandbox import tiers
+from handrail.store import trust
+from handrail.store.folders import prepare
+
+confined = pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+pytestmark = pytest.mark.proves("F-11")
+OWN = 'rules = ["allow write notes/**", "deny read secret/**"]\n[limits]\nlock_wait_ms = 7\n'
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, own: str | None, rules: Iterable[str] = (), *, trusted: bool = False, settings: Iterable[str] = ()
+) -> AsyncGenerator[Kernel]:
+    """A kernel on ``folder/ws`` whose file holds ``own``; the operator's file is empty unless it is there."""
+    workspace, config = folder / "ws", folder / "handrail.toml"
+    workspace.mkdir(exist_ok=True)
+    config.touch()
+    if own is not None:
+        (workspace / "handrail.toml").write_text(own)
+    if trusted:
+        folders = prepare(workspace, folder / "state")
+        found = load(config, folders=folders).workspace
+        assert found is not None
+        trust.grant(folders, found.sha256, clock=lambda: 1)
+    async with Kernel.open(workspace, rules=rules, state=folder / "state", config=config, settings=settings) as kernel:
+        yield kernel
+
+
+async def test_its_denies_count_at_once_and_its_allows_and_settings_when_a_person_has_trusted_them(
+    tmp_path: Path,
+) -> None:
+    for trusted in (False, True):
+        async with opened(tmp_path, OWN, trusted=trusted) as kernel:
+            session = await kernel.session()
+            written = await session.call("write", {"path": "notes/a.txt", "content": "x"})
+            assert written.ok is trusted, written
+            denied = await session.call("read", {"path": "secret/a.txt"})
+            assert denied.error_kind == "denied" and "'deny read secret/**' (project scope)" in str(denied.error_text)
+            assert kernel.config.settings.limits.lock_wait_ms == (7 if trusted else 60_000)
+            assert (kernel.config.remark is None) is trusted
+    async with opened(tmp_path, OWN + "#") as kernel:
+        session = await kernel.session()
+        changed = await session.call("write", {"path": "notes/b.txt", "content": "x"})
+        assert changed.error_kind == "denied"
+
+
+async def test_its_question_does_not_stand_in_for_an_operators_deny(tmp_path: Path) -> None:
+    (tmp_path / "handrail.toml").write_text('rules = ["deny fs.write notes/**"]\n')
+    own = 'rules = ["ask fs.write notes/a.txt"]\n'
+    async with opened(tmp_path, own) as kernel:
+        explained = await kernel.explain("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
+        assert explained.action == "deny"
+    async with opened(tmp_path, own + 'agent = "default"\n', trusted=True) as kernel:
+        explained = await kernel.explain("write", {"path": "notes/a.txt", "content": "x"}, headless=False)
+        assert explained.action == "ask"
+
+
+async def test_variables_and_settings_count_for_the_kernel_of_a_program_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_RULES", "allow write notes/**")
+    async with opened(tmp_path, None, settings=["limits.grace_ms=9"]) as kernel:
+        assert kernel.config.settings.limits.grace_ms == 9
+        session = await kernel.session()
+        assert (await session.call("write", {"path": "notes/a.txt", "content": "x"})).ok
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ("rules = [\n", "is not TOML"),
+        ('rules = ["allow raed"]\n', "handrail.toml:1: in the rule 'allow raed'"),
+        ('rules = [\n"deny raed"]\n', "handrail.toml:2: in the rule 'deny raed'"),
+        ("[limits]\ngrace_ms = 0\n", "handrail.toml:2: limits.grace_ms"),
+    ],
+)
+async def test_a_faulty_one_stops_the_start_with_its_line(tmp_path: Path, own: str, told: str) -> None:
+    with pytest.raises(LoadError) as caught:
+        async with opened(tmp_path, own):
+            raise AssertionError("it opened")
+    assert told in str(caught.value)
+
+
+@pytest.mark.proves("P-15a", "F-11")
+async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> None:
+    rules = ["allow *", "allow fs.*", "allow write handrail.toml", "allow fs.write handrail.toml"]
+    async with opened(tmp_path, OWN, rules) as kernel:
+        (tmp_path / "ws" / "link").symlink_to("handrail.toml")
+        session = await kernel.session()
+        assert (await session.call("read", {"path": "handrail.toml"})).ok
+        for path in ("handrail.toml", "./HANDRAIL.TOML", "link", str(tmp_path / "ws" / "handrail.toml")):
+            for name, arguments in (
+                ("write", {"path": path, "content": "rules = []"}),
+                ("edit", {"path": path, "old": "deny", "new": "allow"}),
+                ("file.patch", {"path": path, "operations": [{"op": "append", "content": "x"}]}),
+            ):
+                answer = await session.call(name, arguments)
+                assert answer.error_kind == "denied" and "no rule allows it" in str(answer.error_text), (
+                    name,
+                    path,
+                    answer,
+                )
+        assert (tmp_path / "ws" / "handrail.toml").read_text() == OWN
+        assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["handrail.toml", "link"]
+
+
+@confined
+@pytest.mark.proves("P-15a", "F-11")
+@pytest.mark.parametrize("command", ["rm -f handrail.toml", "mv handrail.toml x", "echo 'rules = []' > handrail.toml"])
+async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: Path, command: str) -> None:
+    own = 'rules = ["allow bash"]\n'
+    async with opened(tmp_path, own, ["allow *", f"allow bash {command}", "allow fs.*"], trusted=True) as kernel:
+        session = await kernel.session()
+        answer = await session.call("bash", {"command": f"/bin/bash -c '{command.replace(chr(39), chr(34))}'"})
+        assert not answer.ok or answer.data["exit_code"] != 0, answer
+    assert (tmp_path / "ws" / "handrail.toml").read_text() == own
+    assert [path.name for path in (tmp_path / "ws").iterdir()] == ["handrail.toml"]
