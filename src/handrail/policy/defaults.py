@@ -31,7 +31,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """
     texts = [f"allow {permission}" for permission in SESSION_INTERNAL]
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
-        texts.append(f"allow fs.read {root}**")
+        texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]
     # Written as rules rather than read from text: a folder's name may hold what a text cannot.
     return tuple(_rule(text) for text in texts)

@@ -1,0 +1,301 @@
+"""What an agent manifest says is what its sessions can do, whatever rules, flags and answers say besides."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from tests.kernel.test_configured import put_tool
+
+from handrail import Kernel, LoadError, UsageError, tool
+from handrail.contract.people import ApprovalAnswer
+from handrail.holding import HeldKernel
+from handrail.policy.opinions import Opinion, WatchdogCall, allow
+from handrail.sandbox import tiers
+from handrail.testing.kernels import ScriptedPerson
+
+confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+
+
+@tool(id="notes.add", side_effect="read", locks=[])
+def add(text: str) -> str:
+    """Add a note."""
+    return text
+
+
+@tool(id="mail.send", side_effect="external", locks=[])
+def send(to: str) -> str:
+    """Send a mail."""
+    return to
+
+
+def put_agent(folder: Path, name: str, text: str) -> Path:
+    file = folder / "config" / "agents" / name / "agent.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    for made in (file.parent, file.parent.parent):
+        made.chmod(0o755)
+    file.write_text(f'id = "{name}"\n{text}')
+    file.chmod(0o644)
+    return file
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, agent: str | None = None, settings: str = "", **options: object
+) -> AsyncGenerator[Kernel]:
+    (folder / "ws").mkdir(exist_ok=True)
+    config = folder / "config" / "handrail.toml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(settings)
+    given: dict[str, object] = {"tools": [add, send], **options}
+    async with Kernel.open(folder / "ws", state=folder / "state", config=config, agent=agent, **given) as kernel:  # pyright: ignore[reportArgumentType]
+        yield kernel
+
+
+@pytest.mark.proves("K-13", "P-03")
+async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_and_against_people(
+    tmp_path: Path,
+) -> None:
+    put_agent(tmp_path, "reviewer", 'rules = ["deny fs.write final/**", "allow write drafts/**"]')
+    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])
+    project = 'rules = ["allow write final/a.md", "allow fs.write final/a.md"]'
+    async with opened(tmp_path, "reviewer", project, rules=["allow write final/a.md"]) as kernel:
+        session = await kernel.session(attendant=person, rules=["allow fs.write final/a.md"])
+        session.add_rules("allow write final/a.md", "allow fs.write final/a.md")
+        assert (await session.call("write", {"path": "drafts/a.md", "content": "x"})).ok
+        refused = await session.call("write", {"path": "final/a.md", "content": "x"})
+        assert refused.error_kind == "denied"
+        assert "manifest scope" in (refused.error_text or "")
+        assert not (tmp_path / "ws" / "final").exists()
+        assert person.requests == []
+        explained = await kernel.explain("write", {"path": "final/a.md", "content": "x"}, rules=["allow write"])
+        assert explained.action == "deny"
+        assert "reviewer/agent.toml" in str(explained)
+
+
+@pytest.mark.proves("K-13")
+async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'tools = ["read", "notes.*"]')
+    async with opened(tmp_path, "reviewer", rules=["allow *", "deny mail.send to=eve"]) as kernel:
+        session = await kernel.session()
+        assert [spec.id for spec in session.turn().specs] == ["read", "notes.add"]
+        assert (await session.call("notes.add", {"text": "x"})).ok
+        for name in ("mail.send", "mail__send", "bash", "write"):
+            refused = await session.call(name, {"to": "ann"})
+            assert refused.error_kind == "unknown_tool", name
+            assert "write" not in (refused.error_text or "").replace(f"{name!r}", "")
+
+
+@pytest.mark.proves("K-13")
+async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_log(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", '[aliases]\n"choir.mail" = "mail.send"')
+    async with opened(tmp_path, "reviewer", rules=["allow mail.send to=ann"]) as kernel:
+        session = await kernel.session()
+        assert (await session.call("choir.mail", {"to": "ann"})).data == "ann"
+        refused = await session.call("choir.mail", {"to": "eve"})
+        assert refused.error_kind == "denied"
+        await kernel.log.flush()
+        logged = [record for record in kernel.log.reader.records() if record.call_id]
+        assert {record.body["tool"] for record in logged if record.body and "tool" in record.body} == {"mail.send"}
+
+
+@pytest.mark.proves("K-13", "R-04")
+async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", "")
+    put_agent(tmp_path, "other", "")
+    put_tool(tmp_path / "config" / "agents" / "reviewer" / "tools", "own")
+    async with opened(tmp_path, "reviewer") as kernel:
+        assert "own" in kernel.generation.entries
+        other = await kernel.session(agent="other")
+        assert "own" not in [spec.id for spec in other.turn().specs]
+        assert (await other.call("own", {})).error_kind == "unknown_tool"
+
+
+@pytest.mark.proves("K-13")
+async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tmp_path: Path) -> None:
+    put_agent(tmp_path, "writer", 'rules = ["allow write"]')
+    put_agent(tmp_path, "reader", 'tools = ["read"]')
+    async with opened(tmp_path) as kernel:
+        assert kernel.agent.id == "default"
+        sessions = {name: await kernel.session(agent=name) for name in ("writer", "reader", "default")}
+        results = {name: await one.call("write", {"path": "a", "content": "x"}) for name, one in sessions.items()}
+        assert {name: result.error_kind for name, result in results.items()} == {
+            "writer": None,
+            "reader": "unknown_tool",
+            "default": "denied",
+        }
+        await kernel.log.flush()
+        bodies = [record.body or {} for record in kernel.log.reader.records() if record.kind == "session-opened"]
+        assert [body["agent"] for body in bodies] == ["writer", "reader", "default"]
+
+
+@pytest.mark.proves("K-13")
+async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", "")
+    with pytest.raises(UsageError, match=r"no agent 'reviewr'; did you mean 'reviewer'\? There are: default, reviewer"):
+        async with opened(tmp_path, "reviewr"):
+            pass
+    async with opened(tmp_path) as kernel:
+        with pytest.raises(UsageError, match="no agent 'nobody'"):
+            await kernel.session(agent="nobody")
+        assert (await (await kernel.session()).call("glob", {"pattern": "*"})).ok
+
+
+@pytest.mark.proves("K-13")
+async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work(tmp_path: Path) -> None:
+    put_agent(tmp_path, "broken", 'tools = ["raed"]\npromt = 1\nrules = ["deny bahs"]\nroots = [{path = "~"}]\n')
+    (tmp_path / "config" / "tools").mkdir(parents=True)
+    with pytest.raises(LoadError) as caught:
+        async with opened(tmp_path, "broken"):
+            pass
+    assert [fault.where for fault in caught.value.faults] == ["promt", "roots[0].path", "tools[0]", "rules[0]"]
+    assert all(fault.source.endswith("broken/agent.toml") for fault in caught.value.faults)
+    async with opened(tmp_path) as kernel:
+        with pytest.raises(LoadError):
+            await kernel.session(agent="broken")
+        assert (await (await kernel.session()).call("glob", {"pattern": "*"})).ok
+
+
+async def test_a_rule_for_all_agents_may_name_a_tool_that_this_one_does_not_have(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'tools = ["read"]')
+    async with opened(tmp_path, "reviewer", 'rules = ["deny mail.send", "deny bash rm *"]') as kernel:
+        assert len(kernel.generation) == 1
+    with pytest.raises(LoadError, match="not a tool or a capability"):
+        async with opened(tmp_path, "reviewer", 'rules = ["deny mail.sned"]'):
+            pass
+
+
+async def test_the_configured_agent_is_that_of_whoever_names_none(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", "")
+    async with opened(tmp_path, None, 'agent = "reviewer"') as kernel:
+        assert kernel.agent.id == "reviewer"
+    async with opened(tmp_path, "default", 'agent = "reviewer"') as kernel:
+        assert kernel.agent.id == "default"
+
+
+async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'description = "Reads."\ntools = ["notes.*"]')
+    seen: list[dict[str, object]] = []
+
+    def watchdog(call: WatchdogCall) -> Opinion:
+        seen.append(dict(call.agent))
+        return allow()
+
+    external = tmp_path / "watchdog.py"
+    external.write_text(
+        "import json, sys\ncall = json.load(sys.stdin)\n"
+        "ok = call['agent']['id'] == 'reviewer' and call['agent']['tools'] == ['notes.*']\n"
+        "print(json.dumps({'decision': 'allow' if ok else 'deny', 'reason': str(call['agent'])}))\n"
+    )
+    settings = f"[[watchdogs]]\ncommand = {json.dumps([sys.executable, str(external)])}\ntimeout_ms = 60000\n"
+    async with opened(tmp_path, "reviewer", settings, rules=["allow notes.add"], watchdogs=[watchdog]) as kernel:
+        result = await (await kernel.session()).call("notes.add", {"text": "x"})
+        assert result.ok, result.error_text
+    assert [(one["id"], one["description"]) for one in seen] == [("reviewer", "Reads.")]
+
+
+@pytest.mark.proves("K-10")
+@confined
+async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_path: Path) -> None:
+    put_agent(tmp_path, "builder", '[requires.tools.bash.net]\nhosts = ["pypi.org"]')
+    async with opened(tmp_path, "builder") as kernel:
+        entries = kernel.generation.entries
+        assert entries["bash"].spec.requires.net.hosts == ("pypi.org",)
+        assert "pypi.org" in (entries["bash"].withheld or "")  # nothing here opens a sandbox to single hosts
+        assert [tool_id for tool_id, entry in entries.items() if entry.spec.requires.net.hosts] == ["bash"]
+        ordinary = await kernel.session(agent="default", rules=["allow bash echo fine"])
+        assert (await ordinary.call("bash", {"command": "echo fine"})).ok
+
+
+@pytest.mark.proves("K-10")
+async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path: Path) -> None:
+    put_agent(tmp_path, "builder", '[requires]\nnet.hosts = ["pypi.org"]\ncapabilities = ["ask"]')
+    put_agent(tmp_path, "narrow", 'tools = ["read"]')
+    async with opened(tmp_path, "builder") as kernel:
+        assert isinstance(kernel, HeldKernel)
+        wide = kernel.own.authority.agent_layer
+        narrow = kernel.rooms.context("narrow").authority.agent_layer
+        assert (wide.hosts, narrow.hosts) == (("pypi.org",), ())
+        assert not narrow.fs_write and not narrow.shell
+        assert all(not entry.spec.requires.net.hosts for entry in kernel.generation.entries.values())
+
+
+# ── roots ────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """One to read and one to write, each with a file, as roots of the agent ``builder``."""
+    made = (tmp_path.resolve() / "specs", tmp_path.resolve() / "notes")
+    for folder in made:
+        folder.mkdir()
+        (folder / "a.txt").write_text(f"{folder.name}\n")
+        (folder / ".env").write_text("KEY=1\n")
+    roots = f'[[roots]]\npath = "{made[0]}"\n[[roots]]\npath = "{made[1]}"\naccess = "write"\n'
+    put_agent(tmp_path, "builder", f'rules = ["allow fs.write {made[1]}/**", "allow bash"]\n{roots}')
+    return made
+
+
+async def test_file_tools_reach_an_agents_roots_as_they_say_and_nobody_elses(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    specs, notes = folders
+    async with opened(tmp_path, "builder") as kernel:
+        session = await kernel.session()
+        for folder in folders:
+            assert (await session.call("read", {"path": str(folder / "a.txt")})).ok
+            assert (await session.call("read", {"path": str(folder / ".env")})).error_kind == "denied"
+        assert (await session.call("write", {"path": str(notes / "new.txt"), "content": "x"})).ok
+        refused = await session.call("write", {"path": str(specs / "new.txt"), "content": "x"})
+        assert refused.error_kind == "denied"
+        assert (notes / "new.txt").read_text() == "x"
+        assert not (specs / "new.txt").exists()
+        found = await session.call("glob", {"pattern": "*.txt", "path": str(specs)})
+        assert found.ok, found.error_text
+        other = await kernel.session(agent="default", rules=["allow *", "allow fs.*"])
+        for folder in folders:
+            assert (await other.call("read", {"path": str(folder / "a.txt")})).error_kind == "denied"
+            assert (await other.call("write", {"path": str(folder / "b"), "content": "x"})).error_kind == "denied"
+
+
+@confined
+async def test_sandboxes_have_an_agents_roots_as_they_say_and_nobody_elses(
+    tmp_path: Path, folders: tuple[Path, Path]
+) -> None:
+    specs, notes = folders
+    command = f"cat {specs}/a.txt {notes}/a.txt; touch {notes}/made && echo made; touch {specs}/made || echo refused"
+    async with opened(tmp_path, "builder", rules=["allow fs.*"]) as kernel:
+        session = await kernel.session()
+        result = await session.call("bash", {"command": command})
+        text = json.dumps(result.data)
+        assert all(word in text for word in ("specs", "notes", "made", "refused")), text
+        assert (notes / "made").exists() and not (specs / "made").exists()
+        other = await kernel.session(agent="default", rules=["allow bash", "allow fs.*"])
+        unseen = await other.call("bash", {"command": f"ls {notes}"})
+        assert "a.txt" not in json.dumps(unseen.data)
+
+
+async def test_the_hosts_ceiling_bounds_an_agents_roots_too(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+    ceiling = '[ceiling]\nfs = { read = ["{workspace}"], write = ["{workspace}"] }\n'
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "ws" / "a").write_text("x")
+    async with opened(tmp_path, "builder", ceiling) as kernel:
+        session = await kernel.session()
+        assert (await session.call("read", {"path": "a"})).ok
+        refused = await session.call("read", {"path": str(folders[0] / "a.txt")})
+        assert refused.error_kind == "denied"
+        assert "ceiling" in (refused.error_text or "")
+
+
+async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'tools = ["read"]')
+    async with opened(tmp_path, "reviewer", tools=[]) as kernel:
+        put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
+        before = await kernel.session()
+        assert [spec.id for spec in before.turn().specs] == ["read"]
+    async with opened(tmp_path, "reviewer", tools=[]) as kernel:
+        assert list(kernel.generation.entries) == ["read", "glob"]
