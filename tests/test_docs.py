@@ -18,6 +18,7 @@ from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 PAGES = (
+    "docs/configure.md",
     "docs/tools.md",
     "docs/rules.md",
     "docs/embedding.md",
