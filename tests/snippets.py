@@ -89,6 +89,7 @@ class Folder:
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run Python in the workspace, as somebody would whose configuration and state lie in this folder."""
         own = {"HANDRAIL_STATE": str(self.path / "state"), "XDG_CONFIG_HOME": str(self.path / "config")}
+        own["HANDRAIL_HEADLESS"] = "0"  # as at somebody's desk, also where a build machine runs it
         return subprocess.run(
             [sys.executable, *arguments],
             cwd=self.workspace,

@@ -25,6 +25,7 @@ PAGES = (
     "docs/scripts.md",
     "docs/privacy.md",
     "docs/troubleshoot.md",
+    "docs/approve.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")

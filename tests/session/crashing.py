@@ -183,7 +183,7 @@ class Crashes:
                 kinds = [kind for kind, _ in records]
                 row = rows[call_id]
                 if "intended" not in kinds:
-                    assert row.state in ("not-run", "refused") and row.started_ns is None, (row, kinds)
+                    assert row.state in ("not-run", "refused", "parked") and row.started_ns is None, (row, kinds)
                 elif kinds[-1] == "interrupted":
                     assert row.state == "interrupted" and kinds.count("interrupted") == 1
                 else:

@@ -108,7 +108,7 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
         assert states.pop("ses_each/1.0", "not-run") == "not-run"
         assert states == {
             "done": "output",
-            "asking": "not-run",
+            "asking": "parked",
             "executing": "interrupted",
             "waiting": "not-run",
             "executed": "interrupted",

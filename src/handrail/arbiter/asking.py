@@ -11,18 +11,15 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.output import Shaper
+from handrail.arbiter.requests import WITHOUT_A_RULE, check_changed, rule_of, rule_offered
 from handrail.arbiter.resources import Resources
 from handrail.contract.errors import ToolError
 from handrail.contract.people import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
 from handrail.contract.tool import Tool
 from handrail.policy import suggestions
-from handrail.policy.authority import Authority
-from handrail.policy.rules import Rule, RuleBook, parse_rule
-from handrail.policy.targets import PathRoots
 from handrail.policy.verdict import Verdict
 from handrail.record.log import Record
-from handrail.registry.generation import Entry
 
 MAX_TRIES = 5
 """How often an attendant may give arguments that cannot be taken before that is a no."""
@@ -222,6 +219,10 @@ class Asking:
                 raise TypeError(f"its answer was a {type(answer).__name__}")
             if answer.choice == "later":
                 return None
+            if (narrowed := WITHOUT_A_RULE.get(answer.choice)) is not None and rule_offered(
+                request, answer.choice
+            ) is None:
+                answer = replace(answer, choice=narrowed)
             try:
                 return await self.approvals.decide(row.id, answer, by="attendant")
             except ToolError as error:
@@ -416,33 +417,6 @@ class Asking:
             self.approvals.let_go(row)
 
 
-def check_changed(
-    entry: Entry, given: Mapping[str, Any], authority: Authority, rules: RuleBook, roots: PathRoots
-) -> None:
-    """Judge arguments that a person gives instead of those proposed.
-
-    :raises ToolError: ``invalid_input`` where they do not fit the schema, ``denied`` where a rule denies them
-    """
-    arguments = dict(given)
-    if problems := entry.schema.problems(arguments):
-        raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
-    verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots)
-    if verdict.action == "deny":
-        raise ToolError(verdict.reason, kind="denied")
-
-
 def asks_first(tool: Tool) -> bool:
     """Whether a tool may have questions that are asked before it runs."""
     return type(tool).questions is not Tool.questions
-
-
-def rule_of(row: Approval) -> Rule | None:
-    """The rule that an answer stored, as it holds from then on."""
-    request = row.request
-    if row.choice == "session" and request.always is not None:
-        return parse_rule(request.always, scope="session", source=suggestions.SOURCE)
-    if row.choice == "project" and request.always is not None:
-        return parse_rule(request.always, scope="project", source=suggestions.PROJECT)
-    if row.choice == "reject-always" and request.never is not None:
-        return parse_rule(request.never, scope="project", source=suggestions.NEVER)
-    return None

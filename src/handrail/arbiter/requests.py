@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from handrail.contract.errors import ToolError
-from handrail.contract.people import CHOICES, Approval, ApprovalAnswer
+from handrail.contract.people import CHOICES, Approval, ApprovalAnswer, ApprovalRequest, Choice
+from handrail.policy import suggestions
+from handrail.policy.authority import Authority
+from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
+from handrail.policy.targets import PathRoots
 from handrail.record.log import Record
+from handrail.registry.generation import Entry
 
 HOUR_NS = 3_600_000_000_000
 ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's alphabet: no letter that is taken for a digit or for another one."""
+
+
+WITHOUT_A_RULE: dict[Choice, Choice] = {"session": "once", "project": "once", "reject-always": "reject"}
+"""What an attendant's answer is worth where no rule was offered: never more than it said."""
+_STORED: dict[Choice, tuple[str, Scope]] = {
+    "session": (suggestions.SOURCE, "session"),
+    "project": (suggestions.PROJECT, "project"),
+    "reject-always": (suggestions.NEVER, "project"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +87,34 @@ def why_not_usable(approval_id: str, row: Approval | None, lifetimes: Lifetimes)
 def _lasting(lifetime_ns: int) -> str:
     hours = lifetime_ns / HOUR_NS
     return f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
+
+
+def rule_of(row: Approval) -> Rule | None:
+    """The rule that an answer stored, as it holds from then on."""
+    text = None if row.choice is None else rule_offered(row.request, row.choice)
+    if text is None or row.choice is None:
+        return None
+    source, scope = _STORED[row.choice]
+    return parse_rule(text, scope=scope, source=source)
+
+
+def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
+    """The rule that this answer would store, as it was shown."""
+    if choice in ("session", "project"):
+        return request.always
+    return request.never if choice == "reject-always" else None
+
+
+def check_changed(
+    entry: Entry, given: Mapping[str, Any], authority: Authority, rules: RuleBook, roots: PathRoots
+) -> None:
+    """Judge arguments that a person gives instead of those proposed.
+
+    :raises ToolError: ``invalid_input`` where they do not fit the schema, ``denied`` where a rule denies them
+    """
+    arguments = dict(given)
+    if problems := entry.schema.problems(arguments):
+        raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+    verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots)
+    if verdict.action == "deny":
+        raise ToolError(verdict.reason, kind="denied")

@@ -84,7 +84,16 @@ class Session(Protocol):
 
     async def recall(self, call_id: str) -> Answer:
         """The answer to a call that was proposed before and whose answer was not heard: as it is on record,
-        ``interrupted`` where nobody knows it. While it waits for a person the answer has ``parked`` in its metadata.
+        ``interrupted`` where nobody knows it. A call that was parked is taken up: approved, it runs now, once; while
+        it still waits for a person the answer has ``parked`` in its metadata.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        ...
+
+    async def resume_parked(self) -> list[Answer]:
+        """Take up every call that was parked, as one reply: those approved run, once; those rejected are answered so;
+        those nobody has answered wait for the attendant, or are parked again. Gives their answers, in order.
 
         :raises LogUnavailable: when the log cannot tell
         """

@@ -7,8 +7,8 @@ from typing import Any
 
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.asking import check_changed, rule_of
 from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.requests import check_changed, rule_of
 from handrail.contract.call import ProposedCall
 from handrail.contract.people import Approval, StoredRule
 from handrail.policy.authority import Authority

@@ -1,0 +1,128 @@
+"""What waits for a person outlasts kill -9, of the process that asked and of the one that holds the workspace."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handrail import tool
+from handrail.contract.people import ApprovalAnswer
+from handrail.testing.kernels import temporary_kernel
+
+CHILD = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail import Kernel, tool
+
+folder, how = Path(sys.argv[1]), sys.argv[2]
+
+@tool(id="bank.pay", side_effect="external")
+async def pay(source: str) -> str:
+    "Pay."
+    with open(folder / "paid", "a") as file:
+        file.write(source + "\\n")
+    if how == "hang":
+        print("RUNS", flush=True)
+        await asyncio.Event().wait()
+    return source
+
+class Elsewhere:
+    async def approve(self, request):
+        print("ASKED", request.id, request.call_id, request.session_id, flush=True)
+        await asyncio.Event().wait()
+
+    async def answer(self, session_id, questions):
+        return None
+
+async def main():
+    for name in ("ws", "config"):
+        (folder / name).mkdir(exist_ok=True)
+    config = folder / "config" / "handrail.toml"
+    config.touch()
+    async with Kernel.open(folder / "ws", tools=[pay], state=folder / "state", config=config) as kernel:
+        session = await kernel.session(attendant=Elsewhere())
+        call = asyncio.create_task(session.call("bank.pay", {"source": "a"}))
+        if how == "hang":
+            while not kernel.approvals.pending():
+                await asyncio.sleep(0.01)
+            from handrail import ApprovalAnswer
+            await kernel.approvals.decide(kernel.approvals.pending()[0].id, ApprovalAnswer("once"), by="child")
+        print("ENDED", (await call).to_dict(), flush=True)
+
+asyncio.run(main())
+"""
+
+
+@tool(id="bank.pay", side_effect="external")
+async def pay(source: str) -> str:
+    """Pay."""
+    return source
+
+
+def start(folder: Path, how: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder), how], stdout=subprocess.PIPE, text=True)
+
+
+def told(process: subprocess.Popen[str], word: str) -> list[str]:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith(word), line
+    return line.split()[1:]
+
+
+@pytest.mark.proves("P-09", "X-13")
+async def test_who_waited_when_its_process_was_killed_is_answered_afterwards_and_runs_once(tmp_path: Path) -> None:
+    with start(tmp_path, "plain") as child:
+        approval, call, session_id = told(child, "ASKED")
+        child.send_signal(signal.SIGKILL)
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        assert [row.id for row in kernel.approvals.pending()] == [approval] and not kernel.interrupted
+        await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="later")
+        assert [row.state for row in kernel.log.reader.calls()] == ["parked"]
+    assert not (tmp_path / "paid").exists()
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        session = await kernel.session(session_id)
+        answer = await session.recall(call)
+        # Another definition of the tool than the child's would be a conflict; this one is the same, word by word.
+        assert answer.result.data == "a", answer.result
+        assert (await session.recall(call)).result.data == "a"
+        kinds = [record.kind for record in kernel.log.reader.records(call=call)]
+        assert kinds.count("intended") == 1 and kinds.count("committed") == 1 and kinds.count("resumed") == 1
+
+
+@pytest.mark.proves("P-09")
+async def test_an_approved_call_that_had_begun_when_it_was_killed_is_never_run_again(tmp_path: Path) -> None:
+    with start(tmp_path, "hang") as child:
+        _, call, session_id = told(child, "ASKED")
+        told(child, "RUNS")
+        child.send_signal(signal.SIGKILL)
+    assert (tmp_path / "paid").read_text() == "a\n"
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        assert [lost.call_id for lost in kernel.interrupted] == [call]
+        session = await kernel.session(session_id)
+        assert await session.resume_parked() == [] and kernel.approvals.pending() == []
+        assert (await session.recall(call)).result.error_kind == "interrupted"
+    assert (tmp_path / "paid").read_text() == "a\n"
+
+
+@pytest.mark.proves("P-09", "L-07")
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+async def test_what_a_process_that_joined_had_asked_when_it_was_killed_still_waits_at_the_holder(
+    tmp_path: Path,
+) -> None:
+    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+        loop = asyncio.get_running_loop()
+        with start(tmp_path, "plain") as child:
+            approval, call, _ = await loop.run_in_executor(None, told, child, "ASKED")
+            assert kernel.approvals.get(approval).pending
+            child.send_signal(signal.SIGKILL)
+        assert kernel.approvals.get(approval).pending
+        await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="holder")
+        await kernel.log.flush()
+        assert not list(kernel.log.reader.records(call=call, kind="intended"))
+        assert not (tmp_path / "paid").exists()
