@@ -321,6 +321,9 @@ class HeldKernel(Kernel):
         finally:
             try:
                 await self.log.flush()
+            except LogUnavailable:
+                if self.rooms.store.lease.lost is None:
+                    raise
             finally:
                 self.rooms.arbiter.shaper.close()
 

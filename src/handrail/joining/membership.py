@@ -26,7 +26,7 @@ logger = logging.getLogger("handrail.joining")
 
 _RETRY_S = 0.05
 _LOOK_S = 0.5
-_PATIENCE_S = 30.0
+_PATIENCE_S = 10.0
 """How long a lost holder may leave a process without the next one."""
 _GREETING_S = 1.0
 """A holder that is paused does not greet; it is replaced two seconds after its last sign of life."""
