@@ -146,6 +146,20 @@ async def test_whatever_a_tool_raises_is_answered_as_if_the_holder_had_run_it(
     assert "Traceback" not in str(there)
 
 
+@pytest.mark.slow
+async def test_an_output_larger_than_any_message_is_said_to_be_and_the_connection_stands(tmp_path: Path) -> None:
+    @tool(id="t.large", side_effect="external", locks=[])
+    async def large(size: int) -> object:
+        """Make bytes."""
+        return Blob(bytes(size), "image/png")
+
+    async with workshop(tmp_path, large) as shop:
+        result = await shop.session.call("t.large", {"size": 110_000_000})
+        assert result.error_kind == "limit"
+        assert "t.large ran, and the answer cannot be sent" in str(result.error_text)
+        assert (await shop.session.call("t.large", {"size": 1})).ok
+
+
 async def test_a_brought_tool_is_the_same_tool_to_a_model_and_to_an_approval(tmp_path: Path) -> None:
     async with workshop(tmp_path, make) as shop:
         entry = shop.kernel.generation.entries["make.value"]

@@ -314,7 +314,8 @@ def _outcome(answer: object) -> object:
 
 def _refusal(run: _Run, refused: Refused) -> ToolError:
     if refused.kind == "limit":
-        return ToolError(f"{run.tool_id}: {refused.text}", kind="limit")
+        ran = " ran, and " if refused.text.startswith("the answer") else ": "
+        return ToolError(f"{run.tool_id}{ran}{refused.text}", kind="limit")
     if refused.kind == "cancelled":
         return ToolError(
             f"the process that runs {run.tool_id} is ending; nobody knows whether it took effect",
