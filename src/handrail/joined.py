@@ -314,6 +314,11 @@ async def join(
     :param held: why it is not held here
     """
     settings = configuration.load(config, folders=held.folders, flags=brought.settings)
+    if beyond := sorted({v.key for v in settings.values if v.origin.kind == "flag"} - {"rules", "agent"}):
+        raise UsageError(
+            f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "
+            "set it in handrail.toml, or start this process first"
+        )
     brought = replace(brought, rules=(*(rule.text for rule in settings.brought_rules), *brought.rules))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from handrail import Kernel, LoadError
+from handrail import Kernel, LoadError, UsageError
 from handrail.config import load
 from handrail.sandbox import tiers
 from handrail.store import trust
@@ -127,3 +127,22 @@ async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: 
         assert not answer.ok or answer.data["exit_code"] != 0, answer
     assert (tmp_path / "ws" / "handrail.toml").read_text() == own
     assert [path.name for path in (tmp_path / "ws").iterdir()] == ["handrail.toml"]
+
+
+async def test_a_process_that_joins_brings_its_rules_and_is_told_what_it_cannot_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = 'rules = ["ask write", "allow edit"]\n'
+    async with opened(tmp_path, own):
+        other = tmp_path / "other.toml"
+        other.write_text('rules = ["allow write notes/**"]\n')
+        monkeypatch.setenv("HANDRAIL_RULES", "deny write notes/b.txt")
+        workspace, state = tmp_path / "ws", tmp_path / "state"
+        with pytest.raises(UsageError, match=r"limits\.grace_ms cannot be set here"):
+            async with Kernel.open(workspace, settings=["limits.grace_ms=9"], state=state, config=other):
+                raise AssertionError("it joined")
+        async with Kernel.open(workspace, settings=["agent=default"], state=state, config=other) as joined:
+            session = await joined.session()
+            assert (await session.call("write", {"path": "notes/a.txt", "content": "x"})).ok
+            assert (await session.call("write", {"path": "notes/b.txt", "content": "x"})).error_kind == "denied"
+            assert (await session.call("write", {"path": "handrail.toml", "content": "x"})).error_kind == "denied"
