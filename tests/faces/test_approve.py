@@ -154,6 +154,7 @@ def test_questions_are_answered_one_by_one(here: Here) -> None:
         (["apr_x", "--session", "--arguments", "{}"], 2, "--arguments goes with --once"),
         (["apr_x", "--once", "--answer", "x"], 2, "--answer answers a question"),
         (["apr_nothing"], 1, "there is no request"),
+        (["apr_\udc80\x1b[2J"], 1, "there is no request"),
         (["apr_nothing", "--once"], 1, "there is no request"),
         ([], 0, "nothing waits"),
         (["--rules"], 0, "no answer has stored a rule"),

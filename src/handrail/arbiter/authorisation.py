@@ -27,7 +27,11 @@ class Authorisation:
         lane = call.lane
         call.rules = lane.rules
         verdict = self._judged(call)
-        if verdict.action == "ask" or (verdict.action == "allow" and self._has_to_wait(call)):
+        if verdict.action == "ask" or (
+            verdict.action == "allow"
+            and (lane.attendant is not None or call.resumed or lane.authority.watchdogs)
+            and self._has_to_wait(call)
+        ):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
         return None

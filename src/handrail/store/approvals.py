@@ -28,6 +28,8 @@ class ApprovalReader:
         self._connection = connection
 
     def get(self, approval_id: str) -> Approval | None:
+        if not approval_id.isascii():  # no id of ours, and perhaps no text that a database takes
+            return None
         found = self._many("WHERE id = ?", (approval_id,))
         return found[0] if found else None
 
