@@ -131,7 +131,6 @@ class Rooms:
         confinement = Confinement(self.sandbox, _profile_of, own)
         sources = ToolSources(everybody, of_agent, workspace, confinement, given, appointed.checked)
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
-        self._published(generation)
         shelf = Shelf(
             sources,
             Succession(generation, self.open_tools),

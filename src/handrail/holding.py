@@ -222,6 +222,7 @@ class HeldKernel(Kernel):
             del self._sessions[session_id]
             raise
         opened = {"agent": context.agent, "face": face, "headless": headless, **_parent(row)}
+        context.shelf.begin()
         self.log.append([Record("session-opened", session_id, "", opened)])
         return session
 

@@ -175,3 +175,17 @@ async def test_the_log_names_the_generation_its_tools_and_each_calls(tmp_path: P
     assert body["number"] == 1 == (proposed.body or {})["generation"]
     definition = body["tools"]["mail.send"]["definition"]
     assert definition == kernel.generation.entries["mail.send"].definition_hash == (proposed.body or {})["definition"]
+
+
+@pytest.mark.proves("P-13")
+async def test_who_only_looks_leaves_no_record(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        assert (await kernel.explain("read", {"path": "a.txt"})).action == "allow"
+        await kernel.reload()
+        await kernel.log.flush()
+        assert list(kernel.log.reader.records()) == []
+        session = await kernel.session()
+        await session.call("glob", {"pattern": "*"})
+        await kernel.log.flush()
+        (named,) = kernel.log.reader.records(kind="generation")
+        assert (named.body or {})["number"] == 2, "the one that the session works with"

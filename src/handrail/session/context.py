@@ -29,7 +29,7 @@ class Shelf:
         succession: Succession,
         layer: Callable[[Iterable[Generation]], Layer],
         numbers: Callable[[], int],
-        publish: Callable[[Generation, Difference], None],
+        publish: Callable[[Generation, Difference | None], None],
     ) -> None:
         """
         :param layer: what the agent has, with the tools of these generations
@@ -41,10 +41,17 @@ class Shelf:
         self._layer = layer
         self._numbers = numbers
         self._publish = publish
+        self._on_record = False
         self.authorities: list[Authority] = []
         """Those that judge by what the agent's tools require."""
         self.watchers: list[Callable[[Generation], None]] = []
         """Told of each new generation."""
+
+    def begin(self) -> None:
+        """A session works with it: from now on its generations are on record. Who only looks leaves no trace."""
+        if not self._on_record:
+            self._on_record = True
+            self._publish(self.succession.current, None)
 
     def reload(self, given: Iterable[Tool] | None = None) -> Difference:
         """Look through the sources again and publish what they have as the next generation, in one step.
@@ -59,7 +66,8 @@ class Shelf:
         layer = self._layer(self.succession.living)
         for authority in self.authorities:
             authority.agent_layer = layer
-        self._publish(generation, difference)
+        if self._on_record:
+            self._publish(generation, difference)
         for told in tuple(self.watchers):
             told(generation)
         return difference
