@@ -103,6 +103,18 @@ def _tools_or_calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield from _tools(ctx, incomplete)
 
 
+def _agents(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    from pathlib import Path
+
+    from handrail.config import default_folder
+    from handrail.registry.agents import find_agents
+
+    given = ctx.params.get("config")
+    folder = default_folder() if given is None else Path(given).absolute().parent
+    for name, checked in find_agents(folder).items():
+        yield name, _one_line(checked.manifest.description)
+
+
 def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
     from handrail.store.folders import state_root
     from handrail.store.inventory import inventory
@@ -117,6 +129,7 @@ call_ids = _completion(_calls)
 approval_ids = _completion(_approvals)
 tools_or_calls = _completion(_tools_or_calls)
 state_keys = _completion(_state_keys)
+agents = _completion(_agents)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
     """The kernel that the options describe. Calls whose outcome the last process left unknown are told on stderr.
 
     :raises UsageError: with every ``--rule`` that is none
-    :raises LoadError: with every fault of configuration and tools
+    :raises LoadError: with every fault of configuration, agent and tools
     :raises StartError: when state or sandbox are not to be had
     """
     from handrail.kernel import Kernel
@@ -82,6 +82,7 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         state=setting.state,
         config=setting.config,
         settings=setting.settings,
+        agent=setting.agent,
         face=face,
         allow_home=setting.allow_home,
     ) as kernel:

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import click
 
-from handrail.faces.cli.completing import files, folders
+from handrail.faces.cli.completing import agents, files, folders
 
 P = ParamSpec("P")
 
@@ -28,6 +28,7 @@ class Setting:
     :param json: machine-readable output
     :param allow_home: the workspace may be a home folder or the whole file system
     :param settings: ``KEY=VALUE`` texts, stronger than files and variables
+    :param agent: None: the configured one
     """
 
     workspace: str
@@ -38,6 +39,7 @@ class Setting:
     json: bool
     allow_home: bool
     settings: tuple[str, ...] = ()
+    agent: str | None = None
 
 
 _PLACE = (
@@ -73,6 +75,12 @@ _CONFIGURATION = (
         help="A setting, such as limits.lock_wait_ms=20000. Can be repeated.",
     ),
 )
+_AGENT = click.option(
+    "--agent",
+    metavar="NAME",
+    shell_complete=agents,
+    help="The agent to work as: handrail agents lists them. Default: the configured one.",
+)
 _SESSION = (
     click.option(
         "--rule",
@@ -100,7 +108,12 @@ def alone(environment: Mapping[str, str]) -> bool:
 
 def common(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
     """Add the options of a command that makes calls, handed to it as one :class:`Setting`."""
-    return _with(function, (*_PLACE[:2], *_CONFIGURATION, *_SESSION, *_PLACE[2:]))
+    return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_SESSION, *_PLACE[2:]))
+
+
+def equipped(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
+    """The options of a command that looks at an agent's tools, and makes no calls."""
+    return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_PLACE[2:]))
 
 
 def configured(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
@@ -123,7 +136,8 @@ def _with(
         given: Any = kwargs
         config, rules, settings = given.pop("config", None), given.pop("rules", ()), given.pop("settings", ())
         headless = given.pop("headless", False) or alone(os.environ)
-        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings)
+        agent = given.pop("agent", None)
+        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings, agent)
         return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)

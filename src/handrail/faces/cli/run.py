@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from handrail.agent.budget import Budget
     from handrail.agent.events import LoopEvent, RunOutcome
+    from handrail.contract.agent import AgentManifest
     from handrail.contract.session import Session
     from handrail.kernel import Kernel
 
@@ -46,10 +48,10 @@ MOST_SHOWN = 160
     "--model",
     metavar="MODEL",
     envvar="HANDRAIL_MODEL",
-    help="openai:NAME, anthropic:NAME or script:FILE. Default: HANDRAIL_MODEL.",
+    help="openai:NAME, anthropic:NAME or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
 )
 @click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
-@click.option("--max-turns", type=click.IntRange(min=1), default=50, show_default=True, help="Requests to the model.")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model. Default: the agent's, or 50.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, all requests together.")
 @click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls.")
 @click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="Wall time.")
@@ -61,7 +63,7 @@ def command(
     fork: str | None,
     model: str | None,
     base_url: str | None,
-    max_turns: int,
+    max_turns: int | None,
     max_tokens: int | None,
     max_calls: int | None,
     max_seconds: float | None,
@@ -78,13 +80,14 @@ def command(
         task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
     if task is None and resume is None and fork is None:
         raise click.UsageError("give a TASK, or go on with a session by --resume")
-    if model is None:
-        raise click.UsageError("name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL)")
-    from handrail.agent.budget import Budget
-
-    budget = Budget(turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
     begin = Begin(task, resume, fork)
-    return drive(lambda interruption: _run(setting, begin, model, base_url, budget, interruption))
+
+    def budget_of(manifest: AgentManifest) -> Budget:
+        from handrail.agent.budget import Budget
+
+        return Budget.of(manifest.budgets, turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
+
+    return drive(lambda interruption: _run(setting, begin, model, base_url, budget_of, interruption))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,20 +115,37 @@ async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
 
 
 async def _run(
-    setting: Setting, begin: Begin, spec: str, base_url: str | None, budget: Budget, interruption: Interruption
+    setting: Setting,
+    begin: Begin,
+    spec: str | None,
+    base_url: str | None,
+    budget_of: Callable[[AgentManifest], Budget],
+    interruption: Interruption,
 ) -> int:
     from handrail.agent.events import RunFinished
     from handrail.agent.loop import Agent
     from handrail.agent.providers import open_model
 
-    model = open_model(spec, base_url=base_url)
     outcome: RunOutcome | None = None
-    try:
-        async with opened(setting) as kernel:
+    async with opened(setting) as kernel:
+        manifest = kernel.agent
+        spec = spec or manifest.model
+        if spec is None:
+            raise click.UsageError(
+                "name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
+            )
+        model = open_model(spec, base_url=base_url)
+        try:
             session = await _session(setting, kernel, begin)
             view = JsonView() if setting.json else LiveView()
             view.opened(session.id)
-            agent = Agent(session, model, workspace=session.workdir, budget=budget)
+            agent = Agent(
+                session,
+                model,
+                workspace=session.workdir,
+                instructions=manifest.prompt,
+                budget=budget_of(manifest),
+            )
             interruption.stop = agent.cancel
             async with aclosing(agent.run(begin.task)) as events:
                 async for event in events:
@@ -134,8 +154,8 @@ async def _run(
                         outcome = event.outcome
             interruption.stop = None
             await session.suspend()
-    finally:
-        await model.aclose()
+        finally:
+            await model.aclose()
     if outcome is not None and outcome.status == "parked":
         return PARKED
     return OUTPUT if outcome is not None and outcome.ok else ERROR

@@ -10,7 +10,7 @@ import click
 
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
-from handrail.faces.cli.options import Setting, configured
+from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.show import columns, console, out, out_json, visible
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @click.command("tools")
-@configured
+@equipped
 def command(setting: Setting) -> int:
     """List the tools there are, and what is withheld.
 

@@ -1,0 +1,130 @@
+"""``handrail agents``, and ``--agent`` on every command that works with tools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.faces.conftest import Here, Program
+
+from handrail.testing.servers import OpenAIServer, Reply
+
+pytestmark = pytest.mark.proves("K-13")
+
+
+@pytest.fixture
+def config(handrail: Program) -> str:
+    """A configuration file beside which agents lie."""
+    handrail.config.mkdir()
+    file = handrail.config / "handrail.toml"
+    file.write_text("")
+    return str(file)
+
+
+def put(handrail: Program, agent: str, text: str) -> None:
+    folder = handrail.config / "agents" / agent
+    folder.mkdir(parents=True)
+    for made in (folder, folder.parent):
+        made.chmod(0o755)
+    (folder / "agent.toml").write_text(f'id = "{agent}"\n{text}')
+    (folder / "agent.toml").chmod(0o644)
+
+
+def test_agents_are_listed_with_what_they_have_and_all_that_is_wrong(
+    handrail: Program, here: Here, config: str
+) -> None:
+    put(handrail, "reviewer", 'description = "Reads.\\nAnd more."\ntools = ["read", "grep"]')
+    put(handrail, "broken", 'tools = ["raed"]\nrules = ["deny bahs"]\npromt = "x"')
+    listed = here("agents", "--config", config)
+    assert listed.code == 0
+    first, second, *faults, last = listed.out.splitlines()
+    assert first.split()[0] == "default"
+    assert second.split()[:3] == ["broken", "faulty", "(3"]
+    assert [line.split(": ")[1] for line in faults] == ["promt", "tools[0]", "rules[0]"]
+    assert last.split() == ["reviewer", "2", "tools", "Reads."]
+
+
+def test_agents_are_listed_as_json_with_their_manifests(handrail: Program, here: Here, config: str) -> None:
+    put(handrail, "broken", 'promt = "x"')
+    default, broken = json.loads(here("agents", "--config", config, "--json").out)
+    assert (default["id"], default["source"], default["faults"]) == ("default", None, [])
+    assert default["manifest"]["tools"] == ["*"]
+    assert broken["tools"] is None
+    assert broken["faults"] == [
+        {
+            "source": str(handrail.config / "agents" / "broken" / "agent.toml"),
+            "where": "promt",
+            "problem": "unknown key; did you mean 'prompt'?",
+        }
+    ]
+
+
+def test_agents_are_listed_without_opening_the_workspace(handrail: Program, here: Here, config: str) -> None:
+    assert here("agents", "--config", config).code == 0
+    assert not (handrail.state / "ws").exists()
+
+
+def test_a_command_works_as_the_agent_it_names(handrail: Program, here: Here, config: str) -> None:
+    put(handrail, "reader", 'tools = ["read"]\nrules = ["deny fs.read secret.txt"]\naliases = { look = "read" }')
+    (handrail.workspace / "secret.txt").write_text("x")
+    chosen = ("--config", config, "--agent", "reader")
+    tools = json.loads(here("tools", *chosen, "--json").out)["tools"]
+    assert [tool["id"] for tool in tools] == ["read"]
+    looked = here("call", "look", '{"path": "note.txt"}', *chosen)
+    assert (looked.code, "first line" in looked.out) == (0, True)
+    assert here("call", "glob", '{"pattern": "*"}', *chosen).code == 1
+    refused = here("call", "read", '{"path": "secret.txt"}', *chosen, "--rule", "allow fs.read secret.txt")
+    assert refused.code == 3
+    explained = here("explain", "read", '{"path": "secret.txt"}', *chosen, "--rule", "allow fs.read secret.txt")
+    assert "deny" in explained.out and "agent.toml" in explained.out
+
+
+def test_an_unknown_agent_is_a_usage_error_that_names_those_there_are(
+    handrail: Program, here: Here, config: str
+) -> None:
+    put(handrail, "reviewer", "")
+    done = here("tools", "--config", config, "--agent", "reviewr")
+    assert done.code == 2
+    assert "did you mean 'reviewer'? There are: default, reviewer" in done.err
+
+
+def test_a_faulty_agent_cannot_be_used_and_says_everything_that_is_wrong(
+    handrail: Program, here: Here, config: str
+) -> None:
+    put(handrail, "broken", 'tools = ["raed"]\npromt = "x"')
+    done = here("tools", "--config", config, "--agent", "broken")
+    assert done.code == 5
+    assert "2 faults" in done.err and "promt" in done.err and "tools[0]" in done.err
+    assert here("tools", "--config", config).code == 0
+
+
+def test_a_run_takes_prompt_model_and_budgets_from_the_agent(
+    handrail: Program, here: Here, config: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "script.json"
+    script.write_text(
+        json.dumps({"version": 1, "turns": [{"calls": [{"name": "glob", "arguments": {"pattern": "*"}}]}] * 3})
+    )
+    put(handrail, "brief", f'prompt = "Speak Dutch."\nmodel = "script:{script}"\n[budgets]\nturns = 2')
+    chosen = ("--config", config, "--agent", "brief")
+    done = here("run", "look around", *chosen, "--json")
+    finished = json.loads(done.out.splitlines()[-1])
+    assert (finished["event"], finished["status"], finished["turns"]) == ("finished", "budget", 2)
+    done = here("run", "look around", *chosen, "--json", "--max-turns", "1")
+    assert json.loads(done.out.splitlines()[-1])["turns"] == 1
+
+
+async def test_the_model_is_told_the_agents_prompt_and_its_tools_only(
+    handrail: Program, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(handrail, "brief", 'prompt = "Speak Dutch."\nmodel = "openai:any"\ntools = ["read"]')
+    async with OpenAIServer(Reply("Klaar.")) as server:
+        monkeypatch.setenv("OPENAI_API_KEY", server.key)
+        chosen = ("--config", config, "--agent", "brief", "--base-url", f"{server.address}/v1")
+        done = await asyncio.to_thread(handrail, "run", "look around", *chosen)
+    assert (done.code, done.out.strip()) == (0, "Klaar."), done.err
+    [request] = server.requests
+    assert request.body["messages"][0]["content"].endswith("# Instructions\n\nSpeak Dutch.\n")
+    assert [tool["function"]["name"] for tool in request.body["tools"]] == ["read"]
