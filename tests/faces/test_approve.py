@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -225,3 +226,41 @@ def test_wait_returns_with_the_next_request(here: Here, handrail: Program) -> No
 def test_a_workspace_that_nothing_was_run_in_has_nothing_waiting(here: Here, handrail: Program, tmp_path: Path) -> None:
     done = here("approve", "--json")
     assert done.code == 0 and json.loads(done.out) == []
+
+
+HOLDER = """
+import asyncio, sys
+from handrail import Kernel
+
+async def main():
+    async with Kernel.open(sys.argv[1], state=sys.argv[2]):
+        print("HOLDS", flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proves("P-09", "X-13")
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+def test_a_call_goes_on_waiting_when_the_process_that_carried_it_is_killed(here: Here, handrail: Program) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)], stdout=subprocess.PIPE
+    )
+    command = handrail.command("call", "write", WRITE, "--wait")
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
+        waiting = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        with waiting:
+            assert waiting.stderr is not None
+            approval = waiting.stderr.readline().decode().split()[0]
+            os.kill(holder.pid, signal.SIGKILL)
+            holder.wait()
+            assert waiting.stderr.readline().decode().split()[0] == approval  # asked again, under the same id
+            assert here("approve", approval, "--once").code == 0
+            assert waiting.wait(60) == 0, waiting.stderr.read()
+    assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n"
+    (call,) = [json.loads(line) for line in here("log", "--json").out.splitlines()]
+    kinds = [json.loads(line)["kind"] for line in here("log", "--call", call["call_id"], "--json").out.splitlines()]
+    assert kinds.count("intended") == kinds.count("committed") == kinds.count("approval-requested") == 1
+    assert here("log", "verify").code == 0
