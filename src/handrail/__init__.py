@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from handrail.contract.events import Event
-    from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+    from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Attendant, Away
     from handrail.contract.requires import Requires
     from handrail.contract.result import Blob, Result
     from handrail.contract.runtime import ClientContext, Option, Question, Runtime
@@ -44,9 +44,11 @@ if TYPE_CHECKING:
 _HOME = {
     "Agent": "agent.loop",
     "Answer": "contract.call",
+    "Approval": "contract.people",
     "ApprovalAnswer": "contract.people",
     "ApprovalRequest": "contract.people",
     "Attendant": "contract.people",
+    "Away": "contract.people",
     "Blob": "contract.result",
     "Budget": "agent.budget",
     "ClientContext": "contract.runtime",
@@ -78,9 +80,11 @@ _HOME = {
 __all__ = [
     "Agent",
     "Answer",
+    "Approval",
     "ApprovalAnswer",
     "ApprovalRequest",
     "Attendant",
+    "Away",
     "Blob",
     "Budget",
     "ClientContext",
