@@ -314,8 +314,8 @@ class HeldKernel(Kernel):
             with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
                 await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
             self.approvals.close()
+            await self.server.aclose()  # before the next wait, which tools of a process that joined could make long
             await self.rooms.arbiter.runs.settled()
-            await self.server.aclose()
             for context in (*self._others.values(), self.own):
                 await context.aclose()
             await self.rooms.aclose()

@@ -20,7 +20,7 @@ from handrail.contract.tool import Tool
 from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
-from handrail.joining.describing import describe
+from handrail.joining.describing import describe, usable
 from handrail.joining.executing import Bench
 from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
@@ -55,8 +55,9 @@ class JoinedKernel(Kernel):
         self._config = config
         self._brought = brought
         self._successor = successor
-        self._bench = Bench(brought.tools)
-        self._described = describe(brought.tools)
+        tools = [found.tool for found in usable(brought.tools)]
+        self._bench = Bench(tools)
+        self._described = describe(tools)
         self._sessions: dict[str, JoinedSession] = {}
         self._agent = AgentManifest()
         self._generation: Generation | None = None
@@ -177,7 +178,7 @@ class JoinedKernel(Kernel):
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         described = None
         if tools is not None:
-            given = tuple(tools)
+            given = [found.tool for found in usable(tools)]
             described = self._described = describe(given)
             self._bench.bring(given)
         return mirror.difference_of(await self.membership.request("reload", {"tools": described}))

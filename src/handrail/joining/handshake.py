@@ -17,7 +17,7 @@ PROTOCOL = 1
 """Of the messages. Another number means that the two sides cannot understand each other."""
 
 GREETING_SECONDS = 5.0
-MAX_HELLO = 1024 * 1024
+MAX_HELLO = 16 * 1024 * 1024
 """Bytes of the first message: a process that is not let in yet gets no more memory."""
 
 
