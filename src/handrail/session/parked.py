@@ -27,6 +27,7 @@ async def parked_calls(arbiter: Arbiter, lane: Lane, generation: Generation, cal
     :raises LogUnavailable: when the log cannot tell
     """
     approvals = arbiter.approvals
+    await approvals.sweep()
     rows: dict[str, list[Approval]] = {}
     for row in approvals.unanswered(lane.session_id):
         if call_id in (None, row.request.call_id) and row.request.call_id not in lane.running:
