@@ -14,6 +14,7 @@ from tests.kernel.test_configured import put_tool
 from handrail import Kernel, LoadError, UsageError, tool
 from handrail.contract.people import ApprovalAnswer
 from handrail.holding import HeldKernel
+from handrail.joined import JoinedKernel
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.sandbox import tiers
 from handrail.testing.kernels import ScriptedPerson
@@ -299,3 +300,77 @@ async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_p
         assert [spec.id for spec in before.turn().specs] == ["read"]
     async with opened(tmp_path, "reviewer", tools=[]) as kernel:
         assert list(kernel.generation.entries) == ["read", "glob"]
+
+
+# ── joined ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("K-13")
+async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'prompt = "Review."\ntools = ["read", "write"]\nrules = ["deny write final/**"]')
+    put_agent(tmp_path, "noter", 'tools = ["notes.add"]\naliases = { note = "notes.add" }')
+    async with opened(tmp_path), opened(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
+        assert isinstance(joined, JoinedKernel)
+        assert (joined.agent.id, joined.agent.prompt) == ("reviewer", "Review.")
+        assert list(joined.generation.entries) == ["read", "write"]
+        session = await joined.session(rules=["allow write final/a"])
+        assert (await session.call("write", {"path": "a", "content": "x"})).ok
+        assert (await session.call("write", {"path": "final/a", "content": "x"})).error_kind == "denied"
+        assert (await session.call("bash", {"command": "ls"})).error_kind == "unknown_tool"
+        explained = await joined.explain("write", {"path": "final/a", "content": "x"}, rules=["allow write final/a"])
+        assert explained.action == "deny"
+
+        noter = await joined.session(agent="noter")
+        assert [spec.id for spec in noter.turn().specs] == ["notes.add"]
+        assert (await noter.call("note", {"text": "x"})).data == "x"
+        assert (await noter.call("write", {"path": "b", "content": "x"})).error_kind == "unknown_tool"
+        assert (await session.call("write", {"path": "b", "content": "x"})).ok
+        with pytest.raises(UsageError, match="one of the agent 'noter'"):
+            await noter.suspend()
+            await joined.session(noter.id)
+
+
+@pytest.mark.proves("K-13")
+async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_holder_goes_on(tmp_path: Path) -> None:
+    put_agent(tmp_path, "broken", "promt = 1")
+    async with opened(tmp_path) as held:
+        with pytest.raises(UsageError, match=r"did you mean 'broken'\? There are: default, broken"):
+            async with opened(tmp_path, "brokn"):
+                pass
+        with pytest.raises(LoadError) as caught:
+            async with opened(tmp_path, "broken"):
+                pass
+        assert [fault.where for fault in caught.value.faults] == ["promt"]
+        async with opened(tmp_path) as joined:
+            with pytest.raises(LoadError):
+                await joined.session(agent="broken")
+            assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
+        assert (await (await held.session()).call("glob", {"pattern": "*"})).ok
+
+
+async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_its_agents(tmp_path: Path) -> None:
+    put_agent(tmp_path, "noter", 'tools = ["notes.*", "read"]')
+
+    @tool(id="notes.count", side_effect="read", locks=[])
+    def count() -> int:
+        """Count the notes."""
+        return 3
+
+    async with opened(tmp_path), opened(tmp_path, rules=["allow notes.*"]) as joined:
+        noter = await joined.session(agent="noter")
+        assert (await noter.call("notes.count", {})).error_kind == "unknown_tool"
+        await joined.reload([add, count])
+        assert (await noter.call("notes.count", {})).data == 3
+        assert "mail.send" not in joined.generation.entries
+
+
+async def test_an_agents_manifest_is_read_anew_for_each_process_that_joins(tmp_path: Path) -> None:
+    put_agent(tmp_path, "reviewer", 'tools = ["read"]')
+    async with opened(tmp_path, "reviewer", tools=[]) as held:
+        put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
+        async with opened(tmp_path, "reviewer", tools=[]) as joined:
+            assert list(joined.generation.entries) == ["read", "glob"]
+            session = await joined.session()
+            assert (await session.call("glob", {"pattern": "*"})).ok
+        assert list(held.generation.entries) == ["read"]
+        assert (await (await held.session()).call("glob", {"pattern": "*"})).error_kind == "unknown_tool"

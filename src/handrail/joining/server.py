@@ -331,11 +331,12 @@ class Guest:
 
     async def _reload(self, body: Message) -> Any:
         tools = body.get("tools")
-        if tools is None:
-            return mirror.of_difference(self.context.shelf.reload())
-        if self.context.shared:
+        if tools is not None and self.context.shared:
             raise UsageError("this process brought no tools when it joined, so it cannot bring any later")
-        return mirror.of_difference(self.context.shelf.reload(self._brought.replaced(tools)))
+        given = None if tools is None else self._brought.replaced(tools)
+        for context, _ in self._others.values():
+            context.shelf.reload(given)
+        return mirror.of_difference(self.context.shelf.reload(given))
 
     async def _flush(self, body: object) -> None:
         await self._host.log.flush()
