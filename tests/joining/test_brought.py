@@ -122,7 +122,7 @@ def _comparable(result: Result) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 @pytest.mark.parametrize("given", [make, make_in_a_thread], ids=["a coroutine", "a thread"])
 @pytest.mark.parametrize("name", VALUES)
 async def test_whatever_a_tool_returns_is_answered_as_if_the_holder_had_run_it(

@@ -125,7 +125,7 @@ async def test_a_stop_in_the_same_moment_as_the_start_is_not_lost(tmp_path: Path
                 assert result.error_kind in ("cancelled", "timeout"), result
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 async def test_a_thread_that_outlives_its_time_out_keeps_its_locks_until_it_returns(tmp_path: Path) -> None:
     async with workshop(tmp_path, thread, following) as shop:
         result = await shop.session.call("t.thread", {})
@@ -167,7 +167,7 @@ async def _waits_for_the_place(shop: Open) -> None:
 # ── the process goes ─────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 async def test_when_its_process_goes_a_running_call_is_interrupted_and_later_ones_are_unavailable(
     tmp_path: Path,
 ) -> None:

@@ -95,7 +95,7 @@ async def door(folder: Path) -> AsyncGenerator[asyncio.Queue[BroughtTools]]:
         await listener.aclose()
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_later_ones_are_unavailable(
     tmp_path: Path,
 ) -> None:
@@ -125,7 +125,7 @@ async def test_a_call_whose_process_is_killed_is_interrupted_and_on_record_and_l
                 assert "nothing was run" in str(later.error_text)
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 async def test_a_thread_in_another_process_keeps_its_locks_until_it_returns(tmp_path: Path) -> None:
     async with door(tmp_path) as came:
         with process(BRINGER, tmp_path / "own", NAME) as bringer:

@@ -81,7 +81,7 @@ async def everything(on: Runtime) -> object:
     return repr(seen)
 
 
-@pytest.mark.proves("L-07b")
+@pytest.mark.proves("L-07")
 async def test_every_door_gives_and_refuses_as_it_does_in_the_holder(tmp_path: Path) -> None:
     seen: list[Any] = []
     for name in ("here", "there"):

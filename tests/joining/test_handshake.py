@@ -82,7 +82,7 @@ async def test_a_process_that_has_not_greeted_gets_little_memory(doors: House) -
     reader, writer = await doors.raw()
     writer.write((MAX_HELLO + 1).to_bytes(4, "big"))
     ((_, reason),) = (await until_closed(reader))[0].items()
-    assert reason.startswith("a message of 1,048,577 bytes was announced, at most 1,048,576 are taken here")
+    assert reason.startswith("a message of 16,777,217 bytes was announced, at most 16,777,216 are taken here")
 
 
 @pytest.mark.parametrize("beginning", [b"", HELLO[:2], HELLO[:-1]])

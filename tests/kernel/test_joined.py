@@ -117,7 +117,7 @@ async def test_arguments_are_read_as_strictly_as_without_a_socket(
         assert result.error_kind == "invalid_input" and fault in (result.error_text or "")
 
 
-@pytest.mark.proves("L-07", "X-10")
+@pytest.mark.proves("L-07", "X-10a")
 async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
         session = await joined.session()
@@ -213,7 +213,7 @@ async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> Non
         assert (await again.call("glob", {"pattern": "*"})).ok
 
 
-@pytest.mark.proves("L-07", "A-10")
+@pytest.mark.proves("L-07", "A-10a")
 async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
         async with second(tmp_path) as joined:

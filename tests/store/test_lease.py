@@ -85,7 +85,7 @@ def time() -> Time:
     return Time()
 
 
-@pytest.mark.proves("L-07a")
+@pytest.mark.proves("L-07")
 def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
@@ -95,7 +95,7 @@ def test_a_second_process_is_told_in_one_line_who_holds_the_workspace(place: Pla
     assert "stop that process" in said
 
 
-@pytest.mark.proves("L-07a")
+@pytest.mark.proves("L-07")
 async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(place: Place) -> None:
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
@@ -216,7 +216,7 @@ def test_while_the_database_cannot_confirm_it_a_lapsed_lease_stays_lapsed(folder
     lease.release()
 
 
-@pytest.mark.proves("L-07a")
+@pytest.mark.proves("L-07")
 def test_a_holder_that_was_replaced_is_stale_for_ever_and_told_by_whom(folders: Folders, time: Time) -> None:
     told: list[str | None] = []
     lease = taken(folders, time)
@@ -390,7 +390,7 @@ async def test_a_thread_renews_what_is_held(place: Place) -> None:
 
 
 @pytest.mark.parametrize("steps", ["one", "several"])
-@pytest.mark.proves("L-07a")
+@pytest.mark.proves("L-07")
 async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_queued(place: Place, steps: str) -> None:
     """With a token counted by somebody else behind the lease's back: the database alone must notice."""
     store = place.open()
@@ -478,5 +478,5 @@ class Contenders(RuleBasedStateMachine):
         self.room.cleanup()
 
 
-TestContenders = pytest.mark.proves("L-07a")(Contenders.TestCase)
+TestContenders = pytest.mark.proves("L-07")(Contenders.TestCase)
 TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

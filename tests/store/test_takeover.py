@@ -16,7 +16,7 @@ from handrail.record.verification import verify
 from handrail.store.holder import holder_of
 from handrail.store.lease import Lease
 
-pytestmark = pytest.mark.proves("L-07a")
+pytestmark = pytest.mark.proves("L-07")
 
 
 def marks(place: Place) -> list[str]:

@@ -216,7 +216,7 @@ async def test_callers_in_two_event_loops_are_both_answered(shelf: Shelf) -> Non
     writer.close()
 
 
-@pytest.mark.proves("L-07a")
+@pytest.mark.proves("L-07")
 async def test_what_waits_for_a_sink_that_was_taken_away_is_dropped_and_counted(shelf: Shelf) -> None:
     writer = Writer(shelf, max_batch=2)
     shelf.gate.clear()
