@@ -1,7 +1,7 @@
 """The code blocks of a page, and a folder to try them in: what the documentation shows is run as it stands.
 
 A block's first word is its language. A path after it (```` ```json tools/count.json ````) makes the block a file:
-``tools/…`` and ``handrail.toml`` of the configuration folder, anything else of the workspace.
+``tools/…``, ``agents/…`` and ``handrail.toml`` of the configuration folder, anything else of the workspace.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Folder:
         self.workspace.mkdir()
         for snippet in snippets(text):
             if snippet.file:
-                ours = snippet.file.startswith("tools/") or snippet.file == "handrail.toml"
+                ours = snippet.file.startswith(("tools/", "agents/")) or snippet.file == "handrail.toml"
                 file = (self.path / "config" / "handrail" if ours else self.workspace) / snippet.file
                 file.parent.mkdir(parents=True, exist_ok=True)
                 file.write_text(snippet.text, encoding="utf-8")

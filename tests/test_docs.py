@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ import pytest
 from tests.snippets import Folder, commands, page, snippets
 
 from handrail import tool
+from handrail.contract.agent import parse_agent
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 PAGES = (
+    "docs/agents.md",
     "docs/configure.md",
     "docs/tools.md",
     "docs/rules.md",
@@ -71,6 +74,14 @@ def test_commands_run_one_after_the_other_among_the_files_of_their_page(name: st
     folder.prepare(text)
     for command in commands(text):
         folder.run(command)
+
+
+def test_the_agent_manifests_that_are_shown_are_sound() -> None:
+    shown = [snippet.text for snippet in snippets(page("docs/agents.md"), "toml")]
+    for text in shown:
+        checked = parse_agent(text.encode(), "agent.toml", tomllib.loads(text)["id"])
+        assert checked.faults == ()
+    assert len(shown) == 3
 
 
 @tool(id="bank.transfer", side_effect="external", locks=["account:{source}:X"])
