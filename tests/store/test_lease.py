@@ -6,13 +6,10 @@ import asyncio
 import os
 import re
 import sqlite3
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.store.leases import Time, abandon, file_of, first_line, left_alone, taken
 from tests.store.places import Place
 
 from handrail.contract.errors import LogUnavailable, StartError
@@ -37,42 +34,6 @@ try:
 except StartError as error:
     print(error)
 """
-
-
-class Time:
-    """The machine's monotonic clock, set by hand. ``then`` runs once, within the next look at it."""
-
-    def __init__(self) -> None:
-        self.now = 1_000_000_000_000
-        self.then: Callable[[], None] | None = None
-
-    def __call__(self) -> int:
-        shown, then, self.then = self.now, self.then, None
-        if then is not None:
-            then()
-        return shown
-
-
-def first_line(stream: object) -> str:
-    return getattr(stream, "readline")()  # noqa: B009
-
-
-def taken(folders: Folders, time: Time, face: str = "one") -> Lease:
-    return Lease.acquire(folders, face=face, clock=lambda: 0, monotonic=time, renewing=False)
-
-
-def file_of(lease: Lease, folders: Folders) -> Path:
-    return folders.own / f"holder-{lease.token}"
-
-
-def abandon(lease: Lease) -> None:
-    """Let go as the operating system does when a process is killed: nothing is tidied up."""
-    lease._file.let_go()  # pyright: ignore[reportPrivateUsage]
-    lease._connection.close()  # pyright: ignore[reportPrivateUsage]
-
-
-def _left_alone(_folders: Folders, _token: int) -> None:
-    """Instead of removing what former holders left."""
 
 
 @pytest.fixture
@@ -260,7 +221,7 @@ def test_a_renewal_that_was_paused_before_its_write_does_not_count(
 ) -> None:
     lease = taken(folders, time)
     if not removes:  # as if the next holder had not come that far yet
-        monkeypatch.setattr("handrail.store.lease.clear_former", _left_alone)
+        monkeypatch.setattr("handrail.store.lease.clear_former", left_alone)
     others: list[Lease] = []
 
     def paused() -> None:
@@ -311,7 +272,7 @@ def test_what_former_holders_left_is_removed_and_nothing_else(folders: Folders, 
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "pipe"])
-def test_something_else_in_place_of_the_holders_file_is_named_and_left_alone(
+def test_something_else_in_place_of_the_holders_file_is_named_andleft_alone(
     folders: Folders, time: Time, tmp_path: Path, kind: str
 ) -> None:
     lease = taken(folders, time)
@@ -335,7 +296,7 @@ def test_something_else_in_place_of_the_holders_file_is_named_and_left_alone(
     taken(folders, time).release()
 
 
-def test_a_link_in_place_of_the_database_is_named_and_left_alone(folders: Folders, time: Time, tmp_path: Path) -> None:
+def test_a_link_in_place_of_the_database_is_named_andleft_alone(folders: Folders, time: Time, tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     folders.database.symlink_to(target)
     with pytest.raises(StartError, match=r"handrail\.db should hold the log, but is a link"):
@@ -414,69 +375,3 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     other.close()
     await store.aclose()
     assert store.database.writer.backlog == 0
-
-
-class Contenders(RuleBasedStateMachine):
-    """Several processes, paused and killed at any moment: never two that may act."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        import tempfile
-
-        self.room = tempfile.TemporaryDirectory()
-        place = Place.beneath(Path(self.room.name))
-        self.folders = prepare(place.workspace, place.state)
-        self.time = Time()
-        self.leases: list[Lease] = []
-        self.tokens: list[int] = []
-
-    @rule(ns=st.sampled_from([1, VALID_NS // 3, VALID_NS - 1, VALID_NS, STALE_NS - 1, STALE_NS, 10**15]))
-    def pass_time(self, ns: int) -> None:
-        self.time.now += ns
-
-    @rule()
-    def acquire(self) -> None:
-        free = not any(lease.valid for lease in self.leases)
-        try:
-            lease = taken(self.folders, self.time)
-        except WorkspaceHeld:
-            return
-        assert free
-        self.leases.append(lease)
-        self.tokens.append(lease.token)
-
-    @rule(data=st.data(), pause=st.sampled_from([0, VALID_NS, STALE_NS]), rival=st.booleans())
-    def renew(self, data: st.DataObject, pause: int, rival: bool) -> None:
-        if not self.leases:
-            return
-
-        def meanwhile() -> None:
-            self.time.now += pause
-            if rival:
-                self.acquire()
-
-        self.time.then = meanwhile
-        data.draw(st.sampled_from(self.leases)).renew()
-        self.time.then = None
-
-    @rule(data=st.data(), killed=st.booleans())
-    def end(self, data: st.DataObject, killed: bool) -> None:
-        if self.leases:
-            lease = self.leases.pop(data.draw(st.integers(0, len(self.leases) - 1)))
-            abandon(lease) if killed else lease.release()
-
-    @invariant()
-    def at_most_one_may_act(self) -> None:
-        valid = [lease for lease in self.leases if lease.valid]
-        assert len(valid) <= 1
-        assert not valid or valid[0].token == max(self.tokens)
-        assert self.tokens == sorted(set(self.tokens))
-
-    def teardown(self) -> None:
-        for lease in self.leases:
-            lease.release()
-        self.room.cleanup()
-
-
-TestContenders = pytest.mark.proves("L-07")(Contenders.TestCase)
-TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)

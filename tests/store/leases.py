@@ -1,0 +1,45 @@
+"""A lease under a clock that is set by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from handrail.store.folders import Folders
+from handrail.store.lease import Lease
+
+
+class Time:
+    """The machine's monotonic clock, set by hand. ``then`` runs once, within the next look at it."""
+
+    def __init__(self) -> None:
+        self.now = 1_000_000_000_000
+        self.then: Callable[[], None] | None = None
+
+    def __call__(self) -> int:
+        shown, then, self.then = self.now, self.then, None
+        if then is not None:
+            then()
+        return shown
+
+
+def first_line(stream: object) -> str:
+    return getattr(stream, "readline")()  # noqa: B009
+
+
+def taken(folders: Folders, time: Time, face: str = "one") -> Lease:
+    return Lease.acquire(folders, face=face, clock=lambda: 0, monotonic=time, renewing=False)
+
+
+def file_of(lease: Lease, folders: Folders) -> Path:
+    return folders.own / f"holder-{lease.token}"
+
+
+def abandon(lease: Lease) -> None:
+    """Let go as the operating system does when a process is killed: nothing is tidied up."""
+    lease._file.let_go()  # pyright: ignore[reportPrivateUsage]
+    lease._connection.close()  # pyright: ignore[reportPrivateUsage]
+
+
+def left_alone(_folders: Folders, _token: int) -> None:
+    """Instead of removing what former holders left."""
