@@ -52,7 +52,7 @@ async def test_a_watchdog_of_the_configuration_sees_every_call(tmp_path: Path) -
         assert (await session.call("read", {"path": "forbidden"})).error_kind == "denied"
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 async def test_project_rules_come_from_the_configuration_and_session_rules_from_the_start(tmp_path: Path) -> None:
     settings = 'rules = ["allow mail.send", "deny mail.send to=eve"]\n'
     async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.send to=eve"], settings=settings) as kernel:

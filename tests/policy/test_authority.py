@@ -34,7 +34,7 @@ from handrail.policy.rules import parse_rule
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_reading_inside_the_roots_and_session_internal_tools_are_allowed_and_nothing_else(desk: Desk) -> None:
     assert desk.judge(READ, {"path": "src/a.py"}).action == "allow"
     assert desk.judge(GREP, {"pattern": "x"}).action == "allow"
@@ -52,7 +52,7 @@ def test_reading_inside_the_roots_and_session_internal_tools_are_allowed_and_not
         assert "no rule allows it" in verdict.reason
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 @pytest.mark.parametrize(
     "path",
     [".env", ".env.local", "deep/er/.env", "key.pem", "a/id_ed25519", ".ssh/config", "x/.aws/credentials", ".netrc"],
@@ -64,7 +64,7 @@ def test_secret_like_files_are_asked_about_unless_a_rule_speaks_of_them(desk: De
     assert desk.judge(READ, {"path": path}, "allow fs.read other").action == "ask"
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_the_shipped_permission_to_read_is_for_tools_that_only_read(desk: Desk) -> None:
     assert desk.judge(UPLOAD, {"path": "src/a.py", "url": "https://a.example.org/"}, "allow net.fetch").action == "ask"
     assert desk.judge(MOVE, {"source": "src/a.py", "target": "b.py"}, "allow fs.write").action == "ask"
@@ -81,7 +81,7 @@ def test_who_may_replace_a_file_may_look_at_it_first_unless_a_rule_speaks_of_rea
     assert asked.action == "ask" and asked.reason.startswith("writing src/a.py")
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_the_shipped_rules_are_visible_as_texts_that_read_back_as_themselves() -> None:
     rules = default_rules(["/state/out [1]"])
     assert "allow fs.read **" in [r.text for r in rules]
@@ -92,7 +92,7 @@ def test_the_shipped_rules_are_visible_as_texts_that_read_back_as_themselves() -
         assert parse_rule(one.text, scope="default", source=one.source) == one
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_secret_like_files(desk: Desk) -> None:
     rules = default_book(["/extra"])
     assert desk.judge(READ, {"path": "/extra/out.txt"}, rules).action == "allow"
@@ -100,7 +100,7 @@ def test_a_further_readable_folder_is_read_like_the_workspace_and_has_its_own_se
     assert desk.judge(READ, {"path": "/extra/out.txt"}).action == "ask"
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_one_session_s_saved_outputs_are_read_by_a_rule_of_that_session_alone(desk: Desk) -> None:
     rules = default_book().with_rules(reading("/extra/ses_1"))
     assert desk.judge(READ, {"path": "/extra/ses_1/out.txt"}, rules).action == "allow"

@@ -190,7 +190,7 @@ PRECEDENCE: list[tuple[list[str], str]] = [
 ]
 
 
-@pytest.mark.proves("P-02", "P-03a")
+@pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "answer"), PRECEDENCE, ids=[" + ".join(rules) or "none" for rules, _ in PRECEDENCE])
 def test_the_most_specific_rule_of_each_question_holds_and_the_stricter_answer_of_the_two(
     desk: Desk, rules: list[str], answer: str
@@ -226,7 +226,7 @@ ON_PATHS = [
 ]
 
 
-@pytest.mark.proves("P-02", "P-03a")
+@pytest.mark.proves("P-02", "P-03")
 @pytest.mark.parametrize(("rules", "path", "answer"), ON_PATHS)
 def test_path_rules_are_compared_with_the_canonical_path(desk: Desk, rules: list[str], path: str, answer: str) -> None:
     assert desk.judge(WRITE, {"path": path}, *rules).action == answer
@@ -279,7 +279,7 @@ def test_rules_about_an_mcp_server_hold_for_its_tools_only(desk: Desk) -> None:
     assert answer("mcp:bank:transfer", "deny mcp:bank:*", "allow mcp:bank:transfer") == "allow"
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 def test_a_book_is_a_value(desk: Desk) -> None:
     first = book("allow bash ls")
     second = first.with_rules(rule("deny bash ls"))
@@ -330,7 +330,7 @@ COMMANDS = st.sampled_from(
 STRICTNESS = {"allow": 0, "ask": 1, "deny": 2}
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode", "project", "session"]), TEXTS, COMMANDS)
 def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, text: str, command: str) -> None:
     before = desk.bash(command, *rules).action
@@ -338,7 +338,7 @@ def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, te
     assert STRICTNESS[after] >= STRICTNESS[before]
 
 
-@pytest.mark.proves("P-03a")
+@pytest.mark.proves("P-03")
 @given(st.lists(RULES, max_size=5), st.sampled_from(["manifest", "mode"]), COMMANDS)
 def test_a_deny_of_the_manifest_or_the_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
     assert desk.bash(command, *rules, f"{scope}: deny bash").action == "deny"

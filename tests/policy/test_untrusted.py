@@ -20,7 +20,7 @@ def untrusted(*texts: str) -> list[Rule]:
     return [replace(rule(text, "project", "ws/handrail.toml:1"), narrows=True) for text in texts]
 
 
-@pytest.mark.proves("F-11", "P-03a")
+@pytest.mark.proves("F-11", "P-03")
 @pytest.mark.parametrize(
     ("spec", "arguments", "deny", "ask"),
     [
@@ -78,7 +78,7 @@ CALLS: list[tuple[ToolSpec, dict[str, Any], tuple[str, ...]]] = [
 SCOPES = st.sampled_from(["project", "project", "session", "session", "manifest", "mode"])
 
 
-@pytest.mark.proves("F-11", "P-03a")
+@pytest.mark.proves("F-11", "P-03")
 @settings(max_examples=400)
 @given(st.data(), st.sampled_from(CALLS))
 def test_whatever_untrusted_rules_say_no_decision_gets_milder(
