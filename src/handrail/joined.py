@@ -64,7 +64,12 @@ class JoinedKernel(Kernel):
         self._rules = RuleBook()
         self._tier = Tier("none", "")
         operations = Operations(
-            {**self._bench.requests, "approve": Op(self._approve), "answer": Op(self._answer)},
+            {
+                **self._bench.requests,
+                # Asked again by the next holder: an answer to this one would reach nobody.
+                "approve": Op(self._approve, cancel_when_lost=True),
+                "answer": Op(self._answer, cancel_when_lost=True),
+            },
             {
                 "event": self._event,
                 "generation": self._published,
