@@ -36,7 +36,8 @@ def test_python_snippets_run(snippet: str, folder: Folder) -> None:
 def test_commands_run_one_after_the_other(folder: Folder) -> None:
     for command in commands(README):
         if not command.line.startswith(NEEDS_A_MODEL):
-            assert folder.run(command).stdout.strip(), command.line
+            done = folder.run(command)
+            assert done.stdout.strip() or done.stderr.strip(), command.line
 
 
 @pytest.mark.parametrize("text", [snippet.text for snippet in snippets(README, "json")])
