@@ -11,7 +11,7 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test soak bench lint format docs clean
+.PHONY: help setup run doors test soak bench lint format docs clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -48,6 +48,9 @@ $(STAMP): pyproject.toml constraints.txt
 
 run: setup ## the tour: an agent at work on a small repository, through the kernel
 	@$(BIN)/python -m handrail.faces.cli.tour
+
+doors: setup ## four processes edit one file through one kernel, and the one that holds it is killed
+	@$(BIN)/python -m handrail.faces.cli.doors
 
 test: setup ## every test that is not marked slow
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
 import sys
-import tempfile
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from pathlib import Path
 
 from handrail.agent.events import CallAnswered, CallProposed, RunFinished, TextDelta, TurnStarted
@@ -49,7 +47,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     :raises HandrailError: where it cannot begin
     """
     view = View()
-    with _place(keep=keep) as folder:
+    with project.own_folder("handrail-tour-", keep=keep) as folder:
         place = project.make(folder)
         facts = Facts()
         async with Kernel.open(place.workspace, state=place.state, config=place.config, face="cli") as kernel:
@@ -198,11 +196,17 @@ def _conclude(
         view.text(f"All {len(found)} effects that need no sandbox are there.", style="bold yellow")
 
 
+def program() -> str:
+    """How the ``handrail`` of this installation is called from here."""
+    path = Path(sys.executable).with_name("handrail")
+    if not path.exists():
+        return "handrail"
+    near = Path.cwd() in path.parents[:3]  # near enough to be written shorter
+    return str(path.relative_to(Path.cwd()) if near else path)
+
+
 def _next(view: View, place: Project, *, keep: bool) -> None:
-    program = Path(sys.executable).with_name("handrail")
-    name = str(program) if program.exists() else "handrail"
-    if program.exists() and Path.cwd() in program.parents[:3]:  # near enough to be written shorter
-        name = str(program.relative_to(Path.cwd()))
+    name = program()
     view.heading("Where to go next")
     if keep:
         where = f"--workspace {place.workspace} --state {place.state}"
@@ -225,17 +229,3 @@ async def _listening(confined: bool) -> AsyncGenerator[Listener]:
         except OSError as error:
             raise StartError(f"the tour listens on 127.0.0.1, which is not to be had: {error.strerror}") from None
         yield listener
-
-
-@contextmanager
-def _place(*, keep: bool) -> Generator[Path]:
-    """A folder of the tour's own, removed with all that is in it unless it is to be kept."""
-    try:
-        folder = Path(tempfile.mkdtemp(prefix="handrail-tour-")).resolve()
-    except OSError as error:
-        raise StartError(f"there is no temporary folder for the tour: {error}; name one with TMPDIR") from None
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder)

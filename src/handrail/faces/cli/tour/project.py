@@ -6,6 +6,9 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -174,7 +177,7 @@ class Project:
 
         Not about its working tree: for that git may start programs that the repository names.
         """
-        return _git(self.workspace, *arguments)
+        return git(self.workspace, *arguments)
 
     def diff(self, *, committed: bool) -> str:
         """What the model changed.
@@ -198,26 +201,26 @@ def make(folder: Path) -> Project:
     """
     workspace = folder / "shop"
     rows = "".join(f"{number},{cents},{status}\n" for number, cents, status in orders())
-    _put(workspace / "README.md", "# A small shop\n\nFrom ten pieces on, 15 % less. Tests: `python3 -m unittest`.\n")
-    _put(workspace / ".gitignore", "__pycache__/\n")
-    _put(workspace / "shop/__init__.py", "")
-    _put(workspace / "shop/pricing.py", _PRICING)
-    _put(workspace / "shop/receipt.py", _RECEIPT)
-    _put(workspace / "tests/__init__.py", "")
-    _put(workspace / "tests/test_shop.py", _FIRST_TEST)
-    _put(workspace / "scripts/publish.py", _PUBLISH)
-    _put(workspace / "data/orders.csv", f"number,cents,status\n{rows}")
-    _git(workspace, "init", "--quiet")
-    _git(workspace, "add", "--all")
-    _git(workspace, "commit", "--quiet", "--message", "A small shop")
-    _put(workspace / "tests/test_shop.py", _FIRST_TEST + _FURTHER_TESTS)
-    _git(workspace, "commit", "--quiet", "--all", "--message", "Tests: the bulk price, and cents on the receipt")
+    put(workspace / "README.md", "# A small shop\n\nFrom ten pieces on, 15 % less. Tests: `python3 -m unittest`.\n")
+    put(workspace / ".gitignore", "__pycache__/\n")
+    put(workspace / "shop/__init__.py", "")
+    put(workspace / "shop/pricing.py", _PRICING)
+    put(workspace / "shop/receipt.py", _RECEIPT)
+    put(workspace / "tests/__init__.py", "")
+    put(workspace / "tests/test_shop.py", _FIRST_TEST)
+    put(workspace / "scripts/publish.py", _PUBLISH)
+    put(workspace / "data/orders.csv", f"number,cents,status\n{rows}")
+    git(workspace, "init", "--quiet")
+    git(workspace, "add", "--all")
+    git(workspace, "commit", "--quiet", "--message", "A small shop")
+    put(workspace / "tests/test_shop.py", _FIRST_TEST + _FURTHER_TESTS)
+    git(workspace, "commit", "--quiet", "--all", "--message", "Tests: the bulk price, and cents on the receipt")
 
-    project = Project(folder, _git(workspace, "rev-parse", "--short=12", "HEAD").strip())
-    _put(project.config, "rules = [\n" + "".join(f"    {json.dumps(rule)},\n" for rule in RULES) + "]\n")
+    project = Project(folder, git(workspace, "rev-parse", "--short=12", "HEAD").strip())
+    put(project.config, "rules = [\n" + "".join(f"    {json.dumps(rule)},\n" for rule in RULES) + "]\n")
     tools = project.config.parent / "tools"
-    _put(tools / "ledger-total.json", json.dumps(_MANIFEST, indent=2) + "\n")
-    _put(tools / "ledger-total", _TOOL)
+    put(tools / "ledger-total.json", json.dumps(_MANIFEST, indent=2) + "\n")
+    put(tools / "ledger-total", _TOOL)
     for path in (project.config.parent, tools):
         path.chmod(0o700)
     (tools / "ledger-total.json").chmod(0o600)
@@ -225,19 +228,37 @@ def make(folder: Path) -> Project:
     return project
 
 
-def _put(path: Path, text: str) -> None:
+@contextmanager
+def own_folder(prefix: str, *, keep: bool) -> Generator[Path]:
+    """A temporary folder, removed with all that is in it unless it is to be kept.
+
+    :raises StartError: where none can be made
+    """
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    except OSError as error:
+        raise StartError(f"there is no temporary folder: {error}; name one with TMPDIR") from None
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder)
+
+
+def put(path: Path, text: str) -> None:
+    """Write a file, and its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def _git(workspace: Path, *arguments: str) -> str:
+def git(workspace: Path, *arguments: str) -> str:
     """git as it is on a machine where nobody has configured it.
 
     :raises StartError: where there is none, or it fails
     """
     git = shutil.which("git")
     if git is None:
-        raise StartError("the tour works on a git repository, and there is no git on PATH; install git")
+        raise StartError("this works on a git repository, and there is no git on PATH; install git")
     nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(workspace.parent)}
     fixed = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "init.defaultBranch=main")
     done = subprocess.run(
@@ -250,5 +271,5 @@ def _git(workspace: Path, *arguments: str) -> str:
     )
     if done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip()
-        raise StartError(f"the tour's repository cannot be made: git {arguments[0]}: {said or done.returncode}")
+        raise StartError(f"the repository cannot be made: git {arguments[0]}: {said or done.returncode}")
     return done.stdout.decode("utf-8", "replace")

@@ -115,6 +115,34 @@ class View:
             style="green" if there else "bold red",
         )
 
+    def line(self, *pieces: tuple[str, str]) -> None:
+        """One line of pieces with a style each, cut at the edge."""
+        left = self.width
+        cut: list[tuple[str, str]] = []
+        for text, style in pieces:
+            shown = _cut(self._shown(text).replace("\n", "\\n"), left) if left > 0 else ""
+            cut.append((shown, style))
+            left -= len(shown)
+        self._pieces(*cut)
+
+    def table(self, head: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+        """Rows beneath their heads. What is too long for the terminal is broken between words.
+
+        :param right: the columns of numbers
+        """
+        from rich import box
+        from rich.padding import Padding
+        from rich.table import Table
+
+        table = Table(box=box.ASCII if self._ascii else box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+        for number, name in enumerate(head):
+            table.add_column(name, justify="right" if number in right else "left", overflow="fold")
+        for row in rows:
+            told = [self._shown(entry) for entry in row]
+            table.add_row(*(entry.translate(_ASCII) if self._ascii else entry for entry in told))
+        self.still()
+        self._console.print(Padding(table, (0, 0, 0, 2)), width=self.width)
+
     # ── what is under way ────────────────────────────────────────────────────────────────────────
 
     def watch(self, event: Event) -> None:
