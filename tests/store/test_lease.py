@@ -6,6 +6,8 @@ import asyncio
 import os
 import re
 import sqlite3
+import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -375,3 +377,28 @@ async def test_a_replaced_holders_writer_refuses_for_good_and_drops_what_was_que
     other.close()
     await store.aclose()
     assert store.database.writer.backlog == 0
+
+
+def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: Folders, time: Time) -> None:
+    ended = threading.Event()
+
+    def come_and_go() -> None:
+        try:
+            for _ in range(100):
+                Lease.acquire(folders, face="cli", clock=time, protocol=1, socket="a.sock", renewing=False).release()
+        finally:
+            ended.set()
+
+    coming = threading.Thread(target=come_and_go)
+    seen: set[tuple[int | None, str]] = set()
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # so that one looks between any two steps of the other
+    try:
+        coming.start()
+        while not ended.is_set():
+            if (holder := holder_of(folders)) is not None:
+                seen.add((holder.pid, holder.socket))
+    finally:
+        sys.setswitchinterval(interval)
+        coming.join()
+    assert seen == {(os.getpid(), "a.sock")}

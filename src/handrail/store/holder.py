@@ -138,20 +138,27 @@ class HolderFile:
         """
         token = holder.token or 0
         path = _path(folders, token)
+        # Complete and locked before it gets its name: whoever sees it knows where its process is joined.
+        made = path if sys.platform == "win32" else path.with_name(f"new-{path.name}")
         try:
             path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
+            made.unlink(missing_ok=True)
+            descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
         except OSError as error:
-            if error.errno in (errno.EISDIR, errno.EEXIST) or path.is_dir():
-                raise _unfit(path, _reason(error)) from None
+            unfit = made if made.is_dir() else path
+            if error.errno in (errno.EISDIR, errno.EEXIST) or unfit.is_dir():
+                raise _unfit(unfit, _reason(error)) from None
             raise unwritable(folders.own, error) from None
-        file = HolderFile(path, descriptor, token)
+        file = HolderFile(made, descriptor, token)
         try:
             if not _try_lock(descriptor):
-                raise _unfit(path, "another process has locked it")
+                raise _unfit(made, "another process has locked it")
             file.beat(now_ns)
             fields = {name: value for name, value in asdict(holder).items() if name != "state"}
             _write_at(descriptor, json.dumps(fields).encode() + b"\n", _NOTE_AT)
+            if made != path:
+                made.rename(path)
+                file._path = path
         except OSError as error:
             file.remove()
             raise unwritable(folders.own, error) from None
