@@ -182,7 +182,10 @@ class Membership:
             except StartError as error:
                 logger.warning("who holds the workspace cannot be seen: %s", error)
                 continue
-            if holder is not None and holder.state != "alive":
+            if holder is None or holder.token != connection.about["token"]:
+                # Somebody was quicker, and may be gone again: the one at the other end is paused, or about to see it.
+                connection.drop("another process has taken over the workspace", quietly=True)
+            elif holder.state != "alive":
                 connection.drop(f"the process that holds the workspace is {holder.state}", quietly=True)
 
     def _lost(self, reason: str) -> None:
