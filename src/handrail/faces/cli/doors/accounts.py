@@ -101,7 +101,7 @@ def effects(
 
 def _every_edit(made: Sequence[Account]) -> Effect:
     lost = [box for account in made for box in account.unaccounted]
-    return Effect("every edit is in the file, or reported and not in it", not lost, f"not so: {' '.join(lost)}")
+    return Effect("every edit is in the file, or reported", not lost, f"not so: {' '.join(lost)}")
 
 
 def _file(place: Place) -> Effect:

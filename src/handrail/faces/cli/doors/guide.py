@@ -94,7 +94,7 @@ async def _play(view: View, journal: Journal, crew: Crew) -> dict[str, Heard]:
         rules = [word for rule in (EDIT, *HOLD_RULES) for word in ("--rule", rule)]
         one = await AgentDoor.open(crew, ONE, place.script(there, ONE), "tick your boxes", *rules)
         await journal.until(lambda: WAIT in journal.running, "agent one's first call")
-        journal.tell(ONE, "·", f"runs {WAIT}, which ends when the others are here: they wait for its lock", "dim")
+        journal.tell(ONE, "·", f"runs {WAIT}, which ends when all are here", "dim")
         journal.tell(TWO, "·", "starts", "dim")
         two = await AgentDoor.open(crew, TWO, place.script(there, TWO), "tick your boxes", "--rule", EDIT)
         journal.tell(EDITOR, "·", "starts handrail mcp", "dim")
