@@ -7,7 +7,7 @@ import contextlib
 import secrets as randomness
 import sys
 import time
-from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,6 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
 from handrail.joining import approvals
 from handrail.joining.handshake import PROTOCOL
-from handrail.joining.operations import Handler
 from handrail.joining.server import Server
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
 from handrail.policy.authority import Authority
@@ -39,7 +38,7 @@ from handrail.runtime.surface import Surroundings
 from handrail.session.context import Context
 from handrail.session.lasting import Lasting
 from handrail.session.parked import Heeding, project_rules
-from handrail.session.session import HeldSession
+from handrail.session.session import ENDED, HeldSession, new_session_id
 from handrail.store.folders import locate
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
@@ -187,7 +186,7 @@ class HeldKernel(Kernel):
         """A session of whichever process works in ``context``."""
         if id is not None and (id in self._sessions or id in self._closing):
             raise UsageError(f"session {id!r} is open already")
-        session_id = id or _new_session_id()
+        session_id = new_session_id() if id is None else id
         rooms, folders, lasting = self.rooms, self.rooms.store.folders, self.lasting
         headless = attendant is None
         row = lasting.row(
@@ -212,7 +211,7 @@ class HeldKernel(Kernel):
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
         # Call ids stay unique when a session goes on.
-        turns = lasting.last_turn(session_id, self.log.last_turn(session_id)) if id is not None else 0
+        turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
         session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)
         session.history = lasting.history(session_id)
         self._sessions[session_id] = session
@@ -227,7 +226,7 @@ class HeldKernel(Kernel):
         return session
 
     async def fork(self, id: str) -> str:
-        forked = _new_session_id()
+        forked = new_session_id()
         await self.lasting.fork(id, forked, face=self._face)
         return forked
 
@@ -289,14 +288,8 @@ class HeldKernel(Kernel):
     def learn(self, secrets: Mapping[str, str]) -> None:
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
-    def further_operations(self) -> Mapping[str, Handler]:
-        async def fork(body: Any) -> str:
-            return await self.fork(str(body["id"]))
-
-        async def close_session(body: Any) -> None:
-            await self.close_session(str(body["id"]))
-
-        return {**approvals.handlers(self.approvals), "fork": fork, "close-session": close_session}
+    def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+        return {**approvals.handlers(self.approvals), "fork": self.fork, "close-session": self.close_session}
 
     def replaced(self) -> None:
         """Another process has taken over: what runs here is stopped, and those who joined find the other."""
@@ -307,10 +300,9 @@ class HeldKernel(Kernel):
 
     async def shut_down(self) -> None:
         """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
-        why = "has ended with its kernel, which is closed; open a kernel anew"
         self.server.leaving = True
         try:
-            await asyncio.gather(*(session.end("shutdown", why) for session in tuple(self._sessions.values())))
+            await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self._sessions.values())))
             with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
                 await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
             self.approvals.close()
@@ -373,8 +365,3 @@ async def hold(
 
 def _parent(row: SessionRow) -> dict[str, Any]:
     return {"parent": row.details["parent"]} if "parent" in row.details else {}
-
-
-def _new_session_id() -> str:
-    """Sorts by time, and cannot be guessed."""
-    return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"

@@ -28,11 +28,12 @@ from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.sessions import JoinedSession, Wanted
 from handrail.joining.wire import Connection
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
-from handrail.policy.rules import RuleBook, parse_rule
+from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.registry.generation import Difference, Generation
 from handrail.runtime.surface import NOBODY_TO_ASK
+from handrail.session.session import new_session_id
 from handrail.store.approvals import ApprovalReader
 from handrail.store.database import open_reader
 from handrail.store.folders import Folders
@@ -59,6 +60,8 @@ class JoinedKernel(Kernel):
         self._bench = Bench(tools)
         self._described = describe(tools)
         self._sessions: dict[str, JoinedSession] = {}
+        self._opening: set[str] = set()
+        self._agent_named = brought.agent or config.settings.agent
         self._agent = AgentManifest()
         self._generation: Generation | None = None
         self._rules = RuleBook()
@@ -73,7 +76,6 @@ class JoinedKernel(Kernel):
             {
                 "event": self._event,
                 "generation": self._published,
-                "generation-of": self._published_of,
                 **self._bench.notices,
             },
         )
@@ -88,7 +90,7 @@ class JoinedKernel(Kernel):
         brought = self._brought
         return {
             "face": brought.face,
-            "agent": brought.agent or self._config.settings.agent,
+            "agent": self._agent_named,
             "rules": list(brought.rules),
             "secrets": dict(brought.secrets or {}),
             "tools": self._described,
@@ -99,18 +101,15 @@ class JoinedKernel(Kernel):
         self._tier = Tier(**told["tier"])
         self._agent = AgentManifest.model_validate(told["agent"])
         self._generation = mirror.generation_of(told["generation"])
-        self._rules = RuleBook(
-            tuple(parse_rule(text, scope=scope, source=source) for text, scope, source in told["rules"])
-        )
+        self._rules = mirror.rules_of(told["rules"])
         self._bench.attach(connection)
         for session in tuple(self._sessions.values()):
             await session.open_again(connection)
 
     def _published(self, told: Any) -> None:
-        self._generation = mirror.generation_of(told)
-
-    def _published_of(self, told: Any) -> None:
-        generation = mirror.generation_of(told)
+        generation = mirror.generation_of(told["generation"])
+        if told["agent"] == self._agent_named:
+            self._generation = generation
         for session in self._sessions.values():
             session.published(told["agent"], generation)
 
@@ -184,9 +183,12 @@ class JoinedKernel(Kernel):
         described = None
         if tools is not None:
             given = [found.tool for found in usable(tools)]
-            described = self._described = describe(given)
+            described = describe(given)
             self._bench.bring(given)
-        return mirror.difference_of(await self.membership.request("reload", {"tools": described}))
+        difference = mirror.difference_of(await self.membership.request("reload", {"tools": described}))
+        if described is not None:
+            self._described = described
+        return difference
 
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
@@ -212,9 +214,10 @@ class JoinedKernel(Kernel):
     ) -> JoinedSession:
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
-        if id is not None and id in self._sessions:
+        if id is not None and (id in self._sessions or id in self._opening):
             raise UsageError(f"session {id!r} is open already")
         session = JoinedSession(
+            new_session_id() if id is None else id,
             self.membership,
             lambda: self.generation,
             Wanted(attendant is None, topic, client, agent),
@@ -223,7 +226,11 @@ class JoinedKernel(Kernel):
             self.workdir,
             self._forget,
         )
-        await session.open(id)
+        self._opening.add(session.id)
+        try:
+            await session.open()
+        finally:
+            self._opening.discard(session.id)
         self._sessions[session.id] = session
         return session
 
@@ -238,11 +245,14 @@ class JoinedKernel(Kernel):
 
     async def shut_down(self) -> None:
         """Suspend the sessions of this process, and leave."""
-        for session in tuple(self._sessions.values()):
-            await session.suspend()
-        await self.membership.aclose()
-        await self._bench.aclose()
-        self._log.close()
+        try:
+            await asyncio.gather(*(session.end_with_kernel() for session in tuple(self._sessions.values())))
+        finally:
+            try:
+                await self.membership.aclose()
+            finally:
+                self._log.close()
+                await self._bench.aclose()
 
 
 class JoinedLog:
@@ -269,7 +279,7 @@ class JoinedLog:
         return None  # the holder says so in its answers
 
     async def flush(self) -> None:
-        await self._membership.request("flush")
+        await self._membership.request("flush", {})
 
     def close(self) -> None:
         if self._reading is not None:
@@ -293,6 +303,7 @@ class Successor:
 
         :raises StartError: when nobody can, as with a state that cannot be written
         """
+        await self._held.aclose()  # of an earlier turn, which somebody else has ended by taking over
         try:
             kernel = await self._held.enter_async_context(hold(*self._hold, self._brought, allow_home=self._allow_home))
         except WorkspaceHeld:

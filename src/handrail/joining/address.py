@@ -27,6 +27,7 @@ from handrail.joining.handshake import (
     NoAnswer,
     NotLetIn,
     Reception,
+    check_greeting,
 )
 from handrail.joining.operations import Operations, Refused
 from handrail.joining.wire import Connection
@@ -147,6 +148,7 @@ async def connect(
     :raises StartError: when what stands there is not a socket of ours, with what to do
     """
     _check_name(name)
+    check_greeting(hello or {})
     path = folder / name
     loop = asyncio.get_running_loop()
     deadline = loop.time() + seconds

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Protocol
 
 from handrail.contract.errors import ToolError
 from handrail.contract.people import Approval, ApprovalAnswer, ApprovalDesk, StoredRule
-from handrail.joining.operations import Handler
 from handrail.store.approvals import ApprovalReader
 
 
@@ -59,21 +58,16 @@ class JoinedApprovals:
         return StoredRule(**await self._holder.request("approvals.forget", {"id": rule_id}))
 
 
-def handlers(desk: ApprovalDesk) -> Mapping[str, Handler]:
-    """What the holder does for those that joined."""
+def handlers(desk: ApprovalDesk) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+    """What the holder does for those that joined, by its name among :data:`~handrail.joining.requests.REQUESTS`."""
 
-    async def decide(body: Any) -> Any:
-        return (await desk.decide(str(body["id"]), ApprovalAnswer(**body["answer"]), by=_door(body))).to_dict()
+    async def decide(id: str, answer: ApprovalAnswer, by: str) -> Any:
+        return (await desk.decide(id, answer, by=by)).to_dict()
 
-    async def answer(body: Any) -> Any:
-        answers = [[str(said) for said in one] for one in body["answers"]]
-        return (await desk.answer(str(body["id"]), answers, by=_door(body))).to_dict()
+    async def answer(id: str, answers: Sequence[Sequence[str]], by: str) -> Any:
+        return (await desk.answer(id, answers, by=by)).to_dict()
 
-    async def forget(body: Any) -> Any:
-        return asdict(await desk.forget_rule(str(body["id"])))
+    async def forget(id: str) -> Any:
+        return asdict(await desk.forget_rule(id))
 
     return {"approvals.decide": decide, "approvals.answer": answer, "approvals.forget": forget}
-
-
-def _door(body: Any) -> str:
-    return str(body["by"])[:80]

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from handrail.contract.errors import StartError
 from handrail.joining.credentials import foreign, peer_of
-from handrail.joining.framing import Message
+from handrail.joining.framing import Message, frame
 from handrail.joining.operations import Operations, Refused, logger
 from handrail.joining.wire import Connection
 
@@ -118,7 +118,7 @@ class Introduction:
         self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def begun(self, connection: Connection) -> None:
-        connection.say({"hello": {**self._hello, **_self()}})
+        connection.say(_hello(self._hello))
 
     def heard(self, connection: Connection, message: Message) -> None:
         welcome, refused = message.get("welcome"), message.get("refused")
@@ -145,6 +145,22 @@ class Introduction:
     def _fail(self, error: StartError) -> None:
         if not self.done.done():
             self.done.set_exception(error)
+
+
+def check_greeting(hello: Message) -> None:
+    """
+    :raises StartError: when nobody would read so much of it
+    """
+    size = len(frame(_hello(hello)))
+    if size > MAX_HELLO:
+        raise StartError(
+            f"what this process brings (its tools, rules and secrets) is {size:,} bytes long; at most {MAX_HELLO:,} "
+            "can be brought to a workspace that another process holds: bring less, or start this process first"
+        )
+
+
+def _hello(hello: Message) -> Message:
+    return {"hello": {**hello, **_self()}}
 
 
 def _self() -> dict[str, Any]:

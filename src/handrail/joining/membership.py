@@ -17,13 +17,14 @@ from handrail.joining.framing import Message
 from handrail.joining.handshake import NoAnswer, NotLetIn
 from handrail.joining.mirror import error_of
 from handrail.joining.operations import Operations, Refused
-from handrail.joining.server import LEAVING
+from handrail.joining.requests import LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.store.folders import Folders
 from handrail.store.holder import Holder, holder_of
 
 logger = logging.getLogger("handrail.joining")
 
+_CLOSED = "this kernel is closed; open one anew"
 _RETRY_S = 0.05
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
@@ -57,7 +58,7 @@ class Membership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.joined: list[Callable[[Connection], Awaitable[None]]] = []
-        """Awaited with each new connection, before anybody else may use it."""
+        """Awaited with each new connection, before anybody else may ask for anything over it."""
 
     @property
     def token(self) -> int:
@@ -71,14 +72,24 @@ class Membership:
         :raises UsageError: when this kernel is closed
         """
         if self._closed:
-            raise UsageError("this kernel is closed; open one anew")
-        connection = self._connection
-        if connection is not None and connection.lost is None:
-            return connection
+            raise UsageError(_CLOSED)
+        if self._search is None and self.standing is not None:
+            return self.standing
         if self._search is None:
             self._search = asyncio.get_running_loop().create_task(self._joined())
             self._search.add_done_callback(self._found)
-        return await asyncio.shield(self._search)
+        search = self._search
+        try:
+            return await asyncio.shield(search)
+        except asyncio.CancelledError:
+            if search.cancelled() and not _is_cancelled():  # the kernel was closed, not this task
+                raise UsageError(_CLOSED) from None
+            raise
+
+    @property
+    def standing(self) -> Connection | None:
+        """The connection to the holder of now, if there is one that has not been lost."""
+        return None if self._connection is None or self._connection.lost is not None else self._connection
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False) -> Any:
         """Ask the holder. What never reached one, or one that was leaving, is asked of the next.
@@ -128,6 +139,8 @@ class Membership:
                     raise (error if isinstance(told, Refused) else told) from None
                 problem = str(error)
             else:
+                # Whatever is told from here on goes to this holder; what was told before, it hears now.
+                self._connection = connection
                 try:
                     for joined in tuple(self.joined):
                         await joined(connection)
@@ -165,10 +178,8 @@ class Membership:
 
     def _found(self, search: asyncio.Task[Connection]) -> None:
         self._search = None
-        if not search.cancelled() and search.exception() is None:
-            self._connection = search.result()
-            if self._watch is None:
-                self._watch = asyncio.get_running_loop().create_task(self._watch_holder())
+        if not search.cancelled() and search.exception() is None and self._watch is None:
+            self._watch = asyncio.get_running_loop().create_task(self._watch_holder())
 
     async def _watch_holder(self) -> None:
         """A holder that is paused keeps its connections and answers nothing: leave it, so that it is replaced."""
@@ -208,9 +219,15 @@ class Membership:
             logger.warning("no other process could be joined: %s", error)
 
 
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
 def _check_joinable(holder: Holder) -> None:
     if not holder.socket:
-        raise StartError(f"the workspace is in use by {holder}, which cannot be joined; stop that process")
+        # Also one of whom nothing is known yet, as it has only just begun.
+        raise NoHolder(f"the workspace is in use by {holder}, which cannot be joined; stop that process")
 
 
 def _told(error: NotLetIn) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -20,6 +20,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
+from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Difference, Entry, Generation
 
 _SPEC = TypeAdapter(ToolSpec)
@@ -80,6 +81,20 @@ def generation_of(data: Mapping[str, Any]) -> Generation:
         )
     quarantined = [Fault(**fault) for fault in data["quarantined"]]
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
+
+
+def of_rules(rules: RuleBook) -> list[Any]:
+    return [[rule.text, rule.scope, rule.source, rule.narrows] for rule in rules]
+
+
+def rules_of(data: Any) -> RuleBook:
+    """The inverse of :func:`of_rules`."""
+    return RuleBook(
+        tuple(
+            replace(parse_rule(text, scope=scope, source=source), narrows=narrows)
+            for text, scope, source, narrows in data
+        )
+    )
 
 
 def of_call(call: ProposedCall) -> list[Any]:
@@ -150,10 +165,6 @@ def of_question(question: Question) -> dict[str, Any]:
 
 def of_decision(answer: ApprovalAnswer) -> dict[str, Any]:
     return asdict(answer)
-
-
-def decision_of(data: Mapping[str, Any]) -> ApprovalAnswer:
-    return ApprovalAnswer(**data)
 
 
 def of_explanation(explanation: Explanation) -> Any:

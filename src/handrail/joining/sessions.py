@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.errors import UsageError
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.errors import ErrorKind, HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
 from handrail.contract.people import Attendant
@@ -19,11 +20,14 @@ from handrail.contract.spec import ToolSpec
 from handrail.joining import mirror
 from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
+from handrail.joining.mirror import error_of
+from handrail.joining.operations import Refused
+from handrail.joining.requests import LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.rules import parse_rule
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
-from handrail.session.session import as_proposed
+from handrail.session.session import CLOSED, ENDED, SUSPENDED, as_proposed
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,7 @@ class JoinedSession:
 
     def __init__(
         self,
+        session_id: str,
         membership: Membership,
         generation: Callable[[], Generation],
         wanted: Wanted,
@@ -61,7 +66,7 @@ class JoinedSession:
         workdir: str,
         forget: Callable[[JoinedSession], None],
     ) -> None:
-        self.id = ""
+        self.id = session_id
         self.closed = False
         self.workdir = workdir
         self.attendant = attendant
@@ -81,18 +86,40 @@ class JoinedSession:
     def headless(self) -> bool:
         return self.attendant is None
 
-    async def open(self, session_id: str | None) -> None:
+    async def open(self) -> None:
         """:raises HandrailError: when it cannot be opened"""
-        while True:
-            try:
-                self._opened(await self._membership.request("open", self._opening(session_id)))
-            except ConnectionLost:  # whether or not it was opened, nothing has happened in it
-                continue
-            return
+        try:
+            while True:
+                try:
+                    return self._opened(await self._membership.request("open", self._opening(), settle=True))
+                except ConnectionLost:  # whether or not it was opened, nothing has happened in it
+                    continue
+        except asyncio.CancelledError:
+            self._end(SUSPENDED)
+            self._membership.begin(self._given_up())
+            raise
+
+    async def _given_up(self) -> None:
+        """Nobody waits for it any more; it may have been opened all the same."""
+        with contextlib.suppress(HandrailError):
+            await self._leave("user")
 
     async def open_again(self, connection: Connection) -> None:
-        """With the next holder, before anything else is asked of it."""
-        self._opened(await connection.request("open", self._opening(self.id)))
+        """With the next holder, before anything else is asked of it. A session that the holder refuses has ended; the
+        others go on.
+
+        :raises ConnectionLost: when that is gone as well
+        """
+        told = len(self._rules)
+        try:
+            self._opened(await connection.request("open", self._opening()))
+        except Refused as refused:
+            if refused.kind == LEAVING:
+                raise
+            self._end(f"could not be opened with the next holder of the workspace: {error_of(refused)}")
+            return
+        if late := self._rules[told:]:
+            connection.notify("rules", {"session": self.id, "rules": late})
         if self._listeners:
             connection.notify("watch", {"session": self.id})
 
@@ -101,11 +128,10 @@ class JoinedSession:
         if self._own is not None and self._wanted.agent == agent:
             self._own = generation
 
-    def _opening(self, session_id: str | None) -> Message:
-        return {"id": session_id, "rules": self._rules, **self._wanted.to_dict()}
+    def _opening(self) -> Message:
+        return {"id": self.id, "rules": list(self._rules), **self._wanted.to_dict()}
 
     def _opened(self, told: Message) -> None:
-        self.id = told["id"]
         if "generation" in told:
             self._own = mirror.generation_of(told["generation"])
         self._turns = max(self._turns, told["turns"])
@@ -136,7 +162,8 @@ class JoinedSession:
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall]
     ) -> Sequence[Answer]:
         """Have the calls of one turn answered, also when the holder goes in the middle."""
-        self._check_open()
+        if self._closed is not None:
+            return self._too_late(number, calls)
         body = {
             "session": self.id,
             "turn": number,
@@ -148,14 +175,30 @@ class JoinedSession:
             answers = await self._membership.request("reply", body, settle=True)
         except ConnectionLost:
             return await self._after_a_loss(number, calls)
+        except UsageError:
+            if self._closed is None:
+                raise
+            return self._too_late(number, calls)
         return [mirror.answer_of(answer) for answer in answers]
+
+    def _too_late(self, number: int, calls: Sequence[ProposedCall], kind: ErrorKind = "cancelled") -> Sequence[Answer]:
+        """Of calls in a session that is not open any more.
+
+        :param kind: ``cancelled`` when none of them has reached a holder, ``interrupted`` when nobody knows
+        """
+        assert self._closed is not None
+        unknown = "nobody knows how far this call came, and " if kind == "interrupted" else ""
+        result = Result.error(kind, unknown + self._closed)
+        return [Answer(call_id(self.id, number, index), "", result, result) for index in range(len(calls))]
 
     async def _after_a_loss(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
+        if self._closed is not None:
+            return self._too_late(number, calls, "interrupted")
         answers: list[Answer] = []
         again: list[int] = []
         for index in range(len(calls)):
-            answer, begun = await self._recalled(f"{self.id}/{number}.{index}")
+            answer, begun = await self._recalled(call_id(self.id, number, index))
             answers.append(answer)
             if not begun:
                 again.append(index)
@@ -167,6 +210,7 @@ class JoinedSession:
 
     async def recall(self, call_id: str) -> Answer:
         """See :meth:`handrail.session.session.HeldSession.recall`."""
+        self._check_open()
         return (await self._recalled(call_id))[0]
 
     async def _recalled(self, call_id: str) -> tuple[Answer, bool]:
@@ -180,8 +224,17 @@ class JoinedSession:
 
     async def resume_parked(self) -> list[Answer]:
         """See :meth:`handrail.session.session.HeldSession.resume_parked`."""
-        answers = await self._membership.request("parked", {"session": self.id}, settle=True)
-        return [mirror.answer_of(answer) for answer in answers]
+        self._check_open()
+        waiting: list[str] | None = None
+        while True:
+            try:
+                if waiting is None:
+                    waiting = await self._membership.request("waiting", {"session": self.id})
+                    answers = await self._membership.request("parked", {"session": self.id}, settle=True)
+                    return [mirror.answer_of(answer) for answer in answers]
+                return [await self.recall(call_id) for call_id in waiting]
+            except ConnectionLost:  # those that it took up are on record, the others still wait
+                continue
 
     def cancel(self, reason: StopReason = "user") -> None:
         self._membership.begin(self._stop(reason))
@@ -236,20 +289,36 @@ class JoinedSession:
     async def close(self) -> None:
         if self.closed:
             return
-        self._end("is closed; open another with kernel.session()")
-        try:
-            await self._membership.request("close", {"session": self.id})
-        except ConnectionLost:
-            pass
+        self._end(CLOSED)
+        asked = {"session": self.id}
+        while True:
+            try:
+                await self._membership.request("close", asked)
+            except ConnectionLost:
+                continue
+            except UsageError:  # the next holder never had it open; the last one may have closed it
+                with contextlib.suppress(UsageError):
+                    await self._membership.request("close-session", {"id": self.id})
+            return
 
     async def suspend(self) -> None:
         """Leave it to whoever opens it next."""
-        if self.closed:
-            return
-        self._end("has ended with its kernel, which is closed; open a kernel anew")
+        if not self.closed:
+            self._end(SUSPENDED)
+            await self._leave("user")
+
+    async def end_with_kernel(self) -> None:
+        """The kernel of this process ends. Without a holder there is nothing to leave: its end has suspended it."""
+        if not self.closed:
+            self._end(ENDED)
+            if self._membership.standing is not None:
+                with contextlib.suppress(HandrailError):
+                    await self._leave("shutdown", ENDED)
+
+    async def _leave(self, reason: StopReason, why: str = SUSPENDED) -> None:
         try:
-            await self._membership.request("suspend", {"session": self.id})
-        except ConnectionLost:
+            await self._membership.request("suspend", {"session": self.id, "reason": reason, "why": why})
+        except (ConnectionLost, UsageError):  # it has ended with its holder
             pass
 
     def _end(self, why: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets as randomness
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +27,10 @@ from handrail.session.events import EventQueue, events_of
 from handrail.session.parked import parked_calls
 from handrail.session.recalling import recalled
 
+CLOSED = "is closed; open another with kernel.session()"
+SUSPENDED = "is suspended; open it again by its id"
+ENDED = "has ended with its kernel, which is closed; open a kernel anew"
+"""What a call of a session is told that is not open any more."""
 _MOST_SKIPPED = 1_000
 """Turns that may still begin although a later one has."""
 
@@ -48,7 +54,7 @@ class HeldSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
-        self._skipped: set[int] = set()
+        self._skipped: dict[int, None] = {}
         """Turns that were numbered and have not begun."""
         self.id = lane.session_id
         self._keys: dict[str, _KeyInUse] = {}
@@ -61,6 +67,11 @@ class HeldSession:
     def turns(self) -> int:
         """The number of the last turn."""
         return self._turns
+
+    @property
+    def generation(self) -> Generation:
+        """The tools that its next turn gets."""
+        return self._generation()
 
     @property
     def headless(self) -> bool:
@@ -118,10 +129,12 @@ class HeldSession:
         """
         self._check_open()
         if number > self._turns:
-            self._skipped |= set(range(max(self._turns + 1, number - _MOST_SKIPPED), number))
+            self._skipped |= dict.fromkeys(range(max(self._turns + 1, number - _MOST_SKIPPED), number))
+            while len(self._skipped) > _MOST_SKIPPED:
+                del self._skipped[next(iter(self._skipped))]
             self._turns = number
         elif number in self._skipped:
-            self._skipped.remove(number)
+            del self._skipped[number]
         else:
             raise UsageError(f"turn {number} of session {self.id} has been; the last one was {self._turns}")
         return HeldTurn(self._arbiter, self._lane, generation, number)
@@ -144,6 +157,13 @@ class HeldSession:
         for call in await parked_calls(self._arbiter, self._lane, self._generation(), call_id):
             return await self._arbiter.carry_out(call)
         return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), self.id, call_id)
+
+    async def parked(self) -> list[str]:
+        """The ids of the calls that :meth:`resume_parked` takes up.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        return [call.id for call in await parked_calls(self._arbiter, self._lane, self._generation())]
 
     async def resume_parked(self) -> list[Answer]:
         """Take up every call that was parked, as one reply: those approved run, once; those rejected are answered so;
@@ -192,24 +212,25 @@ class HeldSession:
         """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
         if self.closed:
             return
-        await self.end("user", "is closed; open another with kernel.session()")
+        await self.end("user", CLOSED)
         await self._on_close(self)
 
     async def settled(self) -> None:
         """Return when no call is in flight."""
         await self._lane.answered()
 
-    async def suspend(self, why: str = "is suspended; open it again by its id") -> None:
+    async def suspend(self, why: str = SUSPENDED, reason: StopReason = "user") -> None:
         """Take no more calls and stop those in flight. All that it remembers stays, for whoever opens it again.
 
         :param why: what a later call is told
+        :param reason: what those in flight are told
         """
         if self.closed:
             return
         for call in tuple(self._lane.running.values()):
             if call.asked:  # it waits for a person, which outlasts this: parked, not cancelled
                 call.execution.stop("shutdown")
-        await self.end("user", why)
+        await self.end(reason, why)
         await self._on_suspend(self)
 
     async def end(self, reason: StopReason, why: str) -> None:
@@ -309,3 +330,8 @@ def as_proposed(call: Proposal) -> ProposedCall:
             f"{call!r:.80} is no call; expected (tool, arguments), as in ('read', {{'path': 'a.txt'}})"
         ) from None
     return ProposedCall(tool, arguments)
+
+
+def new_session_id() -> str:
+    """Sorts by time, and cannot be guessed."""
+    return f"ses_{time.time_ns() // 1_000_000:012x}{randomness.token_hex(5)}"

@@ -1,0 +1,338 @@
+"""One process that joined, on the holder's side: what it brought, its sessions, and what it may ask for."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import HandrailError, UsageError
+from handrail.contract.events import Event
+from handrail.contract.history import Entry
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.runtime import ClientContext, Question
+from handrail.contract.session import StopReason
+from handrail.contract.tool import Tool
+from handrail.joining import mirror
+from handrail.joining.brought import BroughtTools
+from handrail.joining.framing import Message
+from handrail.joining.operations import Operations, Refused
+from handrail.joining.requests import NOTICES, REQUESTS, a_decision, answering, greeting, heeding, some_answers
+from handrail.joining.wire import Connection, ConnectionLost
+from handrail.policy.explain import Explanation
+from handrail.record.log import CommitLog
+from handrail.registry.generation import Generation
+from handrail.session.context import Context
+from handrail.session.session import HeldSession
+
+_KEPT_GENERATIONS = 16
+"""Older ones that a turn of a joined process may still be at."""
+_MAX_FACE = 40
+
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the fields of a request by name."""
+
+
+class Host(Protocol):
+    """What is needed of the kernel that holds the workspace."""
+
+    @property
+    def log(self) -> CommitLog: ...
+
+    def welcome(self) -> Message:
+        """What a process that joins is told of this kernel."""
+        ...
+
+    def context_of(self, agent: str, tools: Iterable[Tool], rules: Iterable[str]) -> Context:
+        """:raises LoadError: with every fault"""
+        ...
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """:raises ValueError: for a value that cannot be redacted"""
+        ...
+
+    async def open_session(
+        self,
+        context: Context,
+        id: str | None,
+        *,
+        attendant: Attendant | None,
+        rules: Iterable[str],
+        topic: str | None,
+        client: ClientContext | None,
+        face: str,
+    ) -> HeldSession: ...
+
+    async def explain_in(
+        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str], headless: bool
+    ) -> Explanation: ...
+
+    def further_operations(self) -> Mapping[str, Handler]:
+        """What else every process that joined may ask for, by its name among the requests."""
+        ...
+
+
+class Reception(Protocol):
+    """What is needed of the server that lets processes in."""
+
+    @property
+    def host(self) -> Host: ...
+
+    @property
+    def leaving(self) -> bool: ...
+
+    async def is_left(self, session_id: str) -> None:
+        """Wait until nothing runs any more in a session whose process was lost."""
+        ...
+
+    def leave(self, guest: Guest, sessions: Iterable[HeldSession]) -> None:
+        """The process is gone: let the calls of its sessions end, then suspend them and end what it brought."""
+        ...
+
+
+class Guest:
+    """One process that joined.
+
+    :raises Refused: for a greeting that asks for what is not there
+    """
+
+    def __init__(self, server: Reception, connection: Connection, hello: Message) -> None:
+        self._server = server
+        self._host = server.host
+        self._connection = connection
+        self._sessions: dict[str, HeldSession] = {}
+        self._watched: dict[str, Callable[[], None]] = {}
+        """By session: how to stop."""
+        self._generations: dict[int, Generation] = {}
+        self._contexts: dict[str, Context] = {}
+        """By agent: its own, and those of further agents that its sessions name."""
+        told = greeting(hello)
+        self.face: str = told["face"][:_MAX_FACE]
+        self._rules: Sequence[str] = told["rules"]
+        try:
+            self._brought = BroughtTools(connection, told["tools"])
+            self._host.learn(told["secrets"])
+            self.context = self._context(told["agent"])
+        except HandrailError as error:
+            raise mirror.refusal_of(error) from None
+        except ValueError as error:  # of a secret
+            raise Refused("StartError", str(error)) from None
+        self._token: int = self._host.welcome()["token"]
+        self.operations = self._operations()
+
+    def welcome(self) -> Message:
+        """What the process is told when it is let in."""
+        context = self.context
+        return {
+            **self._host.welcome(),
+            "agent": context.manifest.as_data(),
+            "generation": mirror.of_generation(context.generation),
+            "rules": mirror.of_rules(context.rules),
+        }
+
+    def lost(self, reason: str) -> None:
+        """The connection is gone."""
+        for context in self._contexts.values():
+            context.shelf.watchers.remove(self._published)
+        sessions, self._sessions = self._sessions, {}
+        for session_id in tuple(self._watched):
+            self._unwatch(session_id)
+        self._server.leave(self, sessions.values())
+
+    async def aclose(self) -> None:
+        """End what it brought, once nothing of it runs any more."""
+        contexts, self._contexts = self._contexts, {}
+        for context in contexts.values():
+            await context.aclose()
+
+    def _operations(self) -> Operations:
+        handlers: dict[str, Handler] = {
+            "open": self._open,
+            "reply": self._reply,
+            "keyed": self._keyed,
+            "recall": self._recall,
+            "waiting": self._waiting,
+            "parked": self._parked,
+            "stop": self._stop,
+            "suspend": self._suspend,
+            "close": self._close,
+            "history": self._history,
+            "keep": self._keep_messages,
+            "explain": self._explain,
+            "reload": self._reload,
+            "flush": self._host.log.flush,
+            **self._host.further_operations(),
+        }
+        notices = {"watch": self._watch, "unwatch": self._unwatch, "rules": self._add_rules}
+        requests = {name: answering(name, handlers[name], reads, self._is_leaving) for name, reads in REQUESTS.items()}
+        heard = {name: heeding(notices[name], reads) for name, reads in NOTICES.items()}
+        return Operations({**requests, **self._brought.requests}, {**heard, **self._brought.notices})
+
+    def _is_leaving(self) -> bool:
+        return self._server.leaving
+
+    def _context(self, agent: str) -> Context:
+        """That of ``agent`` with what the process brought; made when it is first named."""
+        context = self._contexts.get(agent)
+        if context is None:
+            context = self._host.context_of(agent, self._brought.tools, self._rules)
+            context.shelf.watchers.append(self._published)
+            self._contexts[agent] = context
+            self._keep(context.generation)
+        return context
+
+    def _keep(self, generation: Generation) -> None:
+        self._generations[generation.number] = generation
+        while len(self._generations) > _KEPT_GENERATIONS:
+            del self._generations[next(iter(self._generations))]
+
+    def _published(self, generation: Generation) -> None:
+        self._keep(generation)
+        told = mirror.of_generation(generation)
+        for agent, context in self._contexts.items():
+            if context.generation is generation:
+                self._connection.notify("generation", {"agent": agent, "generation": told})
+
+    # ── sessions ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _open(
+        self,
+        id: str,
+        agent: str | None,
+        headless: bool,
+        topic: str | None,
+        client: ClientContext | None,
+        rules: Sequence[str],
+    ) -> Message:
+        await self._server.is_left(id)
+        context = self.context if agent is None else self._context(agent)
+        session = await self._host.open_session(
+            context,
+            id,
+            attendant=None if headless else RemotePerson(self._connection),
+            rules=rules,
+            topic=topic,
+            client=client,
+            face=self.face,
+        )
+        if self._connection.lost is not None:
+            self._server.leave(self, (session,))
+        else:
+            self._sessions[id] = session
+        told: Message = {"turns": session.turns}
+        if context is not self.context:
+            told["generation"] = mirror.of_generation(context.generation)
+        return told
+
+    def _session(self, session_id: str) -> HeldSession:
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise UsageError(f"session {session_id[:80]!r} is not open in this process")
+        return session
+
+    async def _reply(
+        self, session: str, turn: int, token: int, generation: int, calls: Sequence[ProposedCall]
+    ) -> list[Any]:
+        found = self._session(session)
+        # A turn that was taken with another holder goes on with what there is here.
+        tools = self._generations.get(generation) if token == self._token else found.generation
+        if tools is None:
+            raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
+        return [mirror.of_answer(answer) for answer in await found.turn_at(turn, tools).call_all(calls)]
+
+    async def _keyed(self, session: str, call: ProposedCall, key: str) -> Any:
+        given = call.arguments
+        arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
+        return (await self._session(session).call(call.name, arguments, key=key)).to_dict()
+
+    async def _recall(self, session: str, call: str) -> Any:
+        """The answer, and whether the call had begun or waits: one that had not had no effect, and may be proposed anew."""
+        answer = await self._session(session).recall(call)
+        begun = "parked" in answer.result.metadata or await self._host.log.outcome_of(call) is not None
+        return [mirror.of_answer(answer), begun]
+
+    async def _waiting(self, session: str) -> list[str]:
+        return await self._session(session).parked()
+
+    async def _parked(self, session: str) -> list[Any]:
+        return [mirror.of_answer(answer) for answer in await self._session(session).resume_parked()]
+
+    async def _stop(self, session: str, reason: StopReason) -> int:
+        return self._session(session).cancel(reason)
+
+    async def _suspend(self, session: str, reason: StopReason, why: str) -> None:
+        found = self._session(session)
+        self._forget(session)
+        await found.suspend(why, reason)
+
+    async def _close(self, session: str) -> None:
+        found = self._session(session)
+        await found.close()
+        self._forget(session)
+
+    def _forget(self, session_id: str) -> None:
+        self._sessions.pop(session_id, None)
+        self._unwatch(session_id)
+
+    async def _history(self, session: str) -> Any:
+        history = self._session(session).history
+        return [] if history is None else [[position, data] for position, data in await history.read()]
+
+    async def _keep_messages(self, session: str, entries: Sequence[Entry]) -> None:
+        history = self._session(session).history
+        if history is not None:
+            await history.keep(entries)
+
+    def _watch(self, session: str) -> None:
+        if session in self._sessions and session not in self._watched:
+            self._watched[session] = self._sessions[session].watch(self._event)
+
+    def _unwatch(self, session: str) -> None:
+        if (stop := self._watched.pop(session, None)) is not None:
+            stop()
+
+    def _event(self, event: Event) -> None:
+        self._connection.notify("event", mirror.of_event(event), may_be_left_out=event.kind == "progress")
+
+    def _add_rules(self, session: str, rules: Sequence[str]) -> None:
+        if session in self._sessions:
+            self._sessions[session].add_rules(*rules)
+
+    # ── the kernel ───────────────────────────────────────────────────────────────────────────────
+
+    async def _explain(self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str], headless: bool) -> Any:
+        explained = await self._host.explain_in(self.context, tool, arguments, rules=rules, headless=headless)
+        return mirror.of_explanation(explained)
+
+    async def _reload(self, tools: object) -> Any:
+        if tools is None:
+            given = None
+        elif self.context.shared:
+            raise UsageError("this process brought no tools when it joined, so it cannot bring any later")
+        else:
+            given = self._brought.replaced(tools)
+        others = [context for context in self._contexts.values() if context is not self.context]
+        for context in others:
+            context.shelf.reload(given)
+        return mirror.of_difference(self.context.shelf.reload(given))
+
+
+class RemotePerson:
+    """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        try:
+            return a_decision(await self._connection.request("approve", mirror.of_request(request)))
+        except ConnectionLost:
+            return ApprovalAnswer("later")
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        body = {"session": session_id, "questions": [mirror.of_question(question) for question in questions]}
+        try:
+            said = some_answers(await self._connection.request("answer", body))
+        except ConnectionLost:
+            return None
+        return None if said is None else [list(one) for one in said]

@@ -1,0 +1,174 @@
+"""What the holder and a process that joined ask of each other: each request with its fields, read before it is heeded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast, get_args
+
+from handrail.contract.call import ProposedCall
+from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.history import Entry
+from handrail.contract.people import ApprovalAnswer, Choice
+from handrail.contract.runtime import ClientContext
+from handrail.contract.session import StopReason
+from handrail.joining import mirror
+from handrail.joining.framing import Message
+from handrail.joining.operations import Op, Refused
+from handrail.joining.values import (
+    Malformed,
+    Reader,
+    a_list,
+    an_object,
+    anything,
+    each,
+    fields,
+    flag,
+    one_of,
+    optional,
+    shape,
+    text,
+    whole,
+)
+
+LEAVING = "leaving"
+"""The refusal of a holder that ends: nothing was begun, and another holder will take it."""
+
+MAX_TURNS = 1_000_000_000
+"""Of one session. A number is part of call ids, which are compared and kept."""
+
+Shape = Mapping[str, Reader[Any]]
+"""The fields of a body, all of them given, and how each is read."""
+
+
+def a_call(value: Any) -> ProposedCall:
+    """What :func:`~handrail.joining.mirror.of_call` makes."""
+    given = a_list(value)
+    if len(given) != 5:
+        raise Malformed("expected a call as its name, arguments, provider's id, fault and kind of fault")
+    name, arguments, provider_id, fault, kind = given
+    maybe = optional(text)
+    return mirror.call_of([text(name), text(arguments), maybe(provider_id), maybe(fault), _fault_kind(kind)])
+
+
+def a_turn(value: Any) -> int:
+    """Its number."""
+    number = whole(value)
+    if not 0 < number < MAX_TURNS:
+        raise Malformed(f"expected a number from 1 to {MAX_TURNS - 1:,}")
+    return number
+
+
+def an_entry(value: Any) -> Entry:
+    """A message of a session with its position."""
+    given = a_list(value)
+    if len(given) != 2 or not 0 <= whole(given[0]) < 1 << 62:
+        raise Malformed("expected a message as its position, from 0, and its data")
+    return given[0], an_object(given[1])
+
+
+def a_door(value: Any) -> str:
+    """By which an answer came, for the record."""
+    return text(value)[:80]
+
+
+a_decision = shape(ApprovalAnswer, choice=one_of(*get_args(Choice)), message=text, arguments=optional(an_object))
+"""What a person decided."""
+some_answers = optional(each(each(text)))
+"""What a person said to questions; None when nobody is there now."""
+_fault_kind = one_of(*ERROR_KINDS)
+_client = optional(
+    shape(ClientContext, time=optional(text), place=optional(text), locale=optional(text), device=optional(text))
+)
+_stop_reason = cast("Reader[StopReason]", one_of(*get_args(StopReason)))
+_of_session: Shape = {"session": text}
+
+REQUESTS: Mapping[str, Shape] = {
+    "open": {
+        "id": text,
+        "agent": optional(text),
+        "headless": flag,
+        "topic": optional(text),
+        "client": _client,
+        "rules": each(text),
+    },
+    "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
+    "keyed": {**_of_session, "call": a_call, "key": text},
+    "recall": {**_of_session, "call": text},
+    "waiting": _of_session,
+    "parked": _of_session,
+    "stop": {**_of_session, "reason": _stop_reason},
+    "suspend": {**_of_session, "reason": _stop_reason, "why": text},
+    "close": _of_session,
+    "history": _of_session,
+    "keep": {**_of_session, "entries": each(an_entry)},
+    "explain": {"tool": text, "arguments": an_object, "rules": each(text), "headless": flag},
+    "reload": {"tools": optional(anything)},
+    "flush": {},
+    "fork": {"id": text},
+    "close-session": {"id": text},
+    "approvals.decide": {"id": text, "answer": a_decision, "by": a_door},
+    "approvals.answer": {"id": text, "answers": each(each(text)), "by": a_door},
+    "approvals.forget": {"id": text},
+}
+"""What every process that joined may ask for, beside the doors of the runtimes of its own tools' calls."""
+
+NOTICES: Mapping[str, Shape] = {
+    "watch": _of_session,
+    "unwatch": _of_session,
+    "rules": {**_of_session, "rules": each(text)},
+}
+
+GREETING: Shape = {
+    "face": text,
+    "agent": text,
+    "rules": each(text),
+    "secrets": an_object,
+    "tools": a_list,
+}
+"""What a process says of itself when it joins, beside its version."""
+
+
+def greeting(hello: Message) -> dict[str, Any]:
+    """The fields of a greeting.
+
+    :raises Refused: naming the one that is not as expected
+    """
+    given = {name: hello[name] for name in GREETING if name in hello}
+    try:
+        found = fields(given, GREETING)
+        for name, value in found["secrets"].items():
+            if type(value) is not str:
+                raise Malformed(f"secrets: expected the value of {name[:80]!r} as text")
+    except Malformed as error:
+        raise Refused("StartError", f"the greeting cannot be read: {error}") from None
+    return found
+
+
+def answering(name: str, handler: Callable[..., Awaitable[Any]], reads: Shape, is_leaving: Callable[[], bool]) -> Op:
+    """``handler``, called with the fields of each request's body by name. Errors travel under their names.
+
+    :param is_leaving: whether the holder ends, and begins nothing any more
+    """
+
+    async def handled(body: Any) -> Any:
+        if is_leaving():
+            raise Refused(LEAVING, "the process that holds the workspace is ending")
+        try:
+            return await handler(**fields(body, reads))
+        except Malformed as error:
+            raise Refused("UsageError", f"the request {name!r} cannot be read: {error}") from None
+        except Refused:
+            raise
+        except HandrailError as error:
+            raise mirror.refusal_of(error) from None
+
+    return Op(handled)
+
+
+def heeding(handler: Callable[..., None], reads: Shape) -> Callable[[Any], None]:
+    """``handler``, called with the fields of each notice's body by name."""
+
+    def heard(body: Any) -> None:
+        handler(**fields(body, reads))
+
+    return heard

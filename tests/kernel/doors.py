@@ -1,0 +1,65 @@
+"""One kernel behind either door: held in this process, or joined over the socket. What is said of sessions holds for both."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel, Tool
+from handrail.joined import JoinedKernel
+from handrail.testing.kernels import temporary_kernel
+
+HELD, JOINED = "held", "joined"
+Opens = Callable[..., AbstractAsyncContextManager[Kernel]]
+
+
+@asynccontextmanager
+async def opened(
+    door: str,
+    folder: Path,
+    *,
+    tools: Iterable[Tool] = (),
+    rules: Iterable[str] = (),
+    secrets: Mapping[str, str] | None = None,
+    settings: str = "",
+    **options: Any,
+) -> AsyncGenerator[Kernel]:
+    """See :func:`handrail.testing.kernels.temporary_kernel`; ``joined`` has one that only holds beside it."""
+    if door == HELD:
+        async with temporary_kernel(
+            folder, tools=tools, rules=rules, secrets=secrets, settings=settings, **options
+        ) as kernel:
+            yield kernel
+        return
+    async with (
+        temporary_kernel(folder, settings=settings),
+        Kernel.open(
+            folder / "ws",
+            tools=tools,
+            rules=rules,
+            secrets=secrets,
+            state=folder / "state",
+            config=folder / "config" / "handrail.toml",
+            **options,
+        ) as kernel,
+    ):
+        assert isinstance(kernel, JoinedKernel)
+        yield kernel
+
+
+def by_both_doors(**options: Any) -> Any:
+    """A fixture that opens a kernel in a folder by either door.
+
+    :param options: of :func:`opened`; a test may give others
+    """
+
+    @pytest.fixture(params=[HELD, JOINED])
+    def kernel_in(request: pytest.FixtureRequest) -> Opens:
+        return partial(opened, request.param, **options)
+
+    return kernel_in

@@ -1,0 +1,426 @@
+"""Whoever joins can do nothing that a session of its own could not: faulty, hostile or gone in the middle."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.kernel.guests import OPENING, call, greeting, guest, joined_kernel, opened, reply_of, sizes
+
+from handrail import LoadError, StartError, tool
+from handrail.contract.people import ApprovalAnswer
+from handrail.joining.describing import describe
+from handrail.joining.operations import Op, Operations, Refused
+from handrail.joining.requests import NOTICES, REQUESTS
+from handrail.sandbox import tiers
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("L-07")
+confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+
+Attempt = Callable[[], Awaitable[object]]
+
+
+async def refusal(attempt: Awaitable[object]) -> Refused:
+    with pytest.raises(Refused) as raised:
+        await attempt
+    return raised.value
+
+
+# ── requests of any shape ────────────────────────────────────────────────────────────────────────
+
+_scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8)
+_anything = st.recursive(
+    _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+)
+_mine = st.sampled_from(["ses_mine", "ses_others", "", "..", "ses_mine/1.0", "x" * 300])
+_names = st.sampled_from(sorted(REQUESTS))
+
+
+@st.composite
+def bodies(draw: st.DrawFn, name: str) -> Any:
+    """Of the right fields, mostly; each with a value that is right, nearly right or anything."""
+    near = {
+        "session": _mine,
+        "id": _mine,
+        "turn": st.integers(-2, 3) | st.just(2**70),
+        "token": st.integers(0, 2),
+        "generation": st.integers(-1, 3),
+        "calls": st.lists(st.just(call("glob")) | _anything, max_size=2),
+        "call": st.just(call("glob")) | _mine,
+        "entries": st.lists(st.tuples(st.integers(-1, 2), _anything), max_size=2),
+        "rules": st.lists(st.sampled_from(["allow write", "deny", "allow manifest:write"]) | _scalars, max_size=2),
+        "reason": st.sampled_from(["user", "timeout", "nonsense"]),
+        "headless": st.booleans(),
+        "arguments": st.dictionaries(st.text(max_size=5), _scalars, max_size=2),
+        "answer": st.fixed_dictionaries({"choice": st.sampled_from(["once", "x"]), "message": _scalars}),
+        "tools": st.none() | st.lists(_anything, max_size=1),
+    }
+    fields = {field: draw(near.get(field, _anything) | _anything) for field in REQUESTS[name]}
+    for field in draw(st.lists(st.sampled_from(sorted(fields) or ["none"]), max_size=1)):
+        fields.pop(field, None)
+    return draw(st.just(fields) | st.just({**fields, "more": 1})) if draw(st.integers(0, 9)) else draw(_anything)
+
+
+async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothing_is_left_of_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with temporary_kernel(tmp_path) as held, guest(tmp_path) as other:
+        await opened(other, "ses_others")
+        tasks = asyncio.all_tasks()
+        loop = asyncio.get_running_loop()
+
+        async def ask(name: str, body: Any) -> None:
+            async with guest(tmp_path) as connection:
+                await opened(connection, "ses_mine")
+                try:
+                    async with asyncio.timeout(20):
+                        await connection.request(name, body)
+                except Refused as refused:
+                    assert refused.kind not in ("defect", "cancelled"), (name, body)
+                    assert refused.text
+                assert connection.lost is None
+                assert (await connection.request("waiting", {"session": await opened(connection, "ses_after")})) == []
+            await until(lambda: len(held.server.guests) == 1 and not held._sessions.keys() - {"ses_others"})  # pyright: ignore[reportPrivateUsage]
+
+        def run(name: str, body: Any) -> None:
+            asyncio.run_coroutine_threadsafe(ask(name, body), loop).result()
+
+        @settings(
+            max_examples=120,
+            suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+        )
+        @given(st.data())
+        def attack(data: st.DataObject) -> None:
+            name = data.draw(_names)
+            run(name, data.draw(bodies(name)))
+
+        await asyncio.to_thread(attack)
+        assert not [record for record in caplog.records if record.exc_info and record.name.startswith("handrail")]
+        assert asyncio.all_tasks() <= tasks | {asyncio.current_task()}
+        assert (await other.request("history", {"session": "ses_others"})) == []
+
+
+async def until(what: Callable[[], bool]) -> None:
+    while not what():
+        await asyncio.sleep(0)
+
+
+async def test_a_notice_of_any_shape_changes_nothing(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, guest(tmp_path) as connection:
+        await opened(connection, "ses_mine")
+        before = held._sessions["ses_mine"].rules.rules  # pyright: ignore[reportPrivateUsage]
+        strange: list[object] = [None, 1, [], {}, {"session": 1}, {"session": "ses_mine", "rules": "allow write"}]
+        for name in [*NOTICES, "nothing"]:
+            for body in strange:
+                connection.notify(name, body)
+        connection.notify("rules", {"session": "ses_mine", "rules": ["no rule at all"]})
+        await connection.request("flush", {})
+        assert held._sessions["ses_mine"].rules.rules == before  # pyright: ignore[reportPrivateUsage]
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ({"face": 1}, "face"),
+        ({"agent": None}, "agent"),
+        ({"agent": "nobody"}, "nobody"),
+        ({"rules": "allow write"}, "rules"),
+        ({"rules": ["permit write"]}, "permit"),
+        ({"secrets": ["abcdef"]}, "secrets"),
+        ({"secrets": {"KEY": 123456}}, "KEY"),
+        ({"secrets": {"KEY": "abc"}}, "KEY"),
+        ({"tools": {}}, "tools"),
+        ({"tools": [1]}, "tools[0]"),
+    ],
+)
+async def test_a_greeting_that_asks_for_what_is_not_there_is_told_why(
+    tmp_path: Path, fault: dict[str, Any], named: str
+) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        before = sizes(held)
+        with pytest.raises(StartError) as raised:
+            async with guest(tmp_path, hello=greeting(**fault)):
+                pass
+        assert named in str(raised.value)
+        assert sizes(held) == before
+
+
+# ── what belongs to others ───────────────────────────────────────────────────────────────────────
+
+
+async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, guest(tmp_path) as one, guest(tmp_path) as other:
+        held_session = await held.session("ses_held")
+        for theirs in (await opened(other, "ses_theirs"), held_session.id):
+            attempts: list[tuple[str, dict[str, Any]]] = [
+                ("open", {"id": theirs, **OPENING}),
+                ("reply", reply_of(one, theirs, 1, call("glob"))),
+                ("keyed", {"session": theirs, "call": call("glob"), "key": "k"}),
+                ("recall", {"session": theirs, "call": f"{theirs}/1.0"}),
+                ("waiting", {"session": theirs}),
+                ("parked", {"session": theirs}),
+                ("stop", {"session": theirs, "reason": "user"}),
+                ("suspend", {"session": theirs, "reason": "user", "why": "x"}),
+                ("close", {"session": theirs}),
+                ("close-session", {"id": theirs}),
+                ("history", {"session": theirs}),
+                ("keep", {"session": theirs, "entries": [[0, {"role": "user"}]]}),
+            ]
+            for name, body in attempts:
+                refused = await refusal(one.request(name, body))
+                assert refused.kind == "UsageError" and "open" in refused.text, name
+            heard: list[object] = []
+            one.notify("watch", {"session": theirs})
+            one.notify("rules", {"session": theirs, "rules": ["allow write"]})
+            assert heard == []
+        await one.request("flush", {})
+        answers = await other.request(
+            "reply", reply_of(other, "ses_theirs", 1, call("write", '{"path": "a", "content": ""}'))
+        )
+        assert answers[0][2]["metadata"]["error_kind"] == "denied"
+        assert (await held_session.call("write", {"path": "a", "content": ""})).error_kind == "denied"
+        assert not held_session._lane.listeners  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_events_reach_only_the_process_whose_session_it_is(tmp_path: Path) -> None:
+    heard: dict[str, list[Any]] = {"one": [], "other": []}
+    async with temporary_kernel(tmp_path):
+        hearing = {name: Operations({}, {"event": told.append}) for name, told in heard.items()}
+        async with guest(tmp_path, hearing["one"]) as one, guest(tmp_path, hearing["other"]) as other:
+            for connection, session in ((one, "ses_one"), (other, "ses_other")):
+                await opened(connection, session)
+                for asked in ("ses_one", "ses_other"):
+                    connection.notify("watch", {"session": asked})
+            await one.request("reply", reply_of(one, "ses_one", 1, call("glob", '{"pattern": "*"}')))
+            await other.request("flush", {})
+    assert [told["kind"] for told in heard["one"]] == ["proposed", "started", "finished"]
+    assert heard["other"] == []
+
+
+async def test_call_ids_cannot_be_forged_nor_used_twice(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow write"]) as held, guest(tmp_path) as connection:
+        await opened(connection, "ses_mine")
+        look = call("glob", '{"pattern": "*"}')
+        assert await connection.request("reply", reply_of(connection, "ses_mine", 1, look))
+        for turn in (1, 0, -1, 1.5, "2", True, None, 2**70, "1.0/2", [2]):
+            refused = await refusal(connection.request("reply", reply_of(connection, "ses_mine", turn, look)))
+            assert "turn" in refused.text
+        for key in ("", "a/b", "1.0\n", "x" * 300):
+            await refusal(connection.request("keyed", {"session": "ses_mine", "call": look, "key": key}))
+        assert await connection.request("reply", reply_of(connection, "ses_mine", 5, look))
+        assert await connection.request("reply", reply_of(connection, "ses_mine", 3, look))
+        await refusal(connection.request("reply", reply_of(connection, "ses_mine", 3, look)))
+        await connection.request("close", {"session": "ses_mine"})
+        await opened(connection, "ses_mine")
+        await refusal(connection.request("reply", reply_of(connection, "ses_mine", 5, look)))
+        assert await connection.request("reply", reply_of(connection, "ses_mine", 6, look))
+        await held.log.flush()
+        proposed = [record.call_id for record in held.log.reader.records(kind="proposed")]
+        assert proposed == [f"ses_mine/{turn}.0" for turn in (1, 5, 3, 6)]
+
+
+async def test_rules_that_are_brought_are_of_the_session_whatever_they_say(tmp_path: Path) -> None:
+    project = 'rules = ["deny fs.write kept/**"]\n'
+    async with (
+        temporary_kernel(tmp_path, settings=project),
+        joined_kernel(tmp_path, rules=["allow write", "allow fs.write kept/**"]) as joined,
+    ):
+        allowing = [rule for rule in joined.rules if rule.action == "allow" and "kept" in rule.text]
+        assert [rule.scope for rule in allowing] == ["session"]
+        session = await joined.session(rules=["allow fs.write kept/**"])
+        session.add_rules("allow write", "allow fs.write kept/**")
+        refused = await session.call("write", {"path": "kept/a", "content": ""})
+        assert refused.error_kind == "denied" and "project" in (refused.error_text or "")
+        assert (await session.call("write", {"path": "free", "content": ""})).ok
+
+
+@pytest.mark.parametrize("taken", ["read", "write", "find_tools"])
+async def test_a_tool_that_claims_the_id_of_a_built_in_is_not_let_in(tmp_path: Path, taken: str) -> None:
+    @tool(id=taken, side_effect="read", locks=[])
+    async def impostor(path: str = "") -> str:
+        """Pretend."""
+        return "owned"
+
+    async with temporary_kernel(tmp_path) as held:
+        if taken not in held.generation.entries:
+            pytest.skip("there is no such built-in")
+        with pytest.raises(StartError, match=taken):
+            async with guest(tmp_path, hello=greeting(tools=describe([impostor]))):
+                pass
+        with pytest.raises(LoadError, match=taken):
+            async with joined_kernel(tmp_path, tools=[impostor]):
+                pass
+        assert (await (await held.session()).call("read", {"path": "a"})).error_kind != "unknown_tool"
+
+
+@pytest.mark.proves("P-12")
+async def test_a_secret_that_one_process_brings_is_shown_to_no_other(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        (tmp_path / "ws" / "a.txt").write_text("the key is hunter2hunter2\n")
+        async with (
+            joined_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as one,
+            joined_kernel(tmp_path) as other,
+        ):
+            for kernel in (held, one, other):
+                told = await (await kernel.session()).call("read", {"path": "a.txt"})
+                assert told.ok and "hunter2hunter2" not in json.dumps(told.to_dict())
+            async with guest(tmp_path) as bare:
+                assert "hunter2hunter2" not in json.dumps(bare.about)
+
+
+async def test_what_is_too_large_to_greet_with_is_told_at_once(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        huge = "x" * (17 * 1024 * 1024)
+        with pytest.raises(StartError, match="bytes"):
+            async with joined_kernel(tmp_path, secrets={"KEY": huge}):
+                pass
+        async with joined_kernel(
+            tmp_path, secrets={"KEY": huge[: 1024 * 1024]}, rules=["deny bash x*"] * 5_000
+        ) as joined:
+            assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
+        assert (await (await held.session()).call("glob", {"pattern": "*"})).ok
+
+
+@confined
+@pytest.mark.proves("X-15")
+async def test_a_program_in_the_sandbox_reaches_neither_the_socket_nor_the_state(tmp_path: Path) -> None:
+    program = (
+        "import glob, os, socket, sys\n"
+        "own = sys.argv[1]\n"
+        "found = glob.glob(own + '/*')\n"
+        "try:\n"
+        "    s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[2]); print('CONNECTED')\n"
+        "except OSError as error: print('refused', type(error).__name__)\n"
+        "try: print('READ', len(open(own + '/handrail.db', 'rb').read()))\n"
+        "except OSError as error: print('unreadable', type(error).__name__)\n"
+        "print('found', found)\n"
+    )
+    async with temporary_kernel(tmp_path, rules=["allow bash"]) as held:
+        (tmp_path / "ws" / "attack.py").write_text(program)
+        sockets = list(Path(held.state_folder).glob("*.sock"))
+        assert len(sockets) == 1
+        async with joined_kernel(tmp_path, rules=["allow bash"]) as joined:
+            for kernel in (held, joined):
+                session = await kernel.session()
+                command = f"python3 attack.py {held.state_folder} {sockets[0]}"
+                result = await session.call("bash", {"command": command})
+                assert result.ok, result.error_text
+                told = json.dumps(result.data)
+                assert "refused" in told and "unreadable" in told and "found []" in told, told
+                assert "CONNECTED" not in told and "READ" not in told
+
+
+NO_DECISIONS: list[object] = [
+    None,
+    1,
+    [],
+    "once",
+    {"choice": "yes"},
+    {"choice": ["once"]},
+    {"choice": "once"},
+    {"choice": "once", "message": 1, "arguments": None},
+    {"choice": "once", "message": "", "arguments": [1]},
+]
+
+
+# ── an attendant of any kind ─────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.proves("P-07")
+@pytest.mark.parametrize("nonsense", NO_DECISIONS)
+async def test_an_answer_that_is_none_means_no(tmp_path: Path, nonsense: object) -> None:
+    async def answer(body: object) -> object:
+        return nonsense
+
+    attending = Operations({"approve": Op(answer), "answer": Op(answer)})
+    async with temporary_kernel(tmp_path), guest(tmp_path, attending) as connection:
+        await opened(connection, "ses_asks", headless=False)
+        calls = [call("write", '{"path": "a", "content": ""}')]
+        if nonsense is not None:
+            calls.append(call("question", '{"questions": [{"question": "Which?"}]}'))
+        answers = await connection.request("reply", reply_of(connection, "ses_asks", 1, *calls))
+        assert [told[2]["metadata"]["error_kind"] for told in answers] == ["denied"] * len(calls)
+    assert not (tmp_path / "ws" / "a").exists()
+
+
+@pytest.mark.proves("P-07")
+async def test_whoever_is_asked_and_goes_away_has_not_answered(tmp_path: Path) -> None:
+    asked = asyncio.Event()
+
+    async def ask(body: object) -> object:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async with temporary_kernel(tmp_path) as held:
+        async with guest(tmp_path, Operations({"approve": Op(ask)})) as connection:
+            await opened(connection, "ses_asks", headless=False)
+            wanted = reply_of(connection, "ses_asks", 1, call("write", '{"path": "a", "content": ""}'))
+            reply = asyncio.create_task(connection.request("reply", wanted))
+            await asked.wait()
+            connection.drop("gone", quietly=True)
+            await asyncio.gather(reply, return_exceptions=True)
+        await until(lambda: not sizes(held)["sessions"])
+        (waiting,) = held.approvals.pending()
+        await held.approvals.decide(waiting.id, ApprovalAnswer("once"), by="test")
+        session = await held.session("ses_asks")
+        (answer,) = await session.resume_parked()
+        assert answer.result.ok and answer.call_id == "ses_asks/1.0"
+
+
+# ── nothing is left behind ───────────────────────────────────────────────────────────────────────
+
+
+async def test_what_a_kernel_keeps_does_not_grow_with_the_sessions_turns_and_processes_that_were(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    async with temporary_kernel(tmp_path) as held:
+        before = sizes(held)
+        for _ in range(3):
+            async with joined_kernel(tmp_path) as joined:
+                for round_ in range(20):
+                    session = await joined.session()
+                    stop = session.watch(lambda event: None)
+                    for _ in range(round_):
+                        session.turn()  # that is never used
+                    assert (await session.call("glob", {"pattern": "*"})).ok
+                    if round_ % 3 == 0:
+                        stop()
+                    await (session.close() if round_ % 2 else session.suspend())
+                during = sizes(held)
+                assert not joined._sessions and not joined._opening  # pyright: ignore[reportPrivateUsage]
+                assert {
+                    name: during[name] for name in ("sessions", "closing", "guest._sessions", "guest._watched")
+                } == {
+                    "sessions": 0,
+                    "closing": 0,
+                    "guest._sessions": 0,
+                    "guest._watched": 0,
+                }
+        await until(lambda: sizes(held) == before)
+
+
+async def test_numbers_of_turns_that_never_begin_are_forgotten(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, guest(tmp_path) as connection:
+        await opened(connection, "ses_mine")
+        look = call("glob", '{"pattern": "*"}')
+        for turn in range(2_000, 40_000, 2_000):
+            await connection.request("reply", reply_of(connection, "ses_mine", turn, look))
+        assert len(held._sessions["ses_mine"]._skipped) == 1_000  # pyright: ignore[reportPrivateUsage]
+
+
+async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as joined:
+        for _ in range(2):
+            session = await joined.session("ses_again")
+            kinds: list[str] = []
+            session.watch(lambda event, kinds=kinds: kinds.append(event.kind))
+            assert (await session.call("glob", {"pattern": "*"})).ok
+            assert kinds == ["proposed", "started", "finished"]
+            await session.suspend()
