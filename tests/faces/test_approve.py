@@ -264,3 +264,32 @@ def test_a_call_goes_on_waiting_when_the_process_that_carried_it_is_killed(here:
     kinds = [json.loads(line)["kind"] for line in here("log", "--call", call["call_id"], "--json").out.splitlines()]
     assert kinds.count("intended") == kinds.count("committed") == kinds.count("approval-requested") == 1
     assert here("log", "verify").code == 0
+
+
+@pytest.mark.proves("P-09", "X-13")
+@pytest.mark.skipif(sys.platform != "linux", reason="joining needs Linux")
+def test_who_is_asked_at_a_terminal_when_the_holder_is_killed_is_asked_anew_and_answers_once(
+    here: Here, handrail: Program, on_a_terminal: Terminals
+) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(handrail.workspace), str(handrail.state)], stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None and holder.stdout.readline() == b"HOLDS\n"
+        terminal = on_a_terminal(*handrail.command("call", "write", WRITE))
+        terminal.wait_for("\n> ")
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.wait()
+        terminal.wait_for("is no longer asked here")
+        terminal.wait_for("\n> ")
+        terminal.type("o\n")
+        assert terminal.end() == 0, terminal.shown
+    assert (handrail.workspace / "new.txt").read_text() == "one\ntwo\n" and listed(here) == []
+    assert here("log", "verify").code == 0
+
+
+def test_a_request_says_how_long_it_can_be_answered_and_a_question_how(here: Here) -> None:
+    shown = here("approve", parked(here)).out
+    assert "asked a moment ago, can be answered for 7 days" in shown and "--answer" not in shown
+    question = json.dumps({"questions": [{"question": "Which?", "header": "Colour"}]})
+    assert "  --answer TEXT answers it\n" in here("approve", parked(here, question, "question")).out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from tests.faces.conftest import Here, Program, Terminals
 
+from handrail import Kernel
 from handrail.faces.cli.app import run
 from handrail.faces.cli.options import alone
 
@@ -215,3 +217,13 @@ def test_a_value_of_headless_that_is_neither_yes_nor_no_is_a_usage_error(
     assert run(["tools", *handrail.common]) == 2
     assert "1 or 0 was expected" in capsys.readouterr().err
     assert os.environ["HANDRAIL_HEADLESS"] == "maybe"
+
+
+async def test_what_a_running_process_does_not_heed_yet_is_told(here: Here, handrail: Program, own: Path) -> None:
+    hash_ = hashlib.sha256(own.read_bytes()).hexdigest()
+    later = "holds this workspace, and goes on with the settings it began with"
+    async with Kernel.open(handrail.workspace, state=handrail.state):
+        for arguments in (["trust", "--hash", hash_], ["config"], ["trust", "--revoke"]):
+            done = await asyncio.to_thread(here, *arguments)
+            assert done.code == 0 and later in done.err, arguments
+    assert later not in here("trust", "--hash", hash_).err + here("config").err

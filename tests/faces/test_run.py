@@ -101,3 +101,21 @@ def test_ctrl_c_ends_a_run_with_130_and_every_call_answered(
     assert sleeper.left_over() == []
     (row,) = (json.loads(line) for line in handrail("log", "--json").out.splitlines())
     assert (row["state"], row["error_kind"]) == ("error", "cancelled")
+
+
+TWO_QUESTIONS = SCRIPT.replace(
+    'name = "read"\narguments = { path = "note.txt" }', 'name = "write"\narguments = { path = "a", content = "x" }'
+)
+
+
+def test_a_run_that_waits_names_a_command_that_answers(
+    here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
+    for text, several in ((SCRIPT, False), (TWO_QUESTIONS, True)):
+        (tmp_path / "asks.toml").write_text(text)
+        done = here("run", "a task", "--model", f"script:{tmp_path / 'asks.toml'}")
+        assert done.code == 4
+        (line,) = [line for line in done.err.splitlines() if line.startswith("to answer: handrail approve")]
+        assert len(line.split()) == (4 if several else 5)
+        assert here(*line.split()[3:]).code == 0

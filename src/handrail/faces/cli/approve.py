@@ -228,6 +228,7 @@ async def _show(row: Approval, workspace: str) -> None:
         lines = [f"{row.id}  {spelled_out(request.tool_id)} asks"]
         for question in row.questions:
             lines += [f"  {line}" for line in question_lines(question)]
+        lines.append("  --answer TEXT answers it" + (", once for each question" if len(row.questions) > 1 else ""))
     else:
         lines = request_lines(request, await preview(request, workspace))
         if request.always is not None:
@@ -248,7 +249,7 @@ def _ages(row: Approval) -> str:
 def _lasting(seconds: float) -> str:
     for size, name in ((86_400, "day"), (3_600, "hour"), (60, "minute")):
         if seconds >= size:
-            count = int(seconds // size)
+            count = round(seconds / size)
             return f"{count} {name}{'' if count == 1 else 's'}"
     return "a moment"
 

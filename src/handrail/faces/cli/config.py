@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import click
@@ -35,7 +36,19 @@ def command(setting: Setting, schema: bool) -> int:
         out_json(_whole(config))
     else:
         _show(config)
+        note_holder(setting)
     return OUTPUT
+
+
+def note_holder(setting: Setting) -> None:
+    """Say so where a process runs that has read the configuration before."""
+    from handrail.contract.errors import StartError
+    from handrail.store.folders import locate
+    from handrail.store.holder import holder_of
+
+    with suppress(StartError):  # handrail doctor tells what is wrong there
+        if (holder := holder_of(locate(setting.workspace, setting.state, allow_home=setting.allow_home))) is not None:
+            note(f"{holder} holds this workspace, and goes on with the settings it began with")
 
 
 def read(setting: Setting) -> Configuration:

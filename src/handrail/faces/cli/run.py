@@ -242,7 +242,8 @@ class LiveView:
                 if not outcome.ok:
                     note(f"{outcome.status}: {outcome.detail}")
                     if outcome.parked:
-                        note(f"to answer: handrail approve {' '.join(outcome.parked)}")
+                        only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
+                        note(f"to answer: handrail approve{only}")
                     note(f"to go on: handrail run --resume {self._session_id}")
                 about = "about " if outcome.tokens_estimated else ""
                 tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
-from handrail.faces.cli.config import one_line, read, shown
+from handrail.faces.cli.config import note_holder, one_line, read, shown
 from handrail.faces.cli.options import Setting, configured
 from handrail.faces.cli.show import columns, note, out, out_json, spelled_out
 
@@ -118,6 +118,7 @@ def _granted(setting: Setting, file: WorkspaceFile) -> int:
         out_json({"file": str(file.path), "sha256": file.sha256, "trusted": True})
     else:
         out(f"trusted {one_line(str(file.path))}")
+    note_holder(setting)
     return OUTPUT
 
 
@@ -129,6 +130,8 @@ def _revoke(setting: Setting, folders: Folders) -> int:
         out_json({"revoked": was})
     else:
         out(f"{'no longer trusted' if was else 'nothing was trusted'} in {one_line(str(folders.workspace))}")
+    if was:
+        note_holder(setting)
     return OUTPUT
 
 
