@@ -31,15 +31,17 @@ async def opened(
 ) -> AsyncGenerator[Kernel]:
     """See :func:`handrail.testing.kernels.temporary_kernel`; ``joined`` has one that only holds beside it."""
     if door == HELD:
-        async with temporary_kernel(
-            folder, tools=tools, rules=rules, secrets=secrets, settings=settings, **options
+        workspace, config = placed(folder, settings)
+        state = folder / "state"
+        async with Kernel.open(
+            workspace, tools=tools, rules=rules, secrets=secrets, state=state, config=config, **options
         ) as kernel:
             yield kernel
         return
     async with (
-        temporary_kernel(folder, settings=settings),
+        temporary_kernel(folder, settings=settings) as holder,
         Kernel.open(
-            folder / "ws",
+            holder.workdir,
             tools=tools,
             rules=rules,
             secrets=secrets,
@@ -50,6 +52,15 @@ async def opened(
     ):
         assert isinstance(kernel, JoinedKernel)
         yield kernel
+
+
+def placed(folder: Path, settings: str) -> tuple[Path, Path]:
+    """The workspace and the configuration file beneath ``folder``, made as :func:`temporary_kernel` makes them."""
+    workspace, config = folder / "ws", folder / "config" / "handrail.toml"
+    workspace.mkdir(exist_ok=True)
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(settings)
+    return workspace, config
 
 
 def by_both_doors(**options: Any) -> Any:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.kernel.doors import HELD, JOINED, Opens
+from tests.kernel.doors import opened as opened_by
 from tests.kernel.test_configured import put_tool
 
 from handrail import Kernel, LoadError, UsageError, tool
@@ -44,22 +46,29 @@ def put_agent(folder: Path, name: str, text: str) -> Path:
     return file
 
 
-@asynccontextmanager
-async def opened(
-    folder: Path, agent: str | None = None, settings: str = "", **options: object
-) -> AsyncGenerator[Kernel]:
-    (folder / "ws").mkdir(exist_ok=True)
-    config = folder / "config" / "handrail.toml"
-    config.parent.mkdir(exist_ok=True)
-    config.write_text(settings)
-    given: dict[str, object] = {"tools": [add, send], **options}
-    async with Kernel.open(folder / "ws", state=folder / "state", config=config, agent=agent, **given) as kernel:  # pyright: ignore[reportArgumentType]
-        yield kernel
+def opening(door: str) -> Opens:
+    def opened(
+        folder: Path, agent: str | None = None, settings: str = "", **options: Any
+    ) -> AbstractAsyncContextManager[Kernel]:
+        given: dict[str, Any] = {"tools": [add, send], **options}
+        return opened_by(door, folder, settings=settings, agent=agent, **given)
+
+    return opened
+
+
+held_only = opening(HELD)
+
+
+@pytest.fixture(params=[HELD, JOINED])
+def opened(request: pytest.FixtureRequest) -> Opens:
+    """A kernel of an agent, behind either door."""
+    return opening(request.param)
 
 
 @pytest.mark.proves("K-13", "P-03")
 async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_and_against_people(
     tmp_path: Path,
+    opened: Opens,
 ) -> None:
     put_agent(tmp_path, "reviewer", 'rules = ["deny fs.write final/**", "allow write drafts/**"]')
     person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])
@@ -79,7 +88,7 @@ async def test_a_deny_of_the_manifest_holds_against_rules_of_every_other_scope_a
 
 
 @pytest.mark.proves("K-13")
-async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(tmp_path: Path) -> None:
+async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read", "notes.*"]')
     async with opened(tmp_path, "reviewer", rules=["allow *", "deny mail.send to=eve"]) as kernel:
         session = await kernel.session()
@@ -92,7 +101,9 @@ async def test_a_tool_that_the_agent_does_not_name_is_not_there_under_any_name(t
 
 
 @pytest.mark.proves("K-13")
-async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_log(tmp_path: Path) -> None:
+async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_log(
+    tmp_path: Path, opened: Opens
+) -> None:
     put_agent(tmp_path, "reviewer", '[aliases]\n"choir.mail" = "mail.send"')
     async with opened(tmp_path, "reviewer", rules=["allow mail.send to=ann"]) as kernel:
         session = await kernel.session()
@@ -105,7 +116,7 @@ async def test_an_alias_is_the_same_tool_with_the_same_rules_and_its_id_in_the_l
 
 
 @pytest.mark.proves("K-13", "R-04")
-async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path) -> None:
+async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     put_agent(tmp_path, "other", "")
     put_tool(tmp_path / "config" / "agents" / "reviewer" / "tools", "own")
@@ -117,7 +128,7 @@ async def test_the_tools_of_an_agents_folder_are_its_own(tmp_path: Path) -> None
 
 
 @pytest.mark.proves("K-13")
-async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tmp_path: Path) -> None:
+async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "writer", 'rules = ["allow write"]')
     put_agent(tmp_path, "reader", 'tools = ["read"]')
     async with opened(tmp_path) as kernel:
@@ -135,7 +146,7 @@ async def test_sessions_of_several_agents_live_side_by_side_each_with_its_own(tm
 
 
 @pytest.mark.proves("K-13")
-async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path) -> None:
+async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     with pytest.raises(UsageError, match=r"no agent 'reviewr'; did you mean 'reviewer'\? There are: default, reviewer"):
         async with opened(tmp_path, "reviewr"):
@@ -147,7 +158,7 @@ async def test_an_agent_that_is_not_there_is_answered_with_those_that_are(tmp_pa
 
 
 @pytest.mark.proves("K-13")
-async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work(tmp_path: Path) -> None:
+async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "broken", 'tools = ["raed"]\npromt = 1\nrules = ["deny bahs"]\nroots = [{path = "~"}]\n')
     (tmp_path / "config" / "tools").mkdir(parents=True)
     with pytest.raises(LoadError) as caught:
@@ -163,14 +174,14 @@ async def test_a_faulty_agent_is_refused_with_all_its_faults_and_the_others_work
 
 async def test_a_rule_for_all_agents_may_name_a_tool_that_this_one_does_not_have(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
-    async with opened(tmp_path, "reviewer", 'rules = ["deny mail.send", "deny bash rm *"]') as kernel:
+    async with held_only(tmp_path, "reviewer", 'rules = ["deny mail.send", "deny bash rm *"]') as kernel:
         assert len(kernel.generation) == 1
     with pytest.raises(LoadError, match="not a tool or a capability"):
-        async with opened(tmp_path, "reviewer", 'rules = ["deny mail.sned"]'):
+        async with held_only(tmp_path, "reviewer", 'rules = ["deny mail.sned"]'):
             pass
 
 
-async def test_the_configured_agent_is_that_of_whoever_names_none(tmp_path: Path) -> None:
+async def test_the_configured_agent_is_that_of_whoever_names_none(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", "")
     async with opened(tmp_path, None, 'agent = "reviewer"') as kernel:
         assert kernel.agent.id == "reviewer"
@@ -193,7 +204,7 @@ async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
         "print(json.dumps({'decision': 'allow' if ok else 'deny', 'reason': str(call['agent'])}))\n"
     )
     settings = f"[[watchdogs]]\ncommand = {json.dumps([sys.executable, str(external)])}\ntimeout_ms = 60000\n"
-    async with opened(tmp_path, "reviewer", settings, rules=["allow notes.add"], watchdogs=[watchdog]) as kernel:
+    async with held_only(tmp_path, "reviewer", settings, rules=["allow notes.add"], watchdogs=[watchdog]) as kernel:
         result = await (await kernel.session()).call("notes.add", {"text": "x"})
         assert result.ok, result.error_text
     assert [(one["id"], one["description"]) for one in seen] == [("reviewer", "Reads.")]
@@ -201,7 +212,7 @@ async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
 
 @pytest.mark.proves("K-10b")
 @confined
-async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_path: Path) -> None:
+async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "builder", '[requires.tools.bash.net]\nhosts = ["pypi.org"]')
     async with opened(tmp_path, "builder") as kernel:
         entries = kernel.generation.entries
@@ -216,7 +227,7 @@ async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_pat
 async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path: Path) -> None:
     put_agent(tmp_path, "builder", '[requires]\nnet.hosts = ["pypi.org"]\ncapabilities = ["ask"]')
     put_agent(tmp_path, "narrow", 'tools = ["read"]')
-    async with opened(tmp_path, "builder") as kernel:
+    async with held_only(tmp_path, "builder") as kernel:
         assert isinstance(kernel, HeldKernel)
         wide = kernel.own.authority.agent_layer
         narrow = kernel.rooms.context("narrow").authority.agent_layer
@@ -242,7 +253,7 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
 
 
 async def test_file_tools_reach_an_agents_roots_as_they_say_and_nobody_elses(
-    tmp_path: Path, folders: tuple[Path, Path]
+    tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
 ) -> None:
     specs, notes = folders
     async with opened(tmp_path, "builder") as kernel:
@@ -265,7 +276,7 @@ async def test_file_tools_reach_an_agents_roots_as_they_say_and_nobody_elses(
 
 @confined
 async def test_sandboxes_have_an_agents_roots_as_they_say_and_nobody_elses(
-    tmp_path: Path, folders: tuple[Path, Path]
+    tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
 ) -> None:
     specs, notes = folders
     command = f"cat {specs}/a.txt {notes}/a.txt; touch {notes}/made && echo made; touch {specs}/made || echo refused"
@@ -280,7 +291,9 @@ async def test_sandboxes_have_an_agents_roots_as_they_say_and_nobody_elses(
         assert "a.txt" not in json.dumps(unseen.data)
 
 
-async def test_the_hosts_ceiling_bounds_an_agents_roots_too(tmp_path: Path, folders: tuple[Path, Path]) -> None:
+async def test_the_hosts_ceiling_bounds_an_agents_roots_too(
+    tmp_path: Path, opened: Opens, folders: tuple[Path, Path]
+) -> None:
     ceiling = '[ceiling]\nfs = { read = ["{workspace}"], write = ["{workspace}"] }\n'
     (tmp_path / "ws").mkdir()
     (tmp_path / "ws" / "a").write_text("x")
@@ -292,7 +305,7 @@ async def test_the_hosts_ceiling_bounds_an_agents_roots_too(tmp_path: Path, fold
         assert "ceiling" in (refused.error_text or "")
 
 
-async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_path: Path) -> None:
+async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
     async with opened(tmp_path, "reviewer", tools=[]) as kernel:
         put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
@@ -309,7 +322,7 @@ async def test_a_manifest_that_has_changed_counts_from_the_next_opening_on(tmp_p
 async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'prompt = "Review."\ntools = ["read", "write"]\nrules = ["deny write final/**"]')
     put_agent(tmp_path, "noter", 'tools = ["notes.add"]\naliases = { note = "notes.add" }')
-    async with opened(tmp_path), opened(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
+    async with held_only(tmp_path), held_only(tmp_path, "reviewer", rules=["allow write", "allow notes.add"]) as joined:
         assert isinstance(joined, JoinedKernel)
         assert (joined.agent.id, joined.agent.prompt) == ("reviewer", "Review.")
         assert list(joined.generation.entries) == ["read", "write"]
@@ -333,15 +346,15 @@ async def test_a_process_that_joins_works_as_the_agent_it_names(tmp_path: Path) 
 @pytest.mark.proves("K-13")
 async def test_a_process_that_joins_as_no_agent_or_a_faulty_one_is_told_and_the_holder_goes_on(tmp_path: Path) -> None:
     put_agent(tmp_path, "broken", "promt = 1")
-    async with opened(tmp_path) as held:
+    async with held_only(tmp_path) as held:
         with pytest.raises(UsageError, match=r"did you mean 'broken'\? There are: default, broken"):
-            async with opened(tmp_path, "brokn"):
+            async with held_only(tmp_path, "brokn"):
                 pass
         with pytest.raises(LoadError) as caught:
-            async with opened(tmp_path, "broken"):
+            async with held_only(tmp_path, "broken"):
                 pass
         assert [fault.where for fault in caught.value.faults] == ["promt"]
-        async with opened(tmp_path) as joined:
+        async with held_only(tmp_path) as joined:
             with pytest.raises(LoadError):
                 await joined.session(agent="broken")
             assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
@@ -356,7 +369,7 @@ async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_
         """Count the notes."""
         return 3
 
-    async with opened(tmp_path), opened(tmp_path, rules=["allow notes.*"]) as joined:
+    async with held_only(tmp_path), held_only(tmp_path, rules=["allow notes.*"]) as joined:
         noter = await joined.session(agent="noter")
         assert (await noter.call("notes.count", {})).error_kind == "unknown_tool"
         await joined.reload([add, count])
@@ -366,9 +379,9 @@ async def test_new_tools_of_a_process_that_joined_are_there_for_sessions_of_all_
 
 async def test_an_agents_manifest_is_read_anew_for_each_process_that_joins(tmp_path: Path) -> None:
     put_agent(tmp_path, "reviewer", 'tools = ["read"]')
-    async with opened(tmp_path, "reviewer", tools=[]) as held:
+    async with held_only(tmp_path, "reviewer", tools=[]) as held:
         put_agent(tmp_path, "reviewer", 'tools = ["read", "glob"]')
-        async with opened(tmp_path, "reviewer", tools=[]) as joined:
+        async with held_only(tmp_path, "reviewer", tools=[]) as joined:
             assert list(joined.generation.entries) == ["read", "glob"]
             session = await joined.session()
             assert (await session.call("glob", {"pattern": "*"})).ok

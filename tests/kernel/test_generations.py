@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
@@ -14,6 +15,7 @@ from handrail.registry.generation import Difference
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")
+kernel_in = by_both_doors()
 
 
 @tool(id="mail.send", side_effect="external", locks=["outbox:X"])
@@ -46,17 +48,19 @@ class Counter(Tool):
 
 async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and_the_log_names_it(
     tmp_path: Path,
+    kernel_in: Opens,
 ) -> None:
     folder = tmp_path / "config" / "tools"
     put_tool(folder, "old")
-    async with temporary_kernel(tmp_path, tools=[send], rules=["allow *"]) as kernel:
+    async with kernel_in(tmp_path, tools=[send], rules=["allow *"]) as kernel:
         session = await kernel.session()
         begun = session.turn()
         (folder / "old.json").unlink()
         put_tool(folder, "new")
+        number = kernel.generation.number
         told = await kernel.reload(tools=[send_with_subject])
         assert told == Difference(added=("new",), removed=("old",), changed=("mail.send",))
-        assert kernel.generation.number == 2
+        assert kernel.generation.number == number + 1
 
         old, new = begun, session.turn()
         calls: list[tuple[str, dict[str, Any]]] = [("old", {}), ("new", {}), ("mail.send", {"to": "ann"})]
@@ -67,12 +71,12 @@ async def test_what_was_added_changed_and_taken_away_holds_for_the_next_turn_and
         assert of_the_old[0].data == {"tool": "old"} and of_the_new[1].data == {"tool": "new"}
 
         await kernel.log.flush()
-        first, second = [record.body or {} for record in kernel.log.reader.records(kind="generation")]
-        assert (first["number"], second["number"]) == (1, 2)
+        first, second = [record.body or {} for record in kernel.log.reader.records(kind="generation")][-2:]
+        assert (first["number"], second["number"]) == (number, number + 1)
         assert {"old"} == set(first["tools"]) - set(second["tools"])
         assert second["difference"] == {"added": ["new"], "removed": ["old"], "changed": ["mail.send"]}
         proposals = [record.body or {} for record in kernel.log.reader.records(kind="proposed")]
-        assert [proposal["generation"] for proposal in proposals] == [1, 1, 1, 2, 2, 2]
+        assert [proposal["generation"] for proposal in proposals] == [number] * 3 + [number + 1] * 3
 
 
 @tool(id="mail.twice", side_effect="external", locks=["outbox:X"], requires={"capabilities": ["call"]})
@@ -82,17 +86,17 @@ async def twice(to: str, runtime: Runtime) -> list[object]:
 
 
 @pytest.mark.proves("K-10a")
-async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
+async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
         session = await kernel.session()
         await kernel.reload(tools=[send, twice])  # the first tool that makes calls
         answer = await session.call("mail.twice", {"to": "ann"})
         assert answer.data == ["ann", "ann"], answer.error_text
 
 
-async def test_faults_leave_everything_as_it_was(tmp_path: Path) -> None:
+async def test_faults_leave_everything_as_it_was(tmp_path: Path, kernel_in: Opens) -> None:
     folder = tmp_path / "config" / "tools"
-    async with temporary_kernel(tmp_path, tools=[send], rules=["allow *"]) as kernel:
+    async with kernel_in(tmp_path, tools=[send], rules=["allow *"]) as kernel:
         session = await kernel.session()
         before = kernel.generation
         put_tool(folder, "read")
@@ -118,7 +122,7 @@ async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_
     assert kept.ended.is_set()
 
 
-async def test_a_persistent_tool_is_replaced_and_its_old_process_ends(tmp_path: Path) -> None:
+async def test_a_persistent_tool_is_replaced_and_its_old_process_ends(tmp_path: Path, kernel_in: Opens) -> None:
     folder = tmp_path / "config" / "tools"
     put_tool(folder, "stays", persistent=True)
     program = (
@@ -128,7 +132,7 @@ async def test_a_persistent_tool_is_replaced_and_its_old_process_ends(tmp_path: 
         "    print(json.dumps({{'id': json.loads(line)['id'], 'result': '{answer}'}}), flush=True)\n"
     )
     (folder / "stays").write_text(program.format(answer="one"))
-    async with temporary_kernel(tmp_path, rules=["allow *"]) as kernel:
+    async with kernel_in(tmp_path, rules=["allow *"]) as kernel:
         session = await kernel.session()
         assert (await session.call("stays", {})).data == "one"
         (folder / "stays").write_text(program.format(answer="two"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Kernel, tool
 from handrail.contract.errors import ToolError, UsageError
@@ -16,7 +17,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.session import Session
 from handrail.contract.tool import Tool
-from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.kernels import ScriptedPerson
 
 ran: list[str] = []
 
@@ -83,18 +84,19 @@ async def refused(attempt: Any, kind: str, *parts: str) -> None:
         assert part in str(raised.value), raised.value
 
 
+kernel_in = by_both_doors()
+ONCE = ApprovalAnswer("once")
+
+
 def one(kernel: Kernel) -> Approval:
     (pending,) = kernel.approvals.pending()
     return pending
 
 
-ONCE = ApprovalAnswer("once")
-
-
 @pytest.mark.proves("P-09")
-async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_path: Path) -> None:
+async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_path: Path, kernel_in: Opens) -> None:
     """Source: only the first of parallel approvals surfaced, and answers went to the wrong call."""
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         calls = [start(session, source=f"a{number}") for number in range(20)]
@@ -113,10 +115,10 @@ async def test_any_number_wait_at_once_and_each_answer_goes_to_its_own_call(tmp_
 
 
 @pytest.mark.proves("P-09")
-async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Path) -> None:
+async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Path, kernel_in: Opens) -> None:
     person = ScriptedPerson([ONCE])
     person.may_answer.clear()
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=person)
         call = start(session, source="a")
         await person.asked.wait()
@@ -135,9 +137,9 @@ async def test_whoever_answers_first_wins_and_the_other_is_told_so(tmp_path: Pat
     assert ran == []
 
 
-async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked_any_more(tmp_path: Path) -> None:
+async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked(tmp_path: Path, kernel_in: Opens) -> None:
     elsewhere = Elsewhere()
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=elsewhere)
         asked = Asked(session)
         call = start(session, source="a")
@@ -150,8 +152,8 @@ async def test_an_attendant_that_is_overtaken_is_told_that_nothing_is_asked_any_
 
 
 @pytest.mark.proves("X-13")
-async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         free = await kernel.session(rules=["allow bank.pay"])
         asked = Asked(session)
@@ -164,8 +166,8 @@ async def test_a_waiting_call_holds_no_locks_and_others_go_on(tmp_path: Path) ->
 
 
 @pytest.mark.proves("P-09")
-async def test_a_person_may_give_other_arguments_which_are_validated_and_judged(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
+async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay source=b *"]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a", amount=5)
@@ -195,14 +197,16 @@ async def test_a_person_may_give_other_arguments_which_are_validated_and_judged(
 
 
 @pytest.mark.proves("P-07", "P-08")
-async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_it_is_forgotten(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_it_is_forgotten(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         other = await kernel.session()
         session = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("project")]))
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
         assert (await other.call("bank.pay", {"source": "a*", "amount": 1})).ok
         assert (await other.call("bank.pay", {"source": "ab", "amount": 1})).error_kind == "denied"
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         (rule,) = kernel.approvals.rules()
         session = await kernel.session()
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).ok
@@ -211,13 +215,13 @@ async def test_for_the_project_holds_in_every_session_after_a_restart_and_until_
         await kernel.approvals.forget_rule(rule.id)
         assert (await session.call("bank.pay", {"source": "a*", "amount": 1})).error_kind == "denied"
         await refused(kernel.approvals.forget_rule(rule.id), "invalid_input", "--rules")
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         assert not kernel.approvals.rules()
 
 
 @pytest.mark.proves("P-07")
-async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         person = ScriptedPerson([ApprovalAnswer("reject-always", "never from there")])
         session = await kernel.session(attendant=person)
         first = await session.call("bank.pay", {"source": "a", "amount": 1})
@@ -225,15 +229,15 @@ async def test_reject_always_denies_in_every_session_from_then_on(tmp_path: Path
         again = await session.call("bank.pay", {"source": "a", "amount": 1})
         assert again.error_kind == "denied" and len(person.requests) == 1
         assert (person.requests[0].never or "none") in str(again.error_text)
-    async with temporary_kernel(tmp_path, tools=[pay], rules=["allow bank.pay"]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay], rules=["allow bank.pay"]) as kernel:
         session = await kernel.session()
         assert (await session.call("bank.pay", {"source": "a", "amount": 1})).error_kind == "denied"
         assert (await session.call("bank.pay", {"source": "b", "amount": 1})).ok
 
 
 @pytest.mark.proves("P-07")
-async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         other = await kernel.session(attendant=Elsewhere())
         asked, elsewhere = Asked(session), Asked(other)
@@ -246,6 +250,7 @@ async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path)
         results = await asyncio.gather(*calls)
         assert {result.error_kind for result in results} == {"cancelled"}
         assert any("enough" in (result.error_text or "") for result in results)
+        await kernel.log.flush()
         assert not kernel.approvals.pending(session.id)
         with pytest.raises(UsageError, match="stopped by the user"):
             await session.call("bank.pay", {"source": "c"})
@@ -257,8 +262,9 @@ async def test_stop_ends_the_work_of_the_session_and_of_no_other(tmp_path: Path)
 @pytest.mark.proves("P-09", "X-13")
 async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_once_when_approved(
     tmp_path: Path,
+    kernel_in: Opens,
 ) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
@@ -266,7 +272,7 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
         row = one(kernel)
     result = await call
     assert result.error_kind == "unavailable" and result.metadata["parked"] == row.id
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         (logged,) = kernel.log.reader.calls()
         assert logged.state == "parked" and not kernel.interrupted
         await kernel.approvals.decide(row.id, ONCE, by="days later")
@@ -281,8 +287,8 @@ async def test_a_call_that_waits_at_the_end_of_its_process_is_parked_and_runs_on
 
 
 @pytest.mark.proves("P-09")
-async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Away())
         results = await session.call_all([("bank.pay", {"source": f"a{number}"}) for number in range(4)])
         ids = [str(result.metadata["parked"]) for result in results]
@@ -290,7 +296,7 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
         decide = kernel.approvals.decide
         await decide(ids[0], ApprovalAnswer("reject", "no"), by="test")
         await decide(ids[2], ApprovalAnswer("once", arguments={"source": "a2", "amount": 9}), by="test")
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(session.id, attendant=Away())
         answers = [answer.result for answer in await session.resume_parked()]
         assert answers[0].error_kind == "denied" and answers[2].data == "paid 9 from a2"
@@ -302,17 +308,18 @@ async def test_parked_calls_are_taken_up_by_what_was_decided_of_each(tmp_path: P
 
 
 @pytest.mark.proves("P-09")
-async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_a_grant_answers_asks_never_a_deny(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Away())
         result = await session.call("bank.pay", {"source": "a"})
         await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
-    async with temporary_kernel(tmp_path, tools=[pay], rules=["deny bank.pay"]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay], rules=["deny bank.pay"]) as kernel:
         session = await kernel.session(session.id, attendant=Away())
         (answer,) = await session.resume_parked()
         assert answer.result.error_kind == "denied" and "deny bank.pay" in (answer.result.error_text or "")
+        await kernel.log.flush()
         assert kernel.approvals.get(str(result.metadata["parked"])).state == "withdrawn"
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         assert await (await kernel.session(session.id, attendant=Away())).resume_parked() == []
     assert ran == []
 
@@ -328,12 +335,14 @@ def other_pay() -> Tool:
 
 
 @pytest.mark.proves("P-09")
-async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_refused(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_refused(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Away())
         result = await session.call("bank.pay", {"source": "a"})
         await kernel.approvals.decide(str(result.metadata["parked"]), ONCE, by="test")
-    async with temporary_kernel(tmp_path, tools=[other_pay()]) as kernel:
+    async with kernel_in(tmp_path, tools=[other_pay()]) as kernel:
         session = await kernel.session(session.id, attendant=Away())
         (answer,) = await session.resume_parked()
         assert answer.result.error_kind == "conflict" and "no longer defined" in (answer.result.error_text or "")
@@ -341,8 +350,10 @@ async def test_a_tool_that_is_defined_otherwise_when_its_call_is_taken_up_is_ref
 
 
 @pytest.mark.proves("P-09")
-async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
@@ -353,9 +364,9 @@ async def test_a_tool_that_is_defined_otherwise_while_a_person_thinks_is_refused
     assert ran == []
 
 
-async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_path: Path) -> None:
+async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_path: Path, kernel_in: Opens) -> None:
     secrets: Mapping[str, str] = {"key": "hunter2-hunter2"}
-    async with temporary_kernel(tmp_path, tools=[pay], secrets=secrets) as kernel:
+    async with kernel_in(tmp_path, tools=[pay], secrets=secrets) as kernel:
         session = await kernel.session(attendant=Away())
         result = await session.call("bank.pay", {"source": "hunter2-hunter2"})
         approval = str(result.metadata["parked"])
@@ -371,8 +382,8 @@ async def test_arguments_with_a_secret_are_not_kept_and_are_not_taken_up(tmp_pat
 
 
 @pytest.mark.proves("P-09")
-async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         call = start(session, source="a")
@@ -381,12 +392,13 @@ async def test_a_stopped_call_can_no_longer_be_approved(tmp_path: Path) -> None:
         session.cancel()
         assert (await call).error_kind == "cancelled"
         await refused(kernel.approvals.decide(row.id, ONCE, by="test"), "conflict", "no longer asked")
+        await kernel.log.flush()
         assert not kernel.approvals.pending() and await session.resume_parked() == []
     assert ran == []
 
 
-async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Away())
         approval = str((await session.call("bank.pay", {"source": "a"})).metadata["parked"])
         await session.close()
@@ -396,9 +408,9 @@ async def test_closing_a_session_ends_what_it_waited_for(tmp_path: Path) -> None
 
 
 @pytest.mark.proves("P-09")
-async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path) -> None:
+async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tmp_path: Path, kernel_in: Opens) -> None:
     asked = {"questions": [{"question": "Which?", "options": [{"label": "x"}, {"label": "y"}]}, {"question": "Why?"}]}
-    async with temporary_kernel(tmp_path) as kernel:
+    async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(attendant=Away())
         result = await session.call("question", asked)
         approval = str(result.metadata["parked"])
@@ -406,7 +418,7 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
         assert row.kind == "question" and [question.question for question in row.questions] == ["Which?", "Why?"]
         await refused(kernel.approvals.decide(approval, ONCE, by="test"), "invalid_input", "answers")
         await refused(kernel.approvals.answer(approval, [["x"]], by="test"), "invalid_input", "2 questions")
-    async with temporary_kernel(tmp_path) as kernel:
+    async with kernel_in(tmp_path) as kernel:
         assert not kernel.interrupted
         await kernel.approvals.answer(approval, [["x"], ["because"]], by="test")
         await refused(kernel.approvals.answer(approval, [["y"], [""]], by="test"), "conflict")
@@ -415,8 +427,8 @@ async def test_a_question_is_parked_and_answered_days_later_one_list_for_each(tm
         assert answer.result.data == {"answers": [["x"], ["because"]]}
 
 
-async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path) as kernel:
+async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path) as kernel:
         session = await kernel.session(attendant=Elsewhere())
         asked = Asked(session)
         call = asyncio.create_task(session.call("question", {"questions": [{"question": "Which?"}]}))
@@ -429,8 +441,8 @@ async def test_a_question_is_answered_at_another_door_while_its_call_waits(tmp_p
         assert (await declined).error_text == "the user did not answer: not now"
 
 
-async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path) -> None:
-    async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
+async def test_rows_are_plain_data_and_come_back_whole(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=[pay]) as kernel:
         session = await kernel.session(attendant=Away())
         await session.call("bank.pay", {"source": "a\x1b[2J"})
         await session.call("question", {"questions": [{"question": "Which?", "options": [{"label": "x"}]}]})
