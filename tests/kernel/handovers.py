@@ -199,13 +199,11 @@ class Handovers:
         """Stop whoever holds it, and let it go on, or kill it, once somebody else answers."""
         member, token = await self.holding()
         await self.some_answers(self.chance.randrange(1, 40))
-        began = time.monotonic_ns()
-        member.signal(signal.SIGSTOP)
+        began = await self._stopped(member)
         while self._is_writing():  # then nobody else can write before it goes on: see pause_in_a_write
             member.signal(signal.SIGCONT)
             await self.some_answers(1)
-            began = time.monotonic_ns()
-            member.signal(signal.SIGSTOP)
+            began = await self._stopped(member)
         await self.taken_over("paused", member, token, began)
         others = [each for each in self.members if each is not member]  # all leave the one that answers nothing
         await self.until(lambda: all(each.token > token for each in others if each.alive))
@@ -223,11 +221,11 @@ class Handovers:
     async def pause_in_a_write(self) -> None:
         """Stop it where it keeps everybody from writing, until it is stale, and kill it."""
         member, token = await self.holding()
-        member.signal(signal.SIGSTOP)
+        await self._stopped(member)
         while not self._is_writing():
             member.signal(signal.SIGCONT)
             await self.some_answers(1)
-            member.signal(signal.SIGSTOP)
+            await self._stopped(member)
         await Lease.until_free(self.folders)
         began = time.monotonic_ns()
         member.signal(signal.SIGKILL)
@@ -235,6 +233,15 @@ class Handovers:
         await self.until(lambda: not member.alive)
         self.look()
         await self.start()
+
+    async def _stopped(self, member: Member) -> int:
+        """Stop it, and return when it began once every thread of it stands still."""
+        began = time.monotonic_ns()
+        member.signal(signal.SIGSTOP)
+        threads = Path(f"/proc/{member.pid}/task")
+        while any(b") T " not in (each / "stat").read_bytes() for each in threads.iterdir()):
+            await asyncio.sleep(0)
+        return began
 
     def _is_writing(self) -> bool:
         """Whether somebody has the database locked for writing."""

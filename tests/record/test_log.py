@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -208,3 +209,18 @@ async def test_a_log_that_something_else_wrote_to_takes_no_records(log: CommitLo
     with pytest.raises(LogUnavailable, match="damaged"):
         await log.commit([proposed("c3")])
     assert log.refusal is not None and "handrail log verify" in log.refusal
+
+
+async def test_a_clock_that_is_set_back_and_forth_changes_neither_the_order_nor_the_chain(store: Store) -> None:
+    century = 100 * 365 * 86400 * 10**9
+    given = cycle([century, 1_000, 2 * century, 0])
+    log = CommitLog(store.database, clock=lambda: next(given))
+    for number in range(5):
+        await log.commit([proposed(f"c{number}"), answered(f"c{number}")])
+    found = list(log.reader.records())
+    assert [record.sequence for record in found] == list(range(1, 11))
+    assert [record.call_id for record in found] == [f"c{n}" for n in range(5) for _ in range(2)]
+    times = [record.at_ns for record in found]
+    assert times != sorted(times)
+    assert verify(log.reader).ok
+    assert [row.state for row in log.reader.calls()] == ["output"] * 5

@@ -402,3 +402,16 @@ def test_whoever_sees_a_holder_sees_who_it_is_and_where_it_is_joined(folders: Fo
         sys.setswitchinterval(interval)
         coming.join()
     assert seen == {(os.getpid(), "a.sock")}
+
+
+def test_a_wall_clock_that_jumps_changes_nothing_about_who_holds_a_workspace(folders: Folders, time: Time) -> None:
+    century = 100 * 365 * 86400 * 10**9
+    for wall in (0, century, 1):  # what each process in turn takes for the time of day
+        lease = Lease.acquire(folders, face="one", clock=lambda wall=wall: wall, monotonic=time, renewing=False)
+        for other in (0, century):
+            with pytest.raises(WorkspaceHeld):
+                Lease.acquire(folders, face="two", clock=lambda other=other: other, monotonic=time, renewing=False)
+        time.now += STALE_NS // 4
+        lease.renew()
+        assert lease.valid and lease.holder.since_ns == wall
+        lease.release()

@@ -1,0 +1,162 @@
+"""What is wrong around a workspace that several processes share is told in words, and hurts nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.members import members
+
+from handrail import Kernel, StartError
+from handrail.joined import JoinedKernel
+from handrail.joining.framing import frame
+from handrail.joining.handshake import PROTOCOL
+from handrail.record.verification import verify
+from handrail.sandbox.bubblewrap import binaries
+from handrail.store.folders import locate
+from handrail.store.holder import holder_of
+from handrail.testing.kernels import temporary_kernel
+
+JOIN = """
+import asyncio, sys
+from pathlib import Path
+from handrail import Kernel, StartError
+from handrail.joined import JoinedKernel
+
+folder = Path(sys.argv[1])
+
+async def main():
+    try:
+        async with Kernel.open(folder / "ws", state=folder / "state", config=folder / "config" / "handrail.toml") as kernel:
+            result = await (await kernel.session()).call("read", {"path": "a.txt"})
+            print("joined" if isinstance(kernel, JoinedKernel) else "holds", result.type)
+    except StartError as error:
+        print("refused:", error)
+
+asyncio.run(main())
+"""
+HELLO: dict[str, Any] = {
+    "protocol": PROTOCOL,
+    "handrail": "",
+    "face": "cli",
+    "agent": "default",
+    "rules": [],
+    "secrets": {},
+    "tools": [],
+}
+
+
+async def dialled(kernel: Kernel) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """A bare connection to the socket where others join, however long its path is."""
+    folder = os.open(kernel.state_folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        (socket,) = Path(kernel.state_folder).glob("*.sock")
+        return await asyncio.open_unix_connection(f"/proc/self/fd/{folder}/{socket.name}")
+    finally:
+        os.close(folder)
+
+
+@pytest.mark.proves("L-07")
+@pytest.mark.parametrize("sent", ["half a greeting", "half a message"])
+async def test_a_process_that_sends_half_of_something_and_sleeps_holds_up_nobody(tmp_path: Path, sent: str) -> None:
+    options = {"state": tmp_path / "state", "config": tmp_path / "config" / "handrail.toml", "rules": ["allow write"]}
+    async with temporary_kernel(tmp_path, rules=["allow write"]) as held:
+        reader, writer = await dialled(held)
+        greeting = frame({"hello": HELLO})
+        if sent == "half a greeting":
+            writer.write(greeting[:-2])
+        else:
+            writer.write(greeting)
+            await reader.readexactly(4)  # it was let in
+            writer.write(frame({"id": 1, "op": "open", "body": {}})[:-2])
+        async with Kernel.open(tmp_path / "ws", **options) as joined:  # pyright: ignore[reportArgumentType]
+            assert isinstance(joined, JoinedKernel)
+            for number, kernel in enumerate((held, joined)):
+                session = await kernel.session()
+                for _ in range(20):
+                    assert (await session.call("write", {"path": f"{number}", "content": "x"})).ok
+        writer.close()
+
+
+@pytest.mark.proves("L-07")
+async def test_a_home_folder_is_not_joined_without_the_flag_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, config = tmp_path / "home", tmp_path / "handrail.toml"
+    home.mkdir()
+    config.touch()
+    monkeypatch.setenv("HOME", str(home))
+    async with Kernel.open(home, state=tmp_path / "state", config=config, allow_home=True) as held:
+        for workspace in (home, Path("/")):
+            with pytest.raises(StartError, match="--allow-home"):
+                async with Kernel.open(workspace, state=tmp_path / "state", config=config):
+                    pass
+        async with Kernel.open(home, state=tmp_path / "state", config=config, allow_home=True) as joined:
+            assert isinstance(joined, JoinedKernel) and joined.workdir == held.workdir
+
+
+@pytest.mark.proves("L-07", "G-10")
+async def test_where_the_disk_is_full_nobody_takes_over_and_somebody_does_once_there_is_room(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    options = {"state": tmp_path / "state", "config": tmp_path / "config" / "handrail.toml", "rules": ["allow write"]}
+    async with members(tmp_path, ()) as (holder,):
+        opened = Kernel.open(tmp_path / "ws", **options)  # pyright: ignore[reportArgumentType]
+        async with opened as kernel:
+            assert isinstance(kernel, JoinedKernel)
+            session = await kernel.session()
+            assert (await session.call("write", {"path": "a.txt", "content": "1"})).ok
+            resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
+            try:
+                holder.kill()
+                await holder.process.wait()
+                for _ in range(2):
+                    with pytest.raises(StartError, match=r"cannot be written: .*(not full|free some space)"):
+                        await session.call("write", {"path": "b.txt", "content": "2"})
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+            assert not (tmp_path / "ws" / "b.txt").exists()
+            assert (await session.call("write", {"path": "c.txt", "content": "3"})).ok
+            await kernel.log.flush()
+            assert verify(kernel.log.reader).ok
+            taken = holder_of(locate(tmp_path / "ws", tmp_path / "state"))
+            assert taken is not None and taken.pid == os.getpid()
+
+
+@pytest.mark.proves("L-07", "G-10")
+async def test_whoever_finds_the_state_read_only_is_told_so_while_others_work_there(tmp_path: Path) -> None:
+    bwrap = next(binaries(), None)
+    state = str(tmp_path / "state")
+    async with temporary_kernel(tmp_path, rules=["allow write"]) as held:
+        around = [bwrap or "", "--dev-bind", "/", "/", "--ro-bind", state, state, "--"]
+        if bwrap is None or subprocess.run([*around, "true"], capture_output=True).returncode != 0:
+            pytest.skip("nothing here can mount a folder read-only")
+        session = await held.session()
+        assert (await session.call("write", {"path": "a.txt", "content": "x"})).ok
+        told = await asyncio.to_thread(
+            subprocess.run,
+            [*around, sys.executable, "-c", JOIN, str(tmp_path)],
+            capture_output=True,
+            text=True,
+        )
+        assert told.stderr == ""
+        assert "cannot be written" in told.stdout or told.stdout == "joined output\n", told.stdout
+        assert (await session.call("write", {"path": "a.txt", "content": "y"})).ok
+
+
+@pytest.mark.proves("L-07")
+async def test_while_the_holder_stays_paused_all_who_joined_find_the_next_one(tmp_path: Path) -> None:
+    async with members(tmp_path, (), (), (), ()) as (holder, *others):
+        holder.pause()
+        for _ in range(3):
+            told = await asyncio.gather(*(each.call("glob", {"pattern": "*"}) for each in others))
+            assert [each["result"]["type"] for each in told] == ["output"] * 3, told
+        os.kill(holder.process.pid, signal.SIGKILL)
+        for each in others:
+            await each.leave()
