@@ -23,7 +23,7 @@ WIDTH = 100
 HEAD = 6
 """Lines of a result that are shown."""
 _COLOURS: dict[Decision, str] = {"allowed": "green", "approved": "green", "denied": "red", "withheld": "yellow"}
-_ASCII = str.maketrans({"→": ">", "✗": "x", "✓": "+", "│": "|", "…": "~"})
+_ASCII = str.maketrans({"→": ">", "✗": "x", "✓": "+", "│": "|", "…": "~", "◆": "*", "·": "-"})
 """For a stream that cannot take the others; one character each, so that nothing is moved."""
 _DIFF = {"+": "green", "-": "red", "@": "cyan"}
 
