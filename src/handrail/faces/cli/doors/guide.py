@@ -14,7 +14,11 @@ from handrail.faces.cli.doors import accounts, place
 from handrail.faces.cli.doors.accounts import Account
 from handrail.faces.cli.doors.journal import Journal
 from handrail.faces.cli.doors.opened import (
+    AGAIN,
     PATIENCE_S,
+    PROMPT,
+    TRIES,
+    YES,
     AgentDoor,
     Crew,
     EditorDoor,
@@ -128,8 +132,8 @@ async def _edit_together(view: View, journal: Journal, terminal: TerminalDoor, b
     box = journal.place.of(TERMINAL)[0]
     journal.tell(TERMINAL, "·", "starts handrail call bash", "dim")
     async with terminal.command(TERMINAL, "call", "bash", json.dumps(place.command("./tick", box))) as asked:
-        await asked.wait_for("\n> ")
-        asked.type("o\n")
+        await asked.wait_for(PROMPT)
+        asked.type(YES)
         await journal.until(lambda: len(journal.here) == len(NAMES), "a call of every door")
         await journal.until(lambda: journal.stands(box) == "authorised", "the first yes")
         view.heading("All at once", f"They tick their boxes in one file, {place.BOARD}. Each reads before it edits.", 2)
@@ -143,7 +147,7 @@ async def _kill(
     """kill -9, in the middle of a call of the process that holds, while another is asked about at the terminal."""
     box = journal.place.of(TERMINAL)[1]
     async with terminal.command(TERMINAL, "call", "bash", json.dumps(place.command("./tick", box))) as asked:
-        await asked.wait_for("\n> ")
+        await asked.wait_for(PROMPT)
         await _readable(half)
         await journal.until(lambda: journal.stands(box) == "waiting", "the second question")
         slow = journal.place.slow
@@ -157,9 +161,13 @@ async def _kill(
             lambda: journal.holder is not None and journal.holder.pid != one.process.pid, "that another one takes over"
         )
         killed.set()
-        await asked.wait_for("\n> ")  # the next holder asks anew
-        asked.type("o\n")
-        terminal.heard.landed[box] = await asked.ended() == OUTPUT
+        terminal.heard.landed[box] = await asked.ended(YES) == OUTPUT
+    for _ in range(TRIES):
+        await journal.until(lambda: journal.stands(box) in ("landed", "refused"), "an end of the terminal's call")
+        if journal.stands(box) == "landed" or journal.latest(box).kind not in AGAIN:
+            break
+        async with terminal.command(TERMINAL, "call", "bash", json.dumps(place.command("./tick", box))) as asked:
+            terminal.heard.landed[box] = await asked.ended(YES) == OUTPUT
 
 
 async def _go_on(view: View, journal: Journal, crew: Crew, terminal: TerminalDoor, two: AgentDoor) -> None:
@@ -169,9 +177,7 @@ async def _go_on(view: View, journal: Journal, crew: Crew, terminal: TerminalDoo
         raise Stuck("agent two did not end with a call that waits for a person")
     view.heading("A person", "Agent two has ended; its last call waits. It is answered with handrail approve.", 4)
     async with terminal.command(TERMINAL, "approve", two.parked[0]) as asked:
-        await asked.wait_for("\n> ")
-        asked.type("o\n")
-        await asked.ended()
+        await asked.ended(YES)
     again = await AgentDoor.open(
         crew,
         TWO,

@@ -96,6 +96,10 @@ class Journal:
         """How the latest call about a box stands; empty where there is none."""
         return next((a.state for a in reversed(self.attempts.values()) if box in a.boxes), "")
 
+    def latest(self, box: str) -> Attempt:
+        """The latest call about a box, of which there is one."""
+        return next(a for a in reversed(self.attempts.values()) if box in a.boxes)
+
     async def until(self, so: Callable[[], bool], what: str) -> None:
         """Wait until something is so.
 

@@ -21,7 +21,11 @@ from handrail.faces.cli.doors.place import BOARD, BOX, EDIT, EDITOR, Place, tick
 PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""
 TRIES = 20
-"""How often the editor reads and edits again when somebody else was faster."""
+"""How often a door tries again what was none of its own fault."""
+AGAIN = ("conflict", "cancelled")
+"""Somebody else was faster; the process that held the workspace has ended."""
+PROMPT = "\n> "
+YES = "o\n"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 
@@ -203,8 +207,19 @@ class Typing:
     def type(self, text: str) -> None:
         os.write(self._master, text.encode())
 
-    async def ended(self) -> int:
+    async def ended(self, yes: str = "") -> int:
+        """Its exit code.
+
+        :param yes: what is typed at each prompt until then: whoever takes over a call asks anew
+        """
         async with asyncio.timeout(PATIENCE_S):
+            while yes and not self._over:
+                if (found := self.shown.find(PROMPT, self._seen)) >= 0:
+                    self._seen = found + len(PROMPT)
+                    self.type(yes)
+                    continue
+                self._news.clear()
+                await self._news.wait()
             return await self.process.wait()
 
     def close(self) -> None:
@@ -247,14 +262,16 @@ class EditorDoor:
                 yield EditorDoor(client)
 
     async def tick(self, boxes: Sequence[str]) -> None:
-        """Tick each, reading and trying again where somebody else was faster."""
+        """Tick each. Where somebody else was faster, or a holder left meanwhile, look and try again."""
         for box in boxes:
             for _ in range(TRIES):
-                await self._call("read", {"path": BOARD})
                 arguments = ticking(box)
+                seen = await self._call("read", {"path": BOARD})
+                if seen["type"] == "output" and arguments["old"].strip() not in seen["data"]["text"].splitlines():
+                    break  # a call that was stopped had done it
                 result = await self._call("edit", arguments)
                 self.heard.note(arguments, result["type"] == "output")
-                if result["metadata"].get("error_kind") != "conflict":
+                if result["metadata"].get("error_kind") not in AGAIN:
                     break
 
     async def _call(self, tool: str, arguments: dict[str, str]) -> dict[str, Any]:
