@@ -66,20 +66,20 @@ async def test_locks_are_shared_by_all_who_joined(tmp_path: Path) -> None:
         order.append("held")
         return "held"
 
-    async with temporary_kernel(tmp_path, tools=[hold], rules=["allow test.hold"]) as held:
-        async with second(tmp_path, rules=["allow write"]) as joined:
-            ours, theirs = await held.session(), await joined.session()
-            waits = asyncio.Event()
-            theirs.watch(lambda event: waits.set() if event.kind == "waiting" else None)
-            first = asyncio.create_task(ours.call("test.hold", {}))
-            await entered.wait()
-            later = asyncio.create_task(theirs.call("write", {"path": "a.txt", "content": "x"}))
-            await waits.wait()
-            assert not later.done()
-            leave.set()
-            assert (await first).data == "held"
-            result = await later
-            assert result.ok and result.metadata["lock_wait_ms"] > 0
+    holding = temporary_kernel(tmp_path, tools=[hold], rules=["allow test.hold"])
+    async with holding as held, second(tmp_path, rules=["allow write"]) as joined:
+        ours, theirs = await held.session(), await joined.session()
+        waits = asyncio.Event()
+        theirs.watch(lambda event: waits.set() if event.kind == "waiting" else None)
+        first = asyncio.create_task(ours.call("test.hold", {}))
+        await entered.wait()
+        later = asyncio.create_task(theirs.call("write", {"path": "a.txt", "content": "x"}))
+        await waits.wait()
+        assert not later.done()
+        leave.set()
+        assert (await first).data == "held"
+        result = await later
+        assert result.ok and result.metadata["lock_wait_ms"] > 0
 
 
 @pytest.mark.proves("L-07")
@@ -143,19 +143,19 @@ async def test_a_joined_process_stops_its_own_calls_and_nobody_elses(tmp_path: P
         await asyncio.Event().wait()
         return ""
 
-    async with temporary_kernel(tmp_path, tools=[wait], rules=["allow test.wait"]) as held:
-        async with second(tmp_path) as joined:
-            # The tool belongs to the process that brought it.
-            assert "test.wait" not in joined.generation.entries
-            theirs, ours = await joined.session(), await held.session()
-            mine = asyncio.create_task(ours.call("test.wait", {"n": 0}))
-            await begun[0].wait()
-            assert (await theirs.call("test.wait", {"n": 1})).error_kind == "unknown_tool"
-            theirs.cancel()
-            await joined.log.flush()
-            assert not mine.done()
-            ours.cancel()
-            assert (await mine).metadata["stopped_by"] == "user"
+    holding = temporary_kernel(tmp_path, tools=[wait], rules=["allow test.wait"])
+    async with holding as held, second(tmp_path) as joined:
+        # The tool belongs to the process that brought it.
+        assert "test.wait" not in joined.generation.entries
+        theirs, ours = await joined.session(), await held.session()
+        mine = asyncio.create_task(ours.call("test.wait", {"n": 0}))
+        await begun[0].wait()
+        assert (await theirs.call("test.wait", {"n": 1})).error_kind == "unknown_tool"
+        theirs.cancel()
+        await joined.log.flush()
+        assert not mine.done()
+        ours.cancel()
+        assert (await mine).metadata["stopped_by"] == "user"
 
 
 @pytest.mark.proves("L-07", "P-07")

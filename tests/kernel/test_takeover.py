@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.kernel.members import member, members
 
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel
-from tests.kernel.members import member, members
 
 
 async def begun(folder: Path, name: str) -> None:
