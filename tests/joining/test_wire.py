@@ -55,13 +55,30 @@ class Holder:
     async def who(self, body: Any) -> bool:
         return asyncio.current_task() is None
 
+    async def strike(self, body: Any) -> str:
+        """Cancelled, by what runs in its first step, where it waits next."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            task.uncancel()
+            return "heard"
+        return "missed"
+
     @property
     def operations(self) -> Operations:
         requests = {
             "echo": Op(self.echo),
             "echo.inline": Op(self.echo, inline=True),
+            "echo.at once": Op(self.echo, at_once=True),
             "park": Op(self.park),
             "park.inline": Op(self.park, inline=True),
+            "park.at once": Op(self.park, at_once=True),
+            "strike.at once": Op(self.strike, at_once=True),
+            "who.at once": Op(self.who, at_once=True),
+            "fail.at once": Op(self.fail, at_once=True),
             "park.with": Op(self.park, cancel_when_lost=True),
             "refuse": Op(self.refuse),
             "misuse": Op(self.misuse),
@@ -83,7 +100,7 @@ async def doors(tmp_path: Path, holder: Holder) -> AsyncGenerator[House]:
         yield made
 
 
-@pytest.mark.parametrize("op", ["echo", "echo.inline"])
+@pytest.mark.parametrize("op", ["echo", "echo.inline", "echo.at once"])
 @pytest.mark.parametrize("body", [None, 0, "ü\n\ud800", [1, {"a": 2**70}], {"deep": [[[0]]]}])
 async def test_a_request_is_answered(doors: House, op: str, body: Any) -> None:
     joined = await doors.join()
@@ -128,7 +145,7 @@ async def test_a_handlers_error_arrives_as_a_refusal_and_a_defect_keeps_its_text
 
 
 @pytest.mark.parametrize("count", [500, pytest.param(20_000, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("op", ["park", "park.inline"])
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
 async def test_handlers_begin_in_the_order_of_the_requests(doors: House, holder: Holder, op: str, count: int) -> None:
     count = min(count, MAX_RUNNING)
     joined = await doors.join()
@@ -150,6 +167,21 @@ async def test_an_inline_handler_runs_before_the_next_message_is_looked_at_and_w
     assert await parked == 1
 
 
+async def test_a_handler_that_begins_at_once_has_a_task_and_is_cancelled_where_it_waits(
+    doors: House, holder: Holder
+) -> None:
+    joined = await doors.join()
+    assert await joined.request("who.at once") is False
+    parked = asyncio.create_task(joined.request("park.at once", 1))
+    assert await asyncio.gather(joined.request("echo", 2), joined.request("echo.at once", 3)) == [2, 3]
+    assert holder.begun.get_nowait() == 1
+    assert await joined.request("strike.at once") == "heard"
+    with pytest.raises(Refused, match="ValueError"):
+        await joined.request("fail.at once")
+    holder.go.set()
+    assert await parked == 1
+
+
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
 async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: House, count: int) -> None:
     async def sometimes_waits(body: int) -> int:
@@ -162,7 +194,7 @@ async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: Ho
 
     async def there(number: int) -> int:
         body = {"number": number, "text": "x" * (number % 700)}
-        answer: dict[str, Any] = await joined.request(("echo", "echo.inline")[number % 2], body)
+        answer: dict[str, Any] = await joined.request(("echo", "echo.inline", "echo.at once")[number % 3], body)
         late.append(number)
         return answer["number"]
 
@@ -176,7 +208,7 @@ async def test_nothing_is_lost_or_answered_twice_in_requests_both_ways(doors: Ho
     assert held.open_requests == joined.open_requests == 0
 
 
-@pytest.mark.parametrize("op", ["park", "park.inline"])
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
 async def test_cancelling_a_request_cancels_its_handler_and_nothing_else(doors: House, holder: Holder, op: str) -> None:
     joined = await doors.join()
     kept, given_up = (asyncio.create_task(joined.request(op, name)) for name in ("kept", "given up"))
@@ -189,7 +221,7 @@ async def test_cancelling_a_request_cancels_its_handler_and_nothing_else(doors: 
         await given_up
 
 
-@pytest.mark.parametrize("op", ["park", "park.inline"])
+@pytest.mark.parametrize("op", ["park", "park.inline", "park.at once"])
 async def test_a_cancellation_on_the_heels_of_its_request_lets_the_handler_begin_and_tidy_up(
     doors: House, holder: Holder, op: str
 ) -> None:

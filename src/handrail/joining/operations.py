@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import types
+from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented for making tasks
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from handrail.contract.errors import HandrailError
@@ -40,16 +42,19 @@ class Refused(HandrailError):
 class Op:
     """One operation that a peer may ask for.
 
-    Handlers begin in the order their requests arrived, within each of the two ways of beginning.
+    Handlers begin in the order their requests arrived, within each way of beginning.
 
     :param handler: answers it; runs beside other handlers
     :param inline: run it up to its first wait before the next message is looked at. No task is made for one that never
         waits; until its first wait it has no current task, so ``asyncio.timeout`` and task groups must come later
+    :param at_once: likewise, in a task of its own from the beginning, whose first step is this one: for handlers that
+        mostly end without waiting, and need a current task when they do not
     :param cancel_when_lost: cancel it when the connection is lost. Otherwise it goes on: a dropped connection is no abort
     """
 
     handler: Handler
     inline: bool = False
+    at_once: bool = False
     cancel_when_lost: bool = False
 
 
@@ -90,6 +95,16 @@ class Desk:
             self._refuse(number, "limit", f"{MAX_RUNNING:,} requests are open already; wait until some are answered")
         elif op.inline:
             self._step(number, op, body)
+        elif op.at_once:
+            begun = _Begun(self._carry_out(number, op.handler, body))
+            context = copy_context()
+            task = self._loop.create_task(begun, context=context)
+            self._running[number] = (task, op)
+            _enter_task(self._loop, task)
+            try:
+                context.run(begun.begin)
+            finally:
+                _leave_task(self._loop, task)
         else:
             self._running[number] = (self._loop.create_task(self._carry_out(number, op.handler, body)), op)
 
@@ -162,6 +177,46 @@ def _failure(number: int, error: BaseException) -> Message:
         logger.error("a request failed", exc_info=error)
         kind, text = "defect", f"the other process failed with {type(error).__name__}; its log has more"
     return {"id": number, "error": {"kind": kind, "text": text}}
+
+
+class _Begun(Coroutine[Any, Any, None]):
+    """A coroutine whose first step is taken by hand, and a task takes the others. Cancelled before the task's own first
+    step, the coroutine hears it where it waits."""
+
+    __slots__ = ("_first", "_has_ended", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
+        self._work = work
+        self._first: Callable[[], Any] | None = None
+        """What the first step came to."""
+        self._has_ended = False
+
+    def begin(self) -> None:
+        try:
+            waited = self._work.send(None)
+        except BaseException as end:
+            self._has_ended = True
+            self._first = partial(_raised, end)
+        else:
+            self._first = lambda: waited
+
+    def send(self, value: Any, /) -> Any:
+        first, self._first = self._first, None
+        return self._work.send(value) if first is None else first()
+
+    def throw(self, *error: Any) -> Any:
+        first, self._first = self._first, None
+        return first() if first is not None and self._has_ended else self._work.throw(*error)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, None]:
+        return self._work.__await__()
+
+
+def _raised(end: BaseException) -> Any:
+    raise end
 
 
 @types.coroutine

@@ -112,6 +112,9 @@ REQUESTS: Mapping[str, Shape] = {
 }
 """What every process that joined may ask for, beside the doors of the runtimes of its own tools' calls."""
 
+_AT_ONCE = ("reply", "keyed")
+"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round."""
+
 NOTICES: Mapping[str, Shape] = {
     "watch": _of_session,
     "unwatch": _of_session,
@@ -162,7 +165,7 @@ def answering(name: str, handler: Callable[..., Awaitable[Any]], reads: Shape, i
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
 
-    return Op(handled)
+    return Op(handled, at_once=name in _AT_ONCE)
 
 
 def heeding(handler: Callable[..., None], reads: Shape) -> Callable[[Any], None]:
