@@ -10,6 +10,10 @@ import pytest
 from tests.kernel.handovers import handovers
 
 
+KILLS = int(os.environ.get("HANDRAIL_SOAK_KILLS", "1000"))
+"""Of the long form. Read here, before tests are given an environment of their own."""
+
+
 async def storm(folder: Path, *, kills: int, others_every: int, verify_every: int, seed: int) -> None:
     async with handovers(folder, seed=seed) as shared:
         others = cycle((shared.leave, shared.pause, shared.leave, shared.pause_in_a_write))
@@ -31,8 +35,7 @@ async def test_twenty_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_a_thousand_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
-    kills = int(os.environ.get("HANDRAIL_SOAK_KILLS", "1000"))
-    for part in range(-(-kills // 100)):  # so that what is looked through stays small
+    for part in range(-(-KILLS // 100)):  # so that what is looked through stays small
         await storm(
-            tmp_path / str(part), kills=min(100, kills - 100 * part), others_every=5, verify_every=20, seed=part
+            tmp_path / str(part), kills=min(100, KILLS - 100 * part), others_every=5, verify_every=20, seed=part
         )
