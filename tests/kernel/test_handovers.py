@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from tests.kernel.handovers import handovers
 
-
 KILLS = int(os.environ.get("HANDRAIL_SOAK_KILLS", "1000"))
 """Of the long form. Read here, before tests are given an environment of their own."""
 
