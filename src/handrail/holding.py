@@ -300,8 +300,10 @@ class HeldKernel(Kernel):
 
     async def shut_down(self) -> None:
         """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
-        self.server.leaving = True
+        others = {session.id for guest in self.server.guests for session in guest.sessions}
+        own = [session for session in self._sessions.values() if session.id not in others]
         try:
+            await asyncio.gather(*(session.end("shutdown", ENDED) for session in own), self.server.drain())
             await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self._sessions.values())))
             with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
                 await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))

@@ -260,7 +260,7 @@ async def test_a_tool_that_claims_the_id_of_a_built_in_is_not_let_in(tmp_path: P
         assert (await (await held.session()).call("read", {"path": "a"})).error_kind != "unknown_tool"
 
 
-@pytest.mark.proves("P-12")
+@pytest.mark.proves("O-07")
 async def test_a_secret_that_one_process_brings_is_shown_to_no_other(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
         (tmp_path / "ws" / "a.txt").write_text("the key is hunter2hunter2\n")
@@ -289,7 +289,7 @@ async def test_what_is_too_large_to_greet_with_is_told_at_once(tmp_path: Path) -
 
 
 @confined
-@pytest.mark.proves("X-15")
+@pytest.mark.proves("S-01a")
 async def test_a_program_in_the_sandbox_reaches_neither_the_socket_nor_the_state(tmp_path: Path) -> None:
     program = (
         "import glob, os, socket, sys\n"

@@ -10,6 +10,7 @@ from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext, Question
 from handrail.contract.session import StopReason
 from handrail.contract.tool import Tool
@@ -17,7 +18,17 @@ from handrail.joining import mirror
 from handrail.joining.brought import BroughtTools
 from handrail.joining.framing import Message
 from handrail.joining.operations import Operations, Refused
-from handrail.joining.requests import NOTICES, REQUESTS, a_decision, answering, greeting, heeding, some_answers
+from handrail.joining.requests import (
+    HANDED_ON,
+    LEAVING,
+    NOTICES,
+    REQUESTS,
+    a_decision,
+    answering,
+    greeting,
+    heeding,
+    some_answers,
+)
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
@@ -193,6 +204,11 @@ class Guest:
             if context.generation is generation:
                 self._connection.notify("generation", {"agent": agent, "generation": told})
 
+    @property
+    def sessions(self) -> tuple[HeldSession, ...]:
+        """Those it has open."""
+        return tuple(self._sessions.values())
+
     # ── sessions ─────────────────────────────────────────────────────────────────────────────────
 
     async def _open(
@@ -238,17 +254,26 @@ class Guest:
         tools = self._generations.get(generation) if token == self._token else found.generation
         if tools is None:
             raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
-        return [mirror.of_answer(answer) for answer in await found.turn_at(turn, tools).call_all(calls)]
+        answers = await found.turn_at(turn, tools).call_all(calls)
+        if self._is_leaving() and any(_cut_short(answer.result) for answer in answers):
+            raise Refused(HANDED_ON, "the process that held the workspace has ended")
+        return [mirror.of_answer(answer) for answer in answers]
 
     async def _keyed(self, session: str, call: ProposedCall, key: str) -> Any:
         given = call.arguments
         arguments = given.decode("utf-8", "replace") if isinstance(given, bytes) else given
-        return (await self._session(session).call(call.name, arguments, key=key)).to_dict()
+        result = await self._session(session).call(call.name, arguments, key=key)
+        if self._is_leaving() and _cut_short(result):  # asked again under its key, it is told by its record
+            raise Refused(LEAVING, "the process that holds the workspace is ending")
+        return result.to_dict()
 
     async def _recall(self, session: str, call: str) -> Any:
         """The answer, and whether the call had begun or waits: one that had not had no effect, and may be proposed anew."""
         answer = await self._session(session).recall(call)
-        begun = "parked" in answer.result.metadata or await self._host.log.outcome_of(call) is not None
+        outcome = await self._host.log.outcome_of(call)
+        # A refusal is the kernel's own word: stopped before it began, because a holder ended.
+        stopped = outcome is not None and outcome.kind == "refused" and _cut_short(answer.result)
+        begun = "parked" in answer.result.metadata or (outcome is not None and not stopped)
         return [mirror.of_answer(answer), begun]
 
     async def _waiting(self, session: str) -> list[str]:
@@ -315,6 +340,11 @@ class Guest:
         for context in others:
             context.shelf.reload(given)
         return mirror.of_difference(self.context.shelf.reload(given))
+
+
+def _cut_short(result: Result) -> bool:
+    """Whether a call was ended, or is parked, because the kernel was shutting down."""
+    return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
 
 
 class RemotePerson:

@@ -32,6 +32,9 @@ from handrail.joining.values import (
 
 LEAVING = "leaving"
 """The refusal of a holder that ends: nothing was begun, and another holder will take it."""
+HANDED_ON = "handed-on"
+"""The refusal of a holder that ends, of calls that it had taken: what became of each is on record, and those that had not
+begun are the next holder's."""
 
 MAX_TURNS = 1_000_000_000
 """Of one session. A number is part of call ids, which are compared and kept."""

@@ -7,6 +7,7 @@ belong to are suspended once the last has ended, and can be opened again by whoe
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from handrail.joining.requests import LEAVING
 from handrail.joining.wire import Connection
 from handrail.session.session import HeldSession
 
+_DRAIN_S = 10.0
+"""How long the end of a holder waits for calls of others."""
 _PATIENCE_S = 5.0
 """How long what processes brought may take to end when the holder ends."""
 
@@ -38,6 +41,17 @@ class Server:
     async def open(self, folder: Path, name: str) -> None:
         """:raises StartError: when no socket can be made"""
         self._listener = await listen(folder, name, self._accept)
+
+    async def drain(self) -> None:
+        """Begin nothing any more for those who joined, and let what has begun come to its end, within bounds. Calls that
+        had not begun go to the next holder."""
+        self.leaving = True
+        sessions = [session for guest in self.guests for session in guest.sessions]
+        for session in sessions:
+            session.hand_on()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_S):
+                await asyncio.gather(*(session.settled() for session in sessions))
 
     async def aclose(self) -> None:
         """Send everybody away. Their sessions are ended before by whoever ends the kernel."""

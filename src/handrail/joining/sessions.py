@@ -22,7 +22,7 @@ from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
 from handrail.joining.mirror import error_of
 from handrail.joining.operations import Refused
-from handrail.joining.requests import LEAVING
+from handrail.joining.requests import HANDED_ON, LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.rules import parse_rule
 from handrail.registry.generation import Generation
@@ -174,6 +174,10 @@ class JoinedSession:
         try:
             answers = await self._membership.request("reply", body, settle=True)
         except ConnectionLost:
+            return await self._after_a_loss(number, calls)
+        except Refused as refused:
+            if refused.kind != HANDED_ON:
+                raise
             return await self._after_a_loss(number, calls)
         except UsageError:
             if self._closed is None:

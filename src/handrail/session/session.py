@@ -233,6 +233,12 @@ class HeldSession:
         await self.end(reason, why)
         await self._on_suspend(self)
 
+    def hand_on(self) -> None:
+        """Stop the calls in flight that have not begun to run."""
+        for call in tuple(self._lane.running.values()):
+            if not call.begun:
+                call.execution.stop("shutdown")
+
     async def end(self, reason: StopReason, why: str) -> None:
         """Take no more calls, stop those in flight and wait until each has its answer. Its folders stay.
 

@@ -1,0 +1,76 @@
+"""A holder that ends lets what others have begun come to its end, and hands on what has not begun."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from handrail import ApprovalAnswer, Kernel, tool
+from handrail.record.verification import verify
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+
+async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kernel:
+    config = folder / "config" / "handrail.toml"
+    opening = Kernel.open(folder / "ws", state=folder / "state", config=config, **options)  # pyright: ignore[reportArgumentType]
+    return await stack.enter_async_context(opening)
+
+
+@pytest.mark.proves("L-07")
+async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends(tmp_path: Path) -> None:
+    begun, leave = asyncio.Event(), asyncio.Event()
+    ran: list[str] = []
+
+    @tool(id="test.write", side_effect="write", locks=["file:a.txt:X"])
+    async def write(name: str) -> str:
+        """Leave a trace."""
+        ran.append(name)
+        if name == "first":
+            begun.set()
+            await leave.wait()
+        return name
+
+    async with AsyncExitStack() as stack:
+        holding = AsyncExitStack()
+        await holding.enter_async_context(temporary_kernel(tmp_path))
+        kernel = await joined(stack, tmp_path, tools=[write], rules=["allow test.write"])
+        session = await kernel.session("ses_guest")
+        queued = asyncio.Event()
+        session.watch(lambda event: queued.set() if event.kind == "waiting" else None)
+        first = asyncio.create_task(session.call("test.write", {"name": "first"}))
+        await begun.wait()
+        reply = asyncio.create_task(session.call_all([("glob", {"pattern": "*"}), ("test.write", {"name": "second"})]))
+        keyed = asyncio.create_task(session.call("test.write", {"name": "third"}, key="k"))
+        await queued.wait()
+        ending = asyncio.create_task(holding.aclose())
+        await asyncio.sleep(0)  # it waits for what has begun
+        leave.set()
+        assert (await first).data == "first"
+        looked, second = await reply
+        assert looked.ok and second.data == "second"
+        assert (await keyed).data == "third"
+        await ending
+        assert sorted(ran) == ["first", "second", "third"] and ran[0] == "first"
+        await kernel.log.flush()
+        assert verify(kernel.log.reader).ok
+
+
+@pytest.mark.proves("L-07", "P-09")
+async def test_whoever_is_being_asked_when_the_holder_ends_is_asked_by_the_next_one(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    person.may_answer.clear()
+    async with AsyncExitStack() as stack:
+        holding = AsyncExitStack()
+        await holding.enter_async_context(temporary_kernel(tmp_path))
+        kernel = await joined(stack, tmp_path)
+        session = await kernel.session("ses_guest", attendant=person)
+        writing = asyncio.create_task(session.call("write", {"path": "a.txt", "content": "x"}))
+        await person.asked.wait()
+        await holding.aclose()
+        person.may_answer.set()
+        assert (await writing).ok
+        assert (tmp_path / "ws" / "a.txt").read_text() == "x"
+        assert len({request.id for request in person.requests}) == 1, "the same request, asked anew"
