@@ -40,7 +40,7 @@ def of_environment(environment: Mapping[str, str]) -> tuple[Layer, list[Fault]]:
             continue
         key = by_variable.get(name)
         if key is None:
-            near = nearest(name, (*by_variable, *OTHERS), 1)
+            near = nearest(name, (*by_variable, *(PREFIX + program for program in _PROGRAMS)), 1)
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(by_variable)}"
             layer.faults.append(Fault(name, "", f"no setting has this variable; {hint}"))
         else:

@@ -157,7 +157,8 @@ def read_script(path: Path) -> Script:
         text = path.read_text(encoding="utf-8")
         data: object = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
-        raise LoadError([Fault(source, "", f"cannot be read as a script: {error}")]) from error
+        reason = error.strerror or error if isinstance(error, OSError) else error
+        raise LoadError([Fault(source, "", f"cannot be read as a script: {reason}")]) from error
     try:
         return Script.model_validate(data)
     except ValidationError as error:

@@ -22,8 +22,8 @@ PATIENCE_S = 60.0
 """When a door that says nothing is taken for stuck."""
 TRIES = 20
 """How often a door tries again what was none of its own fault."""
-AGAIN = ("conflict", "cancelled")
-"""Somebody else was faster; the process that held the workspace has ended."""
+AGAIN = ("conflict",)
+"""Somebody else was faster."""
 PROMPT = "\n> "
 YES = "o\n"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
