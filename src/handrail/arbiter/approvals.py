@@ -35,6 +35,8 @@ from handrail.store.encoding import decode, encode
 _MOST_LEAVING = 10_000
 _LONGEST_TIMER_S = 600.0
 """Looked at again after so long: clocks are set."""
+_AGAIN_NS = 10_000_000_000
+"""Looked at again after so long where the database cannot be read."""
 
 CheckChanged = Callable[[Approval, Mapping[str, Any]], None]
 """Judges arguments that a person gave instead of those proposed.
@@ -201,11 +203,11 @@ class Approvals:
         """What becomes of a pending request, in this process; :meth:`stop_waiting` afterwards.
 
         :param check: judges arguments that a person gives instead
+        :raises LogUnavailable: when the database cannot be read
         """
-        loop = asyncio.get_running_loop()
-        waiting = _Wait(loop.create_future(), check)
-        self._waiting[asked.id] = waiting
         now = self._table.reader.get(asked.id)
+        waiting = _Wait(asyncio.get_running_loop().create_future(), check)
+        self._waiting[asked.id] = waiting
         if now is not None and not now.pending:  # answered while it was being made durable
             waiting.answered.set_result(now)
         self._set_timer()
@@ -395,7 +397,10 @@ class Approvals:
         """Wake up when the next request expires, while somebody waits here."""
         if self._timer is not None or not self._waiting:
             return
-        due = self._table.reader.next_due_ns()
+        try:
+            due = self._table.reader.next_due_ns()
+        except LogUnavailable:
+            due = self._clock() + _AGAIN_NS
         if due is not None:
             delay_s = min(max((due - self._clock()) / 1e9, 0.0) + 0.001, _LONGEST_TIMER_S)
             self._timer = asyncio.get_running_loop().call_later(delay_s, self._tick)

@@ -13,7 +13,7 @@ from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.requests import WITHOUT_A_RULE, check_changed, rule_of, rule_offered
 from handrail.arbiter.resources import Resources
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.people import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
 from handrail.contract.tool import Tool
@@ -199,6 +199,8 @@ class Asking:
         except Refusal:
             if call.execution.reason == "shutdown":
                 raise Parked(row.id) from None
+            raise
+        except LogUnavailable:
             raise
         except Exception as error:
             said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {str(error)[:300]}"

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 from handrail.arbiter.call import Call
 from handrail.arbiter.output import Shaper
 from handrail.contract.call import Answer
 from handrail.contract.result import Result
 from handrail.record.log import CommitLog
+from handrail.record.reading import LoggedRecord
 
 _MAY_PASS = frozenset({"unavailable", "cancelled", "timeout"})
 """Kinds of refusals that a later try need not meet: a full disk, a stop, a lock that was not to be had in time."""
+
+
+def recorded_result(outcome: LoggedRecord) -> Result | None:
+    """What a call gave, by the record that ended it; None where that was removed or is damaged."""
+    wire: Any = (outcome.body or {}).get("result")
+    if not isinstance(wire, Mapping):
+        return None
+    told = cast("Mapping[str, Any]", wire)
+    sound = (
+        told.get("type") in ("output", "error")
+        and isinstance(told.get("error_text") or "", str)
+        and isinstance(told.get("metadata", {}), Mapping)
+    )
+    return Result.from_dict(told) if sound else None
 
 
 class Repeats:
@@ -37,10 +55,16 @@ class Repeats:
                 "unavailable",
                 "was answered before and its result has been removed from the log; use a new key",
             )
-        elif outcome.kind == "refused" and body["result"].get("metadata", {}).get("error_kind") in _MAY_PASS:
+        elif (recorded := recorded_result(outcome)) is None:
+            kind, text = (
+                "unavailable",
+                "was answered before and what was recorded of that is damaged; it is not run again. "
+                "Look at what it did, then use a new key",
+            )
+        elif outcome.kind == "refused" and recorded.error_kind in _MAY_PASS:
             return None  # nothing was run, and what stood in the way may be over
         else:
-            result = Result.from_dict(body["result"]).with_metadata(recorded=True)
+            result = recorded.with_metadata(recorded=True)
             entry = call.generation.resolve(call.proposed.name)
             at_face, model = (result, result) if entry is None else self._shaper.views(entry.spec, result)
             return Answer(call.id, call.proposed.name, at_face, model)

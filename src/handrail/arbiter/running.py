@@ -17,7 +17,7 @@ from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, St
 from handrail.arbiter.locks import LockTable
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.runtime.roots import May
@@ -83,6 +83,10 @@ class ToolRuns:
             return self._stop_result(call, stopped.reason, budget_ms, _kept(runtime))
         except ToolError as error:
             return Result.of(error)
+        except LogUnavailable as error:  # what it keeps in its session cannot be read or written
+            if execution.reason is None:
+                return Result.error("unavailable", f"{spec.id} cannot go on: {error}", _kept(runtime))
+            return self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
             said = f"{type(error).__name__}: {str(error)[:500]}"
             if execution.reason is None:

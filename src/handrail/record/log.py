@@ -18,10 +18,10 @@ from os import urandom
 from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar
 
-from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.errors import UsageError
 from handrail.record.chain import GENESIS, SALT_BYTES, prefix_of, seal_of
 from handrail.record.reading import LoggedRecord, LogReader
-from handrail.store.connection import start_error
+from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import encode
 from handrail.store.writer import SinkUnavailable
@@ -212,10 +212,8 @@ class CommitLog:
             await self._writer.commit((self._table, _Redaction(tuple(runs), self._clock(), records)))
 
     def _read(self, look: Callable[[LogReader], T]) -> T:
-        try:
+        with readable(self._database.path):
             return look(self.reader)
-        except sqlite3.Error as error:
-            raise LogUnavailable(str(start_error(self._database.path, error))) from None
 
 
 class _Entry(NamedTuple):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from handrail.arbiter.redaction import Redactor
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.policy.rules import Rule, parse_rule
 from handrail.runtime.seen import SeenFiles
 from handrail.session.history import SessionHistory
@@ -45,8 +45,8 @@ class Lasting:
     def rules(self, session_id: str) -> list[Rule]:
         """What a person answered "for this session".
 
-        :raises UsageError: for a text that is no rule, unless it is one that would have allowed something
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: when the database cannot be read, or for a text that is no rule and may have been one
+            that denies
         """
         found: list[Rule] = []
         for text in self.store.rules.of(session_id):
@@ -54,7 +54,9 @@ class Lasting:
                 found.append(parse_rule(text, scope="session", source="answered for this session"))
             except ValueError as error:
                 if not text.startswith("allow "):
-                    raise UsageError(f"session {session_id} has a stored rule that cannot be read: {error}") from None
+                    raise LogUnavailable(
+                        f"session {session_id} has a stored rule that cannot be read: {error}"
+                    ) from None
         return found
 
     def seen(self, session_id: str) -> SeenFiles:

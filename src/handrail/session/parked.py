@@ -10,6 +10,7 @@ from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.requests import check_changed, rule_of
 from handrail.contract.call import ProposedCall
+from handrail.contract.errors import LogUnavailable
 from handrail.contract.people import Approval, StoredRule
 from handrail.policy.authority import Authority
 from handrail.policy.rules import Rule, RuleBook, parse_rule
@@ -55,11 +56,21 @@ def _resumed(arbiter: Arbiter, lane: Lane, generation: Generation, rows: list[Ap
 
 
 def project_rules(approvals: Approvals) -> list[Rule]:
-    """The rules that people's answers stored for this workspace, in the project's scope."""
+    """The rules that people's answers stored for this workspace, in the project's scope.
+
+    :raises LogUnavailable: when they cannot be read, or one of them is no rule and may have been one that denies
+    """
     found: list[Rule] = []
     for stored in approvals.rules():
         source = PROJECT if stored.text.startswith("allow") else NEVER
-        found.append(parse_rule(stored.text, scope="project", source=source))
+        try:
+            found.append(parse_rule(stored.text, scope="project", source=source))
+        except ValueError as error:
+            if not stored.text.startswith("allow "):
+                raise LogUnavailable(
+                    f"the stored rule {stored.id} of this workspace cannot be read: {error}. "
+                    "handrail approve --rules lists it; forget it there, and answer anew"
+                ) from None
     return found
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handrail.arbiter.output import Shaper
+from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import Answer
 from handrail.contract.result import Result
 from handrail.record.log import CommitLog
@@ -17,7 +18,7 @@ _NO_RECORD = (
     "Handrail ended before anything about this call was on record: as far as is known it did not run. "
     "Look before you call again"
 )
-_REMOVED = "what this call gave has been removed from the log; call again if it is still needed"
+_REMOVED = "what this call gave has been removed from the log, or is damaged there; call again if it is still needed"
 _ANOTHERS = (
     "this call was proposed in the session that this one was forked from, and has no answer there yet; here it is not run. "
     "Call again if that is wanted"
@@ -43,10 +44,10 @@ async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, sessi
         result = _ended(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_BEGUN, recorded=True)
     elif outcome.kind == "interrupted":
         result = _ended(_INTERRUPTED)
-    elif outcome.body is None or "result" not in outcome.body:
+    elif (recorded := recorded_result(outcome)) is None:
         result = Result.error("unavailable", _REMOVED, recorded=True)
     else:
-        found = Result.from_dict(outcome.body["result"]).with_metadata(recorded=True)
+        found = recorded.with_metadata(recorded=True)
         if outcome.kind == "refused":  # its text is the kernel's own
             return Answer(call_id, tool, found, found)
         entry = generation.resolve(tool)

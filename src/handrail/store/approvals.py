@@ -8,12 +8,20 @@ to ``used``, ``expired`` or ``withdrawn``. Each move is a statement that is true
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from handrail.contract.errors import LogUnavailable
-from handrail.contract.people import Approval, ApprovalRequest, ApprovalState, StoredRule, question_of
+from handrail.contract.people import (
+    CHOICES,
+    Approval,
+    ApprovalKind,
+    ApprovalRequest,
+    ApprovalState,
+    StoredRule,
+    question_of,
+)
+from handrail.store.connection import not_as_written, readable
 from handrail.store.database import Database, OneRow, Statement, Work
 from handrail.store.encoding import decode, encode
 
@@ -22,7 +30,10 @@ _DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed
 
 
 class ApprovalReader:
-    """Reads requests through one connection, which need not be the owner's."""
+    """Reads requests through one connection, which need not be the owner's.
+
+    :raises LogUnavailable: by every method, where the database cannot be read
+    """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
@@ -46,8 +57,8 @@ class ApprovalReader:
 
     def next_due_ns(self) -> int | None:
         """When the next pending request expires."""
-        (due,) = self._connection.execute("SELECT min(expires_ns) FROM approval WHERE state = 'pending'").fetchone()
-        return due
+        ((due,),) = self._rows("SELECT min(expires_ns) FROM approval WHERE state = 'pending'")
+        return due if isinstance(due, int) else None
 
     def unanswered(self, session_id: str) -> list[Approval]:
         """Those of a session whose calls have no result yet, in the order they were asked."""
@@ -60,25 +71,27 @@ class ApprovalReader:
 
     def is_whole(self, approval_id: str) -> bool:
         """Whether the row's arguments are the very ones that were proposed: no secret was taken out of them."""
-        row = self._connection.execute("SELECT whole FROM approval WHERE id = ?", (approval_id,)).fetchone()
-        return row is not None and bool(row[0])
+        rows = self._rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
+        return rows == [(1,)]
 
     def rules(self) -> list[StoredRule]:
         """The project's stored rules, the oldest first."""
         sql = "SELECT id, text, created_ns, approval FROM project_rule ORDER BY created_ns, id"
-        return [StoredRule(*row) for row in self._connection.execute(sql)]
+        return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._rows(sql)]
 
     def version(self) -> int:
         """Another number whenever another process has written to the database."""
-        (version,) = self._connection.execute("PRAGMA data_version").fetchone()
+        ((version,),) = self._rows("PRAGMA data_version")
         return version
 
     def _many(self, where: str, values: tuple[str | int, ...]) -> list[Approval]:
         sql = f"SELECT {_COLUMNS} FROM approval {where}"  # noqa: S608
-        try:
+        with readable(self._connection):
             return [_approval(row) for row in self._connection.execute(sql, values)]
-        except sqlite3.Error as error:
-            raise LogUnavailable(f"what people were asked cannot be read: {error}") from None
+
+    def _rows(self, sql: str, values: tuple[str | int, ...] = ()) -> list[Any]:
+        with readable(self._connection):
+            return self._connection.execute(sql, values).fetchall()
 
 
 class ApprovalTable:
@@ -90,8 +103,12 @@ class ApprovalTable:
 
     @property
     def reader(self) -> ApprovalReader:
-        """Reads what is durable."""
-        return ApprovalReader(self._database.reading)
+        """Reads what is durable.
+
+        :raises LogUnavailable: when the database cannot be opened any more
+        """
+        with readable(self._database.path):
+            return ApprovalReader(self._database.reading)
 
     async def commit(self, *works: Work) -> None:
         """Write the works, all of them or none.
@@ -244,7 +261,45 @@ def _decision(decided: Approval) -> bytes:
     return encode({name: getattr(decided, name) for name in _DECIDED}, max_bytes=2**62)
 
 
+_REQUEST_TEXTS = ("call_id", "session_id", "tool_id", "arguments_hash", "definition_hash", "reason", "id")
+
+
 def _approval(row: tuple[Any, ...]) -> Approval:
+    """:raises sqlite3.Error: when it is not what was written"""
+    try:
+        approval = _decoded(row)
+        if _is_sound(approval):
+            return approval
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        pass
+    raise not_as_written("a request to a person") from None
+
+
+def _is_sound(approval: Approval) -> bool:
+    """Whether each part is of its kind: what was decoded may be anything."""
+    request = approval.request
+    texts: list[Any] = [getattr(request, name) for name in _REQUEST_TEXTS]
+    texts += [approval.message, approval.decided_by, *request.targets]
+    texts += [text for answer in approval.answers for text in answer]
+    texts += [text for asked in approval.questions for text in (asked.question, asked.header)]
+    texts += [
+        text for asked in approval.questions for option in asked.options for text in (option.label, option.description)
+    ]
+    texts += [text for text in (request.always, request.never, approval.changed_hash) if text is not None]
+    numbers: list[Any] = [request.created_ns, request.expires_ns]
+    numbers += [number for number in (approval.decided_ns, approval.grant_expires_ns) if number is not None]
+    objects: list[Any] = [request.arguments, {} if approval.changed is None else approval.changed]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(number, int) for number in numbers)
+        and all(isinstance(value, Mapping) for value in objects)
+        and approval.kind in get_args(ApprovalKind)
+        and approval.state in get_args(ApprovalState)
+        and (approval.choice in CHOICES or (approval.choice is None and approval.state not in ("approved", "rejected")))
+    )
+
+
+def _decoded(row: tuple[Any, ...]) -> Approval:
     state, answered, grant_expires_ns, kind, request, decision = row
     asked: dict[str, Any] = decode(request)
     questions = tuple(question_of(question) for question in asked.pop("questions", ()))

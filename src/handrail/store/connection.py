@@ -7,9 +7,11 @@ import sqlite3
 import stat
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 
-from handrail.contract.errors import StartError
+from handrail.contract.errors import LogUnavailable, StartError
 from handrail.store.folders import unwritable
 from handrail.store.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from handrail.store.writer import SinkUnavailable
@@ -71,6 +73,37 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
 
 def _readable(text: bytes) -> str:
     return text.decode("utf-8", "replace")
+
+
+@contextmanager
+def readable(source: Path | sqlite3.Connection) -> Generator[None]:
+    """Around each look-up of a kernel that runs, with the opening of its connection: damage may be found by any of them.
+
+    :param source: the database, by its file or through a connection
+    :raises LogUnavailable: when it cannot be read, or a row in it is :func:`not what was written <not_as_written>`
+    """
+    try:
+        yield
+    except StartError as error:
+        raise LogUnavailable(str(error)) from None
+    except sqlite3.Error as error:
+        path = source if isinstance(source, Path) else _file_of(source)
+        raise LogUnavailable(explained(path, error)) from None
+
+
+def not_as_written(row: str) -> sqlite3.DatabaseError:
+    """Damage that SQLite does not see, told in the way of that which it does see.
+
+    :param row: which row it is in
+    """
+    return sqlite3.DatabaseError(f"{row} is not what was written")
+
+
+def _file_of(connection: sqlite3.Connection) -> Path:
+    try:
+        return Path(connection.execute("PRAGMA database_list").fetchone()[2])
+    except sqlite3.Error:
+        return Path("handrail.db")
 
 
 def start_error(path: Path, error: Exception) -> StartError:

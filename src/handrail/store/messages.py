@@ -7,9 +7,8 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.errors import LogUnavailable
 from handrail.contract.history import Entry
-from handrail.store.connection import open_reader, start_error
+from handrail.store.connection import not_as_written, open_reader, readable
 from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
 
@@ -38,10 +37,8 @@ class Messages:
 
         :raises LogUnavailable: when the database cannot be read
         """
-        try:
+        with readable(self._database.path):
             return await asyncio.to_thread(self._read, session_id)
-        except sqlite3.Error as error:
-            raise LogUnavailable(str(start_error(self._database.path, error))) from None
 
     def last(self, session_id: str, count: int) -> list[Mapping[str, Any]]:
         """The last ``count`` messages of a session, the latest first.
@@ -49,10 +46,8 @@ class Messages:
         :raises LogUnavailable: when the database cannot be read
         """
         sql = "SELECT body FROM message WHERE session = ? ORDER BY position DESC LIMIT ?"
-        try:
+        with readable(self._database.path):
             rows = self._database.reading.execute(sql, (session_id, count)).fetchall()
-        except sqlite3.Error as error:
-            raise LogUnavailable(str(start_error(self._database.path, error))) from None
         return [_decoded(body) for (body,) in rows]
 
     def _read(self, session_id: str) -> list[Entry]:
@@ -70,8 +65,12 @@ def messages_of(connection: sqlite3.Connection, session_id: str, *, limit: int =
     :raises sqlite3.Error: when the database cannot be read
     """
     sql = "SELECT position, body FROM message WHERE session = ? ORDER BY position LIMIT ?"
-    rows = connection.execute(sql, (session_id, limit))
-    return [(int(position), _decoded(body)) for position, body in rows]
+    found: list[Entry] = []
+    for position, body in connection.execute(sql, (session_id, limit)):
+        if not isinstance(position, int):
+            raise not_as_written(f"a message of {session_id}")
+        found.append((position, _decoded(body)))
+    return found
 
 
 def _decoded(body: object) -> Mapping[str, Any]:

@@ -6,8 +6,7 @@ import sqlite3
 import time
 from collections.abc import Iterable, Sequence
 
-from handrail.contract.errors import LogUnavailable
-from handrail.store.connection import start_error
+from handrail.store.connection import readable
 from handrail.store.database import Database, Statement
 
 MAX_SEEN = 10_000
@@ -57,10 +56,8 @@ class SeenHashes:
 
 
 def _rows(database: Database, sql: str, session_id: str) -> list[tuple[object, ...]]:
-    try:
+    with readable(database.path):
         return database.reading.execute(sql, (session_id,)).fetchall()
-    except sqlite3.Error as error:
-        raise LogUnavailable(str(start_error(database.path, error))) from None
 
 
 _Change = tuple[str, str, str | None, int, bool]

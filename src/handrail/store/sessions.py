@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from handrail.contract.errors import UsageError
+from handrail.store.connection import not_as_written, readable
 from handrail.store.database import Database, Statement, Value
 from handrail.store.encoding import decode, encode
 from handrail.store.folders import check_session_id
@@ -78,12 +79,21 @@ class Sessions:
         await self._database.commit(_STATEMENTS, ("close", session_id, at_ns))
 
     def get(self, session_id: str) -> SessionRow | None:
-        rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
+        """A session, or None.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
     def all(self, *, limit: int = 1000) -> list[SessionRow]:
-        """The most recently opened first."""
-        return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
+        """The most recently opened first.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
 
 
 def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
@@ -94,16 +104,25 @@ def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[st
     """
     columns = "id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
-    return [
-        SessionRow(*plain, headless=bool(headless), details=_details(details), used_ns=used_ns, holder=holder)
-        for *plain, headless, details, used_ns, holder in rows
-    ]
+    return [_session(row) for row in rows]
 
 
-def _details(encoded: bytes) -> Mapping[str, Any]:
+def _session(row: tuple[Any, ...]) -> SessionRow:
+    """:raises sqlite3.Error: when it is not what was written"""
+    id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder = row
+    texts = (id, agent, face, "" if topic is None else topic)
+    numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
+    if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
+        raise not_as_written(f"the row of session {str(id)[:80]!r}")
+    return SessionRow(
+        id, opened_ns, closed_ns, agent, topic, face, bool(headless), _details(details), used_ns=used_ns, holder=holder
+    )
+
+
+def _details(encoded: object) -> Mapping[str, Any]:
     try:
-        found: Any = decode(encoded)
-    except ValueError:
+        found: Any = decode(encoded) if isinstance(encoded, bytes) else None
+    except (ValueError, RecursionError):
         return {}
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
@@ -115,12 +134,19 @@ class SessionState:
         self._database = database
 
     async def get(self, session_id: str, tool_id: str, key: str) -> Any:
-        """The value, or None."""
-        row = self._database.reading.execute(
-            "SELECT value FROM state WHERE session = ? AND tool = ? AND key = ?",
-            (_text(session_id), _text(tool_id), _text(key)),
-        ).fetchone()
-        return None if row is None else decode(cast("bytes", row[0]))
+        """The value, or None.
+
+        :raises LogUnavailable: when it cannot be read
+        """
+        with readable(self._database.path):
+            row = self._database.reading.execute(
+                "SELECT value FROM state WHERE session = ? AND tool = ? AND key = ?",
+                (_text(session_id), _text(tool_id), _text(key)),
+            ).fetchone()
+            try:
+                return None if row is None else decode(row[0])
+            except (ValueError, TypeError, RecursionError):
+                raise not_as_written(f"what {tool_id} keeps as {key[:80]!r} in {session_id}") from None
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
         """Keep ``value``; None forgets the key. Durable on return.

@@ -1,0 +1,250 @@
+"""Damage that a running kernel comes upon, in any table: a clear refusal where it is read, never a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from handrail import tool
+from handrail.contract.call import Answer
+from handrail.contract.errors import LogUnavailable, StartError, ToolError
+from handrail.contract.people import ApprovalAnswer, Away
+from handrail.contract.result import Result
+from handrail.contract.runtime import Runtime
+from handrail.faces.cli.app import CANNOT_START, OUTPUT, run
+from handrail.holding import HeldKernel
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+TOLD = {None, "unavailable", "conflict", "interrupted", "denied"}
+
+AT_THE_END = 12
+"""Calls after what is damaged: the records near the log's end are checked before anything is written."""
+
+ran: list[str] = []
+
+
+@tool(id="test.pay", side_effect="external", locks=["account:X"])
+async def pay(to: str) -> str:
+    """Pay."""
+    ran.append(to)
+    return to
+
+
+@tool(id="test.count", side_effect="write", locks=["count:X"], requires={"capabilities": ["state"]})
+async def count(runtime: Runtime) -> int:
+    """Count."""
+    counted = (await runtime.state.get("count") or 0) + 1
+    await runtime.state.put("count", counted)
+    return counted
+
+
+@tool(id="test.lend", side_effect="external", locks=["account:X"])
+async def lend(to: str) -> str:
+    """Lend."""
+    return to
+
+
+@tool(id="test.give", side_effect="external", locks=["account:X"])
+async def give(to: str) -> str:
+    """Give."""
+    return to
+
+
+@tool(id="test.keep", side_effect="external", locks=["outbox:X"])
+async def keep(to: str) -> str:
+    """Keep."""
+    return to
+
+
+TOOLS = [pay, lend, give, count, keep]
+RULES = ["allow test.count", "allow test.keep", "ask test.pay", "ask test.lend", "ask test.give"]
+
+
+async def used(folder: Path) -> Path:
+    """A workspace with rows in every table; gives its database. One call of ``ses_used`` waits for a person."""
+    async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
+        (folder / "ws" / "a.txt").write_text("text\n")
+        person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("project")])
+        session = await kernel.session("ses_used", headless=False, attendant=person)
+        assert (await session.call("test.lend", {"to": "x"})).ok
+        assert (await session.call("test.give", {"to": "x"})).ok
+        assert (await session.call("test.count", {})).ok
+        assert (await session.call("read", {"path": "a.txt"})).ok
+        assert (await session.call("test.keep", {"to": "k"}, key="k")).ok
+        await session.suspend()
+        session = await kernel.session("ses_used", headless=False, attendant=Away())
+        parked = await session.call("test.pay", {"to": "parked"})
+        assert parked.metadata.get("parked"), parked
+        for _ in range(AT_THE_END):
+            assert (await session.call("read", {"path": "a.txt"})).ok
+        await kernel.rooms.store.messages.keep("ses_used", [(0, {"role": "user", "text": "a task"})], 1)
+    ran.clear()
+    return next((folder / "state").rglob("handrail.db"))
+
+
+async def told(attempt: Callable[[], Awaitable[Any]]) -> Any:
+    """What came of it; damage may only show as a refusal in words."""
+    try:
+        found: object = await attempt()
+    except (LogUnavailable, StartError) as error:
+        assert "log" in str(error) or "rule" in str(error), error
+        return error
+    except ToolError as error:
+        assert error.kind in ("invalid_input", "conflict"), error
+        return error
+    answers = cast("list[object]", found if isinstance(found, list) else [found])
+    for answer in answers:
+        result = answer.result if isinstance(answer, Answer) else answer
+        assert not isinstance(result, Result) or result.error_kind in TOLD, result
+    return found
+
+
+async def everything(kernel: HeldKernel) -> list[Any]:
+    """Each way in which a running kernel reads its rows."""
+
+    async def pending() -> Any:
+        return kernel.approvals.pending()
+
+    async def rules() -> Any:
+        return kernel.approvals.rules()
+
+    seen = [await told(pending), await told(rules), await told(lambda: kernel.fork("ses_used"))]
+    session = await told(lambda: kernel.session("ses_used", headless=False, attendant=Away()))
+    seen.append(session)
+    if isinstance(session, Exception):
+        return seen
+    for approval in () if isinstance(seen[0], Exception) else seen[0]:
+        seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
+    seen.append(await told(session.parked))
+    seen.append(await told(session.resume_parked))
+    seen.append(await told(lambda: session.call("test.count", {})))
+    seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))
+    seen.append(await told(lambda: session.call("test.pay", {"to": "another"})))
+    seen.append(await told(lambda: kernel.explain("test.pay", {"to": "x"})))
+    seen.append(await told(lambda: kernel.rooms.store.messages.read("ses_used")))
+    return seen
+
+
+async def opened(folder: Path, begin: Callable[[], object] = lambda: None) -> list[Any]:
+    try:
+        async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
+            begin()
+            return await everything(kernel)
+    except (StartError, LogUnavailable) as error:
+        return [error]
+
+
+def options(folder: Path) -> list[str]:
+    return ["--workspace", str(folder / "ws"), "--state", str(folder / "state")]
+
+
+def shown(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command that only reads ends in output or one line."""
+    for arguments in (
+        ["approve", "--list"],
+        ["approve", "--rules"],
+        ["sessions"],
+        ["sessions", "show", "ses_used"],
+        ["log"],
+        ["doctor"],
+    ):
+        code = run([*arguments, *options(folder)])
+        said = capsys.readouterr().err
+        assert "internal error" not in said and "Traceback" not in said, (arguments, said)
+        assert code in (OUTPUT, CANNOT_START, 1, 2), (arguments, code, said)
+
+
+NOT_JSON, NO_TEXT = "X'FF00'", "X'00FF'"
+
+ROWS = [
+    ("approval", f"UPDATE approval SET request = {NOT_JSON}"),
+    ("approval", "UPDATE approval SET request = X'7B7D'"),
+    ("approval", "UPDATE approval SET request = '[]'"),
+    ("approval", "UPDATE approval SET request = replace(CAST(request AS TEXT), '\"tool_id\":', '\"tool_ie\":')"),
+    ("approval", "UPDATE approval SET request = CAST(replace(CAST(request AS TEXT), '\"reason\":', '\"r\":') AS BLOB)"),
+    ("approval", f"UPDATE approval SET decision = {NOT_JSON}, state = 'approved'"),
+    ("approval", "UPDATE approval SET decision = X'7B7D', state = 'approved', grant_expires_ns = 9e18"),
+    ("approval", "UPDATE approval SET state = 'qending'"),
+    ("approval", "UPDATE approval SET kind = 'bpproval'"),
+    ("project_rule", "UPDATE project_rule SET text = 'deny ('"),
+    ("project_rule", f"UPDATE project_rule SET text = {NO_TEXT}"),
+    ("session_rule", f"UPDATE session_rule SET text = {NO_TEXT}"),
+    ("session", "UPDATE session SET used_ns = 'then'"),
+    ("session", f"UPDATE session SET topic = {NO_TEXT}"),
+    ("session", "UPDATE session SET holder = 'x'"),
+    ("state", f"UPDATE state SET value = {NOT_JSON}"),
+    ("state", "UPDATE state SET value = 7"),
+    ("message", "UPDATE message SET position = 'first'"),
+    ("record", "UPDATE record SET body = X'FF00' WHERE call = 'ses_used/key:k' AND kind = 'committed'"),
+    ("record", "UPDATE record SET body = X'7B7D' WHERE call = 'ses_used/key:k' AND kind = 'committed'"),
+]
+
+
+@pytest.mark.proves("G-10")
+@pytest.mark.parametrize(("table", "statement"), ROWS)
+def test_a_row_that_is_not_what_was_written_is_refused_in_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, statement: str
+) -> None:
+    database = asyncio.run(used(tmp_path))
+    with closing(sqlite3.connect(database)) as connection:
+        assert connection.execute(statement).rowcount > 0, table
+        connection.commit()
+    shown(tmp_path, capsys)
+    seen = asyncio.run(opened(tmp_path))
+    refused = [each for each in seen if isinstance(each, (LogUnavailable, StartError))]
+    refused += [each for each in seen if isinstance(each, Result) and each.error_kind == "unavailable"]
+    assert refused, seen
+    assert "parked" not in ran or table not in ("approval", "session")
+
+
+def pages_of(database: Path) -> dict[str, int]:
+    with closing(sqlite3.connect(database)) as connection:
+        return dict(connection.execute("SELECT name, rootpage FROM sqlite_master WHERE rootpage > 0"))
+
+
+@pytest.mark.proves("G-10")
+def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_while_it_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    database = asyncio.run(used(tmp_path))
+    chance = random.Random(3)
+    whole = tmp_path / "whole.db"
+    shutil.copy(database, whole)
+    pages = pages_of(database)
+    assert {"approval", "project_rule", "session_rule", "message", "seen", "session", "state", "record"} <= set(pages)
+    for table, page in pages.items():
+        for running in (False, True):
+            noise = chance.choice([chance.randbytes(4096), bytes(4096), b"\x0d" + chance.randbytes(4095)])
+
+            def damaged(page: int = page, noise: bytes = noise) -> None:
+                with database.open("r+b") as file:
+                    file.seek((page - 1) * 4096)
+                    file.write(noise)
+
+            for beside in database.parent.glob("handrail.db-*"):
+                beside.unlink()
+            shutil.copy(whole, database)
+            if not running:
+                damaged()
+                shown(tmp_path, capsys)
+
+            def while_it_runs(running: bool = running) -> None:
+                if running:
+                    with closing(sqlite3.connect(database)) as connection:
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    damaged()
+
+            try:
+                seen = asyncio.run(opened(tmp_path, while_it_runs))
+            except Exception as error:
+                raise AssertionError((table, running)) from error
+            if table in ("approval", "project_rule", "session_rule", "session", "seen", "state") and not running:
+                assert any(isinstance(e, Exception) or getattr(e, "error_kind", None) for e in seen), (table, seen)
