@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.kernel.doors import HELD, JOINED, opened
 
-from handrail import tool
+from handrail import Kernel, tool
 from handrail.contract.call import Answer
 from handrail.contract.errors import LogUnavailable, StartError, ToolError
 from handrail.contract.people import ApprovalAnswer, Away
@@ -21,6 +22,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
 from handrail.faces.cli.app import CANNOT_START, OUTPUT, run
 from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 TOLD = {None, "unavailable", "conflict", "interrupted", "denied"}
@@ -100,14 +102,18 @@ async def told(attempt: Callable[[], Awaitable[Any]]) -> Any:
     except ToolError as error:
         assert error.kind in ("invalid_input", "conflict"), error
         return error
-    answers = cast("list[object]", found if isinstance(found, list) else [found])
-    for answer in answers:
-        result = answer.result if isinstance(answer, Answer) else answer
-        assert not isinstance(result, Result) or result.error_kind in TOLD, result
+    for result in results_in(found):
+        assert result.error_kind in TOLD, result
     return found
 
 
-async def everything(kernel: HeldKernel) -> list[Any]:
+def results_in(found: object) -> list[Result]:
+    each = cast("list[object]", found if isinstance(found, list) else [found])
+    results = [one.result if isinstance(one, Answer) else one for one in each]
+    return [result for result in results if isinstance(result, Result)]
+
+
+async def everything(kernel: Kernel) -> list[Any]:
     """Each way in which a running kernel reads its rows."""
 
     async def pending() -> Any:
@@ -123,19 +129,21 @@ async def everything(kernel: HeldKernel) -> list[Any]:
         return seen
     for approval in () if isinstance(seen[0], Exception) else seen[0]:
         seen.append(await told(lambda id=approval.id: kernel.approvals.decide(id, ApprovalAnswer("once"), by="test")))
-    seen.append(await told(session.parked))
+    if isinstance(session, HeldSession):
+        seen.append(await told(session.parked))
     seen.append(await told(session.resume_parked))
     seen.append(await told(lambda: session.call("test.count", {})))
     seen.append(await told(lambda: session.call("test.keep", {"to": "k"}, key="k")))
     seen.append(await told(lambda: session.call("test.pay", {"to": "another"})))
     seen.append(await told(lambda: kernel.explain("test.pay", {"to": "x"})))
-    seen.append(await told(lambda: kernel.rooms.store.messages.read("ses_used")))
+    if isinstance(kernel, HeldKernel):
+        seen.append(await told(lambda: kernel.rooms.store.messages.read("ses_used")))
     return seen
 
 
-async def opened(folder: Path, begin: Callable[[], object] = lambda: None) -> list[Any]:
+async def seen_by(door: str, folder: Path, begin: Callable[[], object] = lambda: None) -> list[Any]:
     try:
-        async with temporary_kernel(folder, tools=TOOLS, rules=RULES) as kernel:
+        async with opened(door, folder, tools=TOOLS, rules=RULES) as kernel:
             begin()
             return await everything(kernel)
     except (StartError, LogUnavailable) as error:
@@ -189,16 +197,17 @@ ROWS = [
 
 
 @pytest.mark.proves("G-10")
+@pytest.mark.parametrize("door", [HELD, JOINED])
 @pytest.mark.parametrize(("table", "statement"), ROWS)
 def test_a_row_that_is_not_what_was_written_is_refused_in_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, statement: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], table: str, statement: str, door: str
 ) -> None:
     database = asyncio.run(used(tmp_path))
     with closing(sqlite3.connect(database)) as connection:
         assert connection.execute(statement).rowcount > 0, table
         connection.commit()
     shown(tmp_path, capsys)
-    seen = asyncio.run(opened(tmp_path))
+    seen = asyncio.run(seen_by(door, tmp_path))
     refused = [each for each in seen if isinstance(each, (LogUnavailable, StartError))]
     refused += [each for each in seen if isinstance(each, Result) and each.error_kind == "unavailable"]
     assert refused, seen
@@ -243,7 +252,7 @@ def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_w
                     damaged()
 
             try:
-                seen = asyncio.run(opened(tmp_path, while_it_runs))
+                seen = asyncio.run(seen_by(HELD, tmp_path, while_it_runs))
             except Exception as error:
                 raise AssertionError((table, running)) from error
             if table in ("approval", "project_rule", "session_rule", "session", "seen", "state") and not running:

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 import orjson
 
 from handrail.arbiter.plain import MAX_PARTS, Binary, Plain, TooLarge, encoded_as_it_is
-from handrail.contract.errors import ERROR_KINDS, ToolError
+from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
 from handrail.contract.result import Blob, Result
 from handrail.joining.framing import Message
 
@@ -136,6 +136,8 @@ def _step(step: object, inside: object) -> Any:
 
 def of_failure(error: BaseException) -> Message:
     """A :class:`ToolError` with all it says, anything else by its class and text: its traceback would not help."""
+    if isinstance(error, LogUnavailable):  # told as the arbiter tells it where nobody has joined
+        error = ToolError(str(error), kind="unavailable")
     if not isinstance(error, ToolError):
         return {"raised": [type(error).__name__, _as_text(error)]}
     told: Message = {"kind": error.kind if error.kind in ERROR_KINDS else "failed", "text": _as_text(error.text)}
