@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.errors import ErrorKind, HandrailError, UsageError
+from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
 from handrail.contract.people import Attendant
@@ -149,6 +149,8 @@ class JoinedSession:
                 return Result.from_dict(await self._membership.request("keyed", body, settle=True))
             except ConnectionLost:  # the same key gives what was recorded, and runs nothing twice
                 continue
+            except StartError as error:
+                return Result.error("unavailable", f"{error}. Ask again with the same key: nothing runs twice")
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
         return [answer.result for answer in await self.turn().call_all(calls)]
@@ -179,6 +181,8 @@ class JoinedSession:
             if refused.kind != HANDED_ON:
                 raise
             return await self._after_a_loss(number, calls)
+        except StartError as error:
+            return self._all(number, calls, Result.error("unavailable", f"nothing was run: {error}"))
         except UsageError:
             if self._closed is None:
                 raise
@@ -192,13 +196,22 @@ class JoinedSession:
         """
         assert self._closed is not None
         unknown = "nobody knows how far this call came, and " if kind == "interrupted" else ""
-        result = Result.error(kind, unknown + self._closed)
+        return self._all(number, calls, Result.error(kind, unknown + self._closed))
+
+    def _all(self, number: int, calls: Sequence[ProposedCall], result: Result) -> Sequence[Answer]:
         return [Answer(call_id(self.id, number, index), "", result, result) for index in range(len(calls))]
 
     async def _after_a_loss(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
         if self._closed is not None:
             return self._too_late(number, calls, "interrupted")
+        try:
+            return await self._told_or_anew(number, calls)
+        except StartError as error:
+            text = f"nobody knows how far this call came, and nobody can tell: {error}"
+            return self._all(number, calls, Result.error("interrupted", text))
+
+    async def _told_or_anew(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         answers: list[Answer] = []
         again: list[int] = []
         for index in range(len(calls)):
