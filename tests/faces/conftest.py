@@ -87,6 +87,13 @@ def _take_the_terminal() -> None:
 Terminals = Callable[..., OnATerminal]
 
 
+@pytest.fixture(autouse=True)
+def at_a_desk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody can be asked, also where a build machine runs the test."""
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.delenv("HANDRAIL_HEADLESS", raising=False)
+
+
 @pytest.fixture
 def on_a_terminal(tmp_path: Path) -> Iterator[Terminals]:
     """Start a program on a terminal of its own; it is ended with the test."""
