@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast, get_args
 
 from handrail.contract.call import ProposedCall
-from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.errors import ERROR_KINDS, ErrorKind, HandrailError
 from handrail.contract.history import Entry
 from handrail.contract.people import ApprovalAnswer, Choice
 from handrail.contract.runtime import ClientContext
@@ -49,8 +49,9 @@ def a_call(value: Any) -> ProposedCall:
     if len(given) != 5:
         raise Malformed("expected a call as its name, arguments, provider's id, fault and kind of fault")
     name, arguments, provider_id, fault, kind = given
-    maybe = optional(text)
-    return mirror.call_of([text(name), text(arguments), maybe(provider_id), maybe(fault), _fault_kind(kind)])
+    if type(arguments) is str and type(name) is str and provider_id is fault is None and arguments.isascii():
+        return ProposedCall(name, arguments, fault_kind=_fault_kind(kind))  # nearly every call
+    return mirror.call_of([text(name), text(arguments), _maybe(provider_id), _maybe(fault), _fault_kind(kind)])
 
 
 def a_turn(value: Any) -> int:
@@ -78,7 +79,8 @@ a_decision = shape(ApprovalAnswer, choice=one_of(*get_args(Choice)), message=tex
 """What a person decided."""
 some_answers = optional(each(each(text)))
 """What a person said to questions; None when nobody is there now."""
-_fault_kind = one_of(*ERROR_KINDS)
+_maybe = optional(text)
+_fault_kind = cast("Reader[ErrorKind]", one_of(*ERROR_KINDS))
 _client = optional(
     shape(ClientContext, time=optional(text), place=optional(text), locale=optional(text), device=optional(text))
 )
