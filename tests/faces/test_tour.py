@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -228,7 +229,12 @@ def test_a_process_that_survives_its_sandbox_would_be_found(tmp_path: Path) -> N
         (tmp_path / "f").touch()
         process = subprocess.Popen(arguments, env={"PATH": os.environ["PATH"], **environment})
         try:
-            assert any(told.startswith(f"{process.pid} (") for told in survivors(tmp_path))
+            for _ in range(500):  # a process that has just begun does not show what it was given at once
+                if any(told.startswith(f"{process.pid} (") for told in survivors(tmp_path)):
+                    break
+                time.sleep(0.01)
+            else:
+                raise AssertionError(f"{arguments} was not found")
         finally:
             process.kill()
             process.wait()

@@ -98,9 +98,7 @@ class Membership:
         :raises HandrailError: as the holder said
         """
         while True:
-            connection = self._connection
-            if connection is None or connection.lost is not None or self._closed:
-                connection = await self.connection()
+            connection = await self.connection()
             try:
                 return await connection.request(op, body, settle=settle)
             except ConnectionLost as lost:
