@@ -253,12 +253,14 @@ class HeldKernel(Kernel):
     async def _discard(self, session_id: str) -> None:
         store = self.rooms.store
         self._closing.add(session_id)
-        await self.approvals.close_session(session_id)
-        self.log.append([Record("session-closed", session_id, "", {})])
         try:
-            await store.sessions.close(session_id, time.time_ns())
+            await self.approvals.close_session(session_id)
+            self.log.append([Record("session-closed", session_id, "", {})])
+            try:
+                await store.sessions.close(session_id, time.time_ns())
+            finally:
+                await asyncio.to_thread(store.folders.discard, session_id)
         finally:
-            await asyncio.to_thread(store.folders.discard, session_id)
             self._closing.discard(session_id)
 
     def _lane(self, session_id: str) -> Lane | None:

@@ -257,3 +257,15 @@ def test_a_page_of_any_table_that_is_damaged_is_told_in_words_at_the_start_and_w
                 raise AssertionError((table, running)) from error
             if table in ("approval", "project_rule", "session_rule", "session", "seen", "state") and not running:
                 assert any(isinstance(e, Exception) or getattr(e, "error_kind", None) for e in seen), (table, seen)
+
+
+async def test_a_session_whose_closing_failed_can_be_opened_and_closed_again(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session("ses_1")
+        with closing(sqlite3.connect(kernel.rooms.store.folders.database)) as other:
+            other.execute("ALTER TABLE approval RENAME TO elsewhere")
+            with pytest.raises(LogUnavailable):
+                await session.close()
+            other.execute("ALTER TABLE elsewhere RENAME TO approval")
+        again = await kernel.session("ses_1")
+        await again.close()
