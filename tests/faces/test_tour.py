@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -225,17 +224,17 @@ async def test_a_log_that_is_not_intact_is_an_effect_that_is_not_there(
 
 
 def test_a_process_that_survives_its_sandbox_would_be_found(tmp_path: Path) -> None:
-    for arguments, environment in ((["sleep", "600"], {"HOME": str(tmp_path)}), (["tail", "-f", f"{tmp_path}/f"], {})):
-        (tmp_path / "f").touch()
-        process = subprocess.Popen(arguments, env={"PATH": os.environ["PATH"], **environment})
-        try:
-            for _ in range(500):  # a process that has just begun does not show what it was given at once
-                if any(told.startswith(f"{process.pid} (") for told in survivors(tmp_path)):
-                    break
-                time.sleep(0.01)
-            else:
-                raise AssertionError(f"{arguments} was not found")
-        finally:
-            process.kill()
-            process.wait()
+    (tmp_path / "f").write_text("begun\n")
+    by_environment = (["sh", "-c", "echo begun; exec sleep 600"], {"HOME": str(tmp_path)})
+    for arguments, environment in (by_environment, (["tail", "-f", f"{tmp_path}/f"], {})):
+        process = subprocess.Popen(
+            arguments, env={"PATH": os.environ["PATH"], **environment}, stdout=subprocess.PIPE, text=True
+        )
+        with process:
+            # A process shows what it was given only some time after it was started.
+            assert process.stdout is not None and process.stdout.readline() == "begun\n"
+            try:
+                assert any(told.startswith(f"{process.pid} (") for told in survivors(tmp_path))
+            finally:
+                process.kill()
         assert survivors(tmp_path) == []

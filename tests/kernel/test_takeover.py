@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from tests.kernel.members import member, members
 
+from handrail import tool
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel
 
@@ -94,3 +95,27 @@ async def test_many_kernels_started_at_once_share_one_holder(tmp_path: Path) -> 
     finally:
         for each in started:
             await each.leave()
+
+
+@pytest.mark.proves("L-07")
+async def test_nothing_runs_once_the_lease_is_known_to_be_lost_even_after_a_durable_intent(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    @tool(id="test.send", side_effect="external", locks=[])
+    async def send() -> str:
+        """Leave a trace."""
+        ran.append("sent")
+        return "sent"
+
+    async with temporary_kernel(tmp_path, tools=[send], rules=["allow test.send"]) as kernel:
+        session, lease = await kernel.session(), kernel.rooms.store.lease
+        assert (await session.call("test.send", {})).ok
+        # As its own thread finds out: the database still takes the intent, since nobody has counted a token.
+        lease._lost = "another process has taken over"  # pyright: ignore[reportPrivateUsage]
+        refused = await session.call("test.send", {})
+        assert refused.error_kind == "unavailable" and "another process has taken over" in (refused.error_text or "")
+        assert ran == ["sent"]
+        lease._lost = None  # pyright: ignore[reportPrivateUsage]
+        await kernel.log.flush()
+        kinds = [record.kind for record in kernel.log.reader.records(call=f"{session.id}/2.0")]
+        assert kinds == ["proposed", "authorised", "intended", "refused"]
