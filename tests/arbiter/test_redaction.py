@@ -169,3 +169,13 @@ def test_a_value_that_cannot_be_redacted_is_refused_without_being_told(name: str
         Redactor({"other": "unrelated", name: value})
     if name != value and value not in ("", "secret", "    \n"):
         assert str(value) not in str(refused.value)
+
+
+@pytest.mark.proves("O-07")
+def test_what_several_processes_bring_under_one_name_is_all_redacted() -> None:
+    redactor = Redactor({"token": "first-value"})
+    redactor.learn({"token": "second-value", "other": "third-value"})
+    assert redactor.text("first-value second-value third-value") == "[secret:token] [secret:token] [secret:other]"
+    with pytest.raises(ValueError, match="bad"):
+        redactor.learn({"bad": "x"})
+    assert redactor.text("first-value x") == "[secret:token] x", "a fault changes nothing"

@@ -35,7 +35,7 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
 
     async with AsyncExitStack() as stack:
         holding = AsyncExitStack()
-        await holding.enter_async_context(temporary_kernel(tmp_path))
+        holder = await holding.enter_async_context(temporary_kernel(tmp_path))
         kernel = await joined(stack, tmp_path, tools=[write], rules=["allow test.write"])
         session = await kernel.session("ses_guest")
         queued = asyncio.Event()
@@ -46,7 +46,11 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         keyed = asyncio.create_task(session.call("test.write", {"name": "third"}, key="k"))
         await queued.wait()
         ending = asyncio.create_task(holding.aclose())
-        await asyncio.sleep(0)  # it waits for what has begun
+        while not holder.server.leaving:
+            await asyncio.sleep(0)
+        for _ in range(500):  # time enough for a stop to arrive, were there one
+            await asyncio.sleep(0)
+        assert not first.done() and not ending.done()
         leave.set()
         assert (await first).data == "first"
         looked, second = await reply
@@ -55,6 +59,9 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         await ending
         assert sorted(ran) == ["first", "second", "third"] and ran[0] == "first"
         await kernel.log.flush()
+        # What had not begun was stopped by the old holder, and is another call of the next one's.
+        handed_on = kernel.log.reader.records(call="ses_guest/2.1", kind="refused")
+        assert [(record.body or {})["result"]["metadata"]["stopped_by"] for record in handed_on] == ["shutdown"]
         assert verify(kernel.log.reader).ok
 
 
