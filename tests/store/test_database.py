@@ -10,6 +10,7 @@ import pytest
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
+from handrail.store import connection as store_connection
 from handrail.store.connection import open_reader
 from handrail.store.schema import VERSION
 from handrail.store.sessions import SessionRow
@@ -108,3 +109,24 @@ def test_a_disk_without_room_stops_the_start_with_the_next_step(place: Place) ->
         "8192",
     )
     assert str(place.state) in said and "cannot be written" in said and "--state DIR" in said, said
+
+
+def test_a_database_that_is_made_while_it_is_looked_at_is_not_taken_for_another_programs(tmp_path: Path) -> None:
+    path = tmp_path / "handrail.db"
+    maker = store_connection.connect(path)  # it is a database already, without any table
+    looking = sqlite3.connect(path, isolation_level=None)
+    seen: list[str] = []
+
+    def meanwhile(sql: str) -> None:
+        if "sqlite_master" in sql and not seen:  # the last thing that is looked at
+            seen.append(sql)
+            maker.execute("BEGIN IMMEDIATE")
+            store_connection.migrate(path, maker)
+            maker.execute("COMMIT")
+
+    looking.set_trace_callback(meanwhile)
+    for _ in range(2):
+        store_connection._check_version(path, looking)  # pyright: ignore[reportPrivateUsage]
+    assert seen and not looking.in_transaction
+    looking.close()
+    maker.close()

@@ -213,6 +213,18 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:
+        _check_what_is_there(path, connection)
+        return
+    # In one look: another process may be making the database at this moment.
+    connection.execute("BEGIN")
+    try:
+        _check_what_is_there(path, connection)
+    finally:
+        connection.execute("ROLLBACK")
+
+
+def _check_what_is_there(path: Path, connection: sqlite3.Connection) -> None:
     (version,) = connection.execute("PRAGMA user_version").fetchone()
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application != APPLICATION_ID and (version or application or _has_tables(connection)):
