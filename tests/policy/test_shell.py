@@ -269,8 +269,10 @@ def test_whatever_is_taken_for_plain_has_the_words_that_another_reader_finds(par
     lexer.commenters = ""
     if "#" in text or "2>&1" in text or "/dev/null" in text:
         return
-    words = [word for word in lexer if word not in (";", "&&", "||", "|", ";;")]
-    assert words == [word for command in script.commands for word in command.argv]
+    # Left out on both sides: the other reader does not tell a separator from the same characters, escaped.
+    separators = (";", "&&", "||", "|", ";;")
+    words = [word for word in lexer if word not in separators]
+    assert words == [word for command in script.commands for word in command.argv if word not in separators]
 
 
 @given(st.text(max_size=80))
