@@ -14,12 +14,30 @@ from handrail.contract.requires import CapabilitySet
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What the processes of one sandbox may use up. None: no bound of its own."""
+
+    cpu_s: int | None = 3600
+    """Processor seconds of each process."""
+    memory_bytes: int | None = 8 * 1024 * 1024 * 1024
+    processes: int | None = 4096
+    file_bytes: int | None = 16 * 1024 * 1024 * 1024
+    """The longest file that a process may write."""
+    open_files: int | None = 4096
+    tmp_bytes: int = 256 * 1024 * 1024
+    """The private ``/tmp``."""
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """The folders and bounds of one sandbox, beside its capability set.
 
     Paths are absolute and canonical. The workspace, ``writable`` and ``further`` (to be read only) are mounted where
     the capability set also reaches; ``readable`` extras such as a tool's own folder are mounted as they are. Without
-    ``workspace_writable`` nothing is writable but ``scratch``, which is HOME. ``hidden`` paths are masked.
+    ``workspace_writable`` nothing is writable but ``scratch``, which is HOME. ``hidden`` paths are masked, and so are
+    ``masked`` files, which rules keep from being read. ``pinned`` paths inside what is writable are read-only and stay
+    where they are. ``secrets`` are handed over by a descriptor, never in the environment. ``gate`` judges each host
+    (and port) that the program wants to reach, on top of the set's hosts; it gives the reason of a refusal, or None.
     """
 
     workspace: str
@@ -31,9 +49,11 @@ class Profile:
     hidden: tuple[str, ...] = ()
     cwd: str | None = None
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
-    memory_bytes: int | None = None
-    max_processes: int | None = 4096
-    tmp_bytes: int = 256 * 1024 * 1024
+    limits: Limits = field(default_factory=Limits)
+    masked: tuple[str, ...] = ()
+    pinned: tuple[str, ...] = ()
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    gate: Callable[[str, int], str | None] | None = None
 
 
 class Process(Protocol):

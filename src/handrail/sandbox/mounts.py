@@ -35,7 +35,7 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
 
     :param folders: what :func:`folder_access` gives
     """
-    options = [*_system(), "--perms", "1777", "--size", str(profile.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    options = [*_system(), "--perms", "1777", "--size", str(profile.limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
     mounts += ((path, "ro") for path in _workspace_files(folders, profile))
     sealed: list[str] = []
