@@ -12,6 +12,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
+from handrail.contract.sandbox import Limits
 
 pytestmark = pytest.mark.proves("S-01a")
 
@@ -200,7 +201,7 @@ async def test_a_working_directory_outside_the_set_is_refused(ground: Ground) ->
 
 async def test_temporary_storage_is_bounded_and_private(confined: Ground) -> None:
     ran = await confined.bash(
-        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", tmp_bytes=1 << 20
+        "head -c 3000000 /dev/zero > /tmp/big; stat -c %s /tmp/big; touch /tmp/mine", limits=Limits(tmp_bytes=1 << 20)
     )
     assert int(ran.out) <= 1 << 20
     assert "No space left" in ran.errors
