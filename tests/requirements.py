@@ -40,6 +40,7 @@ ROWS: dict[str, str] = {
     "P-13": "explain names the rule, scope, capability or watchdog that decides a call, and what would change it; for a finished call it tells so from the log, with tools, locks, times and outcome.",
     "P-15a": "No tool and no program in the sandbox writes a workspace's handrail.toml that is there, whatever rules say.",
     "S-01a": "Programs run in namespaces built from their call set: no network, toolchains read-only, homes left out.",
+    "S-02": "Hosts are opened one by one: one strict reading of a host, every address checked and the checked one dialled, each hop judged again, by a proxy that is a sandbox's only way out and by the runtime's own fetches.",
     "S-03": "File tools open what was judged, beneath the roots, by the operating system's own check; only regular files.",
     "S-05": "Nothing that a call started outlives it.",
     "S-06a": "A program's environment is a list of what is allowed.",

@@ -11,10 +11,8 @@ from hypothesis import strategies as st
 from handrail.contract.patterns import (
     any_path_source,
     escape,
-    fault_in_host,
     fault_in_pattern,
     has_wildcard,
-    host_matches,
     literal_prefix,
     path_matches,
     path_regex,
@@ -171,46 +169,6 @@ def test_a_set_that_runs_backwards_is_a_fault_that_says_what_to_write() -> None:
     assert problem is not None
     assert "z-a" in problem
     assert "[[]" in problem
-
-
-@pytest.mark.proves("K-09")
-@pytest.mark.parametrize(
-    ("pattern", "host", "matches"),
-    [
-        ("api.example.org", "api.example.org", True),
-        ("api.example.org", "API.Example.ORG.", True),
-        ("api.example.org", "api.example.org:443", True),
-        ("api.example.org", "xapi.example.org", False),
-        ("*.example.org", "a.example.org", True),
-        ("*.example.org", "a.b.example.org", True),
-        ("*.example.org", "example.org", False),
-        ("*.example.org", "evil-example.org", False),
-        ("*.example.org", ".example.org", False),
-        ("host:8443", "host:8443", True),
-        ("host:8443", "host", False),
-        ("host:8443", "host:443", False),
-        ("host:*", "host:1", True),
-        ("*", "anything.example", True),
-        ("*", "a\0b", False),
-        ("*", "①②⑦.0.0.1", False),
-        ("*", "exa mple.org", False),
-        ("api.example.org", "api.example.org\0.evil.example", False),
-        ("[::1]:80", "[::1]:80", True),
-        ("*", "", False),
-    ],
-)
-def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
-    assert host_matches(pattern, host) is matches
-
-
-@pytest.mark.parametrize("pattern", ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org"])
-def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
-    assert fault_in_host(pattern) is not None
-
-
-@pytest.mark.parametrize("pattern", ["*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
-def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
-    assert fault_in_host(pattern) is None
 
 
 def test_the_source_of_a_pattern_has_no_groups_of_its_own() -> None:

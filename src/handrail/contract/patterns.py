@@ -1,9 +1,8 @@
-"""Path, host and text patterns: one small grammar, translated to regular expressions that cannot blow up.
+"""Path and text patterns: one small grammar, translated to regular expressions that cannot blow up.
 
 Paths are POSIX, compared whole. ``*`` and ``?`` stay within one part, ``**`` spans parts, ``[ab]`` and
 ``[!ab]`` are one character of a set. A pattern that names a folder covers what is in it.
 In a text (a shell word, an argument's value) ``*`` spans anything.
-Hosts match exactly or at a label boundary (``*.example.org`` covers ``a.example.org`` and not ``example.org``).
 
 How a blow-up is kept out: whatever stands between two wildcards is taken where it is first found and never
 given back (atomic groups). For globs that loses no match: an earlier place leaves at least as much to the rest.
@@ -20,7 +19,6 @@ WILDCARDS = frozenset("*?[")
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
 _ESCAPED = re.compile(r"\[([*?[])\]")
-_HOST = re.compile(r"[a-z0-9._-]+|\[[0-9a-f:.]+\]")
 
 
 def escape(literal: str) -> str:
@@ -122,34 +120,6 @@ def path_matches(pattern: str, path: str) -> bool:
     return path_regex(pattern).match(path) is not None
 
 
-def host_matches(pattern: str, host: str) -> bool:
-    """Whether ``host[:port]`` is covered by ``pattern`` (``*``, ``*.label``, or exact, with an optional port).
-
-    A host that is not plain ASCII letters, digits, dots and hyphens (or a bracketed address) is covered by nothing:
-    resolvers fold ``①`` and cut at NUL.
-    """
-    want, _, want_port = _split_port(pattern.lower() if pattern.isascii() else pattern)
-    have, _, have_port = _split_port(host.lower() if host.isascii() else host)
-    have = have.removesuffix(".")
-    if not _HOST.fullmatch(have):
-        return False
-    if want_port and want_port != have_port:
-        return False
-    if want == "*":
-        return True
-    if want.startswith("*."):
-        return have.endswith(want[1:]) and len(have) > len(want) - 1
-    return have == want
-
-
-def fault_in_host(pattern: str) -> str | None:
-    """Why ``pattern`` can cover no host, or None."""
-    host, _, _ = _split_port(pattern.lower())
-    if host == "*" or _HOST.fullmatch(host.removeprefix("*.")):
-        return None
-    return f"{pattern!r} is no host pattern; write 'api.example.org', '*.example.org', 'host:8443', or '*' for every public host"
-
-
 def _pieces(pattern: str, *, paths: bool) -> list[str]:
     """``pattern`` as regular expressions of one character each, with :data:`_SPANS` between them."""
     out: list[str] = []
@@ -225,10 +195,3 @@ def _set(body: str, pattern: str) -> str:
             out.append(re.escape(first))
             i += 1
     return f"[{'^' if negated else ''}{''.join(out)}]"
-
-
-def _split_port(host: str) -> tuple[str, str, str]:
-    head, colon, port = host.rpartition(":")
-    if colon and (port.isdigit() or port == "*") and (":" not in head or head.endswith("]")):
-        return head, colon, "" if port == "*" else port
-    return host, "", ""

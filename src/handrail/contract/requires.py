@@ -15,15 +15,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.patterns import (
-    escape,
-    fault_in_host,
-    fault_in_pattern,
-    has_wildcard,
-    host_matches,
-    literal_prefix,
-    path_regex,
-)
+from handrail.contract.hosts import fault_in_host, grant_covers
+from handrail.contract.patterns import escape, fault_in_pattern, has_wildcard, literal_prefix, path_regex
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
@@ -54,7 +47,11 @@ class FsRequires(_Model):
 
 
 class NetRequires(_Model):
-    """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host."""
+    """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host.
+
+    A host without a port is meant with 80 and 443; ``host:*`` is every port. A private address is reached only where it is named
+    itself, as in ``10.0.0.5:8080``.
+    """
 
     hosts: tuple[str, ...] = ()
 
@@ -286,7 +283,7 @@ def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -
         return any(s.allows(argv) for s in layer.shell)
     assert isinstance(target, str)
     if capability == "net.fetch":
-        return any(host_matches(h, target) for h in layer.hosts)
+        return any(grant_covers(h, target) for h in layer.hosts)
     for pattern in layer.fs_read if capability == "fs.read" else layer.fs_write:
         if path_regex(pattern).match(target) is not None:
             return True

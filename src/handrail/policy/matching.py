@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
+from handrail.contract.hosts import host_matches
 from handrail.contract.patterns import (
     any_path_source,
     fault_in_pattern,
     has_wildcard,
-    host_matches,
     literal_prefix,
     path_matches,
     pattern_length,

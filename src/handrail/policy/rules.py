@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from handrail.contract.hosts import fault_in_host
 from handrail.contract.names import ID_PATTERN, nearest
-from handrail.contract.patterns import WILDCARDS, fault_in_host, fault_in_pattern
+from handrail.contract.patterns import WILDCARDS, fault_in_pattern
 from handrail.contract.requires import CAPABILITIES
 from handrail.policy.words import WordFault, pattern_words
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, cast
-from urllib.parse import urlsplit
 
 from handrail.contract.errors import ToolError
+from handrail.contract.hosts import read_host, read_url
 from handrail.contract.requires import Capability
 from handrail.contract.spec import ToolSpec, fill, placeholders, properties_of
 from handrail.policy.matching import Kind, PathSubject
 from handrail.policy.shell import Command, Script, parse
 from handrail.policy.words import literal_words
-
-_PORTS = {"http": 80, "https": 443}
 
 
 class LocatedPath(Protocol):
@@ -157,24 +155,7 @@ def host_of(text: str) -> str:
 
     :raises ToolError: for anything that two readers might take for different hosts
     """
-    if not text or not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
-        raise ToolError(
-            f"{text[:200]!r} is no plain host or URL; write ASCII without blanks or backslashes", kind="invalid_input"
-        )
-    if "//" not in text:
-        if not _plain_host(text):
-            raise ToolError(f"{text[:200]!r} is no host; write 'api.example.org' or a whole URL", kind="invalid_input")
-        return text.lower()
     try:
-        parts = urlsplit(text)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port, parts = None, None, None
-    if parts is None or not host or parts.scheme not in _PORTS or "@" in parts.netloc or not _plain_host(host):
-        raise ToolError(f"{text[:200]!r} is no http or https URL without a user name in it", kind="invalid_input")
-    shown = f"[{host}]" if ":" in host else host
-    return f"{shown}:{port if port is not None else _PORTS[parts.scheme]}"
-
-
-def _plain_host(host: str) -> bool:
-    return bool(host) and all(c.isalnum() or c in ".-_:[]" for c in host)
+        return str(read_url(text).host if "//" in text else read_host(text))
+    except ValueError as error:
+        raise ToolError(str(error), kind="invalid_input") from None

@@ -1,0 +1,249 @@
+"""Hosts: one strict reading, so that what was judged is what is reached."""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.contract.hosts import (
+    fault_in_host,
+    grant_covers,
+    grants_address,
+    host_matches,
+    read_host,
+    read_url,
+)
+
+LABELS = st.text("abcxyz019-_", min_size=1, max_size=12).filter(lambda label: label[0] != "-" and label[-1] != "-")
+NAMES = st.lists(LABELS, min_size=1, max_size=5).map(".".join).filter(lambda n: not n.rsplit(".", 1)[-1].isdigit())
+PORTS = st.integers(1, 65535)
+
+NO_HOSTS = [
+    "",
+    ".",
+    "..",
+    "a..b",
+    ".example.org",
+    "-a.example.org",
+    "exa mple.org",
+    "a\0b",
+    "api.example.org\0.evil.example",
+    "a\r\nb",
+    "a\tb",
+    "user@example.org",
+    "example.org/path",
+    "example.org#x",
+    "example.org?x",
+    "example.org\\x",
+    "%31.example.org",
+    "①②⑦.0.0.1",
+    "１２７.0.0.1",
+    "127。0。0。1",
+    "ex\u200bample.org",
+    "0x7f.1",
+    "0x7f000001",
+    "0x",
+    "2130706433",
+    "0177.0.0.1",
+    "127.1",
+    "127.0.0.01",
+    "1.2.3.4.5",
+    "256.1.1.1",
+    "a.0x1",
+    "[::1",
+    "::1",
+    "[::1%25lo]",
+    "[127.0.0.1]",
+    "[]",
+    "host:0",
+    "host:65536",
+    "host:",
+    "host:+1",
+    "host:1_0",
+    "host:80:80",
+    "x" * 64,
+    "x." * 140,
+]
+
+
+@pytest.mark.proves("S-02")
+@pytest.mark.parametrize("text", NO_HOSTS)
+def test_what_two_readers_could_take_for_different_hosts_is_no_host(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_host(text)
+    assert not host_matches("*", text)
+    assert not grant_covers("*", text)
+
+
+@pytest.mark.parametrize(
+    ("text", "canonical"),
+    [
+        ("API.Example.ORG.", "api.example.org"),
+        ("example.org:8443", "example.org:8443"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1.", "127.0.0.1"),
+        ("[0:0:0:0:0:0:0:1]:80", "[::1]:80"),
+        ("[FE80::1]", "[fe80::1]"),
+        ("_dmarc.x_y.example", "_dmarc.x_y.example"),
+        ("3com.com", "3com.com"),
+    ],
+)
+def test_a_host_has_one_canonical_form(text: str, canonical: str) -> None:
+    assert str(read_host(text)) == canonical
+
+
+@given(NAMES, PORTS)
+def test_a_canonical_host_reads_as_itself(name: str, port: int) -> None:
+    host = read_host(f"{name.upper()}.:{port}")
+    assert str(host) == f"{name}:{port}"
+    assert read_host(str(host)) == host
+
+
+@given(st.text(max_size=40))
+def test_no_text_breaks_the_reader_and_what_it_takes_is_plain(text: str) -> None:
+    try:
+        host = read_host(text)
+    except ValueError:
+        return
+    assert host.name.isascii()
+    assert host.name == host.name.lower()
+    assert not set(host.name) & set("@/\\?#%[] \t\r\n\0")
+
+
+@given(st.ip_addresses())
+def test_every_address_is_read_as_that_address(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> None:
+    shown = f"[{address}]" if address.version == 6 else str(address)
+    assert read_host(shown).address == address
+    assert read_url(f"https://{shown}/").host.address == address
+
+
+@pytest.mark.proves("K-09")
+@pytest.mark.parametrize(
+    ("pattern", "host", "matches"),
+    [
+        ("api.example.org", "api.example.org", True),
+        ("api.example.org", "API.Example.ORG.", True),
+        ("API.example.org.", "api.example.org", True),
+        ("api.example.org", "api.example.org:443", True),
+        ("api.example.org", "xapi.example.org", False),
+        ("*.example.org", "a.example.org", True),
+        ("*.example.org", "a.b.example.org", True),
+        ("*.example.org", "example.org", False),
+        ("*.example.org", "evil-example.org", False),
+        ("*.example.org", ".example.org", False),
+        ("host:8443", "host:8443", True),
+        ("host:8443", "host", False),
+        ("host:8443", "host:443", False),
+        ("host:*", "host:1", True),
+        ("*", "anything.example", True),
+        ("*", "10.0.0.1", True),
+        ("[::1]:80", "[::1]:80", True),
+        ("[0::1]:80", "[::1]:80", True),
+    ],
+)
+def test_a_host_pattern_covers_whole_labels_of_plain_hosts(pattern: str, host: str, matches: bool) -> None:
+    assert host_matches(pattern, host) is matches
+
+
+@pytest.mark.proves("S-02")
+@pytest.mark.parametrize(
+    ("pattern", "host", "covered"),
+    [
+        ("api.example.org", "api.example.org:443", True),
+        ("api.example.org", "api.example.org:80", True),
+        ("api.example.org", "api.example.org", True),
+        ("api.example.org", "api.example.org:22", False),
+        ("api.example.org:22", "api.example.org:22", True),
+        ("api.example.org:*", "api.example.org:25", True),
+        ("*.example.org", "api.example.org:25", False),
+        ("*", "api.example.org:25", True),
+        ("*:443", "api.example.org:25", False),
+        ("127.0.0.1:8080", "127.0.0.1:8080", True),
+        ("127.0.0.1:8080", "127.0.0.1:8081", False),
+        ("127.0.0.1:8080", "127.0.0.2:8080", False),
+    ],
+)
+def test_a_grant_without_a_port_opens_the_ports_of_the_web(pattern: str, host: str, covered: bool) -> None:
+    assert grant_covers(pattern, host) is covered
+
+
+def test_only_a_pattern_that_is_the_address_itself_grants_an_address() -> None:
+    address = ipaddress.ip_address("10.0.0.5")
+    assert grants_address("10.0.0.5:8080", address, 8080)
+    assert grants_address("10.0.0.5", address, 443)
+    for pattern in ("*", "*:*", "10.0.0.5", "10.0.0.50:8080", "ten.example:8080", "0x0a.0.0.5:8080"):
+        assert not grants_address(pattern, address, 8080)
+    assert grants_address("[fd00::1]:1", ipaddress.ip_address("fd00::1"), 1)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["https://example.org", "a b", "ex*mple.org", "", "a/b", "①.org", "127.1", "*.0.0.1", "*.2.3.4.5", "host:99999"],
+)
+def test_a_host_pattern_that_could_never_match_is_a_fault(pattern: str) -> None:
+    assert fault_in_host(pattern) is not None
+
+
+@pytest.mark.parametrize("pattern", ["*", "*:*", "*.example.org", "example.org", "host:8443", "[::1]:80", "10.0.0.1"])
+def test_a_host_pattern_that_can_match_is_none(pattern: str) -> None:
+    assert fault_in_host(pattern) is None
+
+
+@pytest.mark.parametrize(
+    ("url", "scheme", "host", "target", "authority"),
+    [
+        ("https://example.org", "https", "example.org:443", "/", "example.org"),
+        ("HTTP://Example.org./a?b=c#d", "http", "example.org:80", "/a?b=c", "example.org"),
+        ("https://example.org:8443?x", "https", "example.org:8443", "/?x", "example.org:8443"),
+        ("https://example.org:/x", "https", "example.org:443", "/x", "example.org"),
+        ("http://[::1]:443/", "http", "[::1]:443", "/", "[::1]:443"),
+        ("http://[::1]/", "http", "[::1]:80", "/", "[::1]"),
+        ("https://a.example#@b.example/", "https", "a.example:443", "/", "a.example"),
+    ],
+)
+def test_a_url_is_taken_apart_in_one_way(url: str, scheme: str, host: str, target: str, authority: str) -> None:
+    read = read_url(url)
+    assert (read.scheme, str(read.host), read.target, read.authority) == (scheme, host, target, authority)
+
+
+@pytest.mark.proves("S-02")
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "example.org",
+        "//example.org/",
+        "file:///etc/passwd",
+        "ftp://example.org/",
+        "https:/example.org",
+        "https:///x",
+        "https://user@example.org/",
+        "https://example.org@evil.example/",
+        "https://evil.example\\@example.org/",
+        "https://exa\tmple.org/",
+        "https://example.org/a b",
+        "https://example.org/\r\nHost: evil.example",
+        "https://①②⑦.0.0.1/",
+        "https://2130706433/",
+        "https://example.org:99999/",
+        "javascript://example.org/",
+        "https://example.org/ü",
+    ],
+)
+def test_a_url_that_could_lead_elsewhere_is_none(url: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        read_url(url)
+
+
+@given(st.text(max_size=60))
+def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
+    for candidate in (text, f"https://{text}", f"http://example.org{text}"):
+        try:
+            read = read_url(candidate)
+        except ValueError:
+            continue
+        assert read.target.startswith("/")
+        assert read.host.port is not None
