@@ -2,4 +2,5 @@
 
 - :mod:`handrail.testing.models`: models in process, without a server
 - :mod:`handrail.testing.servers`: loopback servers that speak the providers' protocols and check the history
+- :mod:`handrail.testing.names`: a resolver that leads where it is told, also elsewhere the second time
 """
