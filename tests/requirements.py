@@ -38,7 +38,7 @@ ROWS: dict[str, str] = {
     "P-10": "Without a person ask is deny, and a question is one fixed error.",
     "P-11": "Watchdogs in Python or as external commands are chained and only narrow; an error or a time-out of one is a deny.",
     "P-13": "explain names the rule, scope, capability or watchdog that decides a call, and what would change it; for a finished call it tells so from the log, with tools, locks, times and outcome.",
-    "P-15a": "No tool and no program in the sandbox writes a workspace's handrail.toml that is there, whatever rules say.",
+    "P-15": "What makes other programs run something (hooks and configuration of version control, shells, editors, agents), keys and handrail.toml are written by no tool and no program in the sandbox, whatever rules say; private keys are not read.",
     "S-01a": "Programs run in namespaces built from their call set: no network, toolchains read-only, homes left out.",
     "S-02": "Hosts are opened one by one: one strict reading of a host, every address checked and the checked one dialled, each hop judged again, by a proxy that is a sandbox's only way out and by the runtime's own fetches.",
     "S-03": "File tools open what was judged, beneath the roots, by the operating system's own check; only regular files.",

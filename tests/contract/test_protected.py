@@ -1,12 +1,14 @@
-"""The name of the file that no tool writes, in every spelling that a file system may take for it."""
+"""The names that no tool writes, in every spelling that a file system may take for them."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from handrail.contract.protected import protected
+from handrail.contract.protected import is_key, leads_on, plain, protected, protection, suspicious
 
-pytestmark = pytest.mark.proves("P-15a")
+pytestmark = pytest.mark.proves("P-15")
 
 
 @pytest.mark.parametrize(
@@ -16,7 +18,7 @@ pytestmark = pytest.mark.proves("P-15a")
         *("handrail.toml::$DATA", "hand\u200crail.toml", "handrail.toml\u200b", "ｈandrail.toml", "handrail\uff0etoml"),
     ],
 )
-def test_every_spelling_is_the_file(name: str) -> None:
+def test_every_spelling_of_the_workspace_file_is_the_file(name: str) -> None:
     assert protected(name)
 
 
@@ -26,3 +28,118 @@ def test_every_spelling_is_the_file(name: str) -> None:
 )
 def test_another_name_or_folder_is_not(name: str) -> None:
     assert not protected(name)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        (".git/hooks/pre-commit", "hook"),
+        (".git/config", "vcs"),
+        (".git", "vcs"),
+        ("deep/er/.git/config", "vcs"),
+        (".git/config.worktree", "vcs"),
+        (".git/commondir", "vcs"),
+        (".git/modules/lib/config", "vcs"),
+        (".git/modules/lib/hooks/post-checkout", "hook"),
+        (".git/worktrees/w/config.worktree", "vcs"),
+        (".GIT/Config", "vcs"),
+        (".git./config ", "vcs"),
+        (".git::$INDEX_ALLOCATION/config", "vcs"),
+        ("GIT~1/config", "vcs"),
+        (".g\u200cit/config", "vcs"),
+        (".ｇit/config", "vcs"),
+        (".git/con\u00adfig", "vcs"),
+        (".hg/hgrc", "vcs"),
+        (".jj/repo/config.toml", "vcs"),
+        (".gitconfig", "vcs"),
+        (".config/git/config", "vcs"),
+        (".husky/pre-commit", "hook"),
+        (".bashrc", "start-up"),
+        ("home/.zshenv", "start-up"),
+        (".config/fish/config.fish", "start-up"),
+        (".envrc", "start-up"),
+        ("a/.envrc", "start-up"),
+        (".ssh/authorized_keys", "key"),
+        ("keys/id_ed25519", "key"),
+        (".gnupg/gpg.conf", "key"),
+        (".vscode/tasks.json", "editor"),
+        ("packages/a/.vscode/settings.json", "editor"),
+        (".idea/workspace.xml", "editor"),
+        (".mcp.json", "editor"),
+        (".claude/settings.json", "editor"),
+        (".cursor/mcp.json", "editor"),
+        (".devcontainer/devcontainer.json", "editor"),
+    ],
+)
+def test_what_makes_other_programs_run_something_is_protected(path: str, kind: str) -> None:
+    found = protection(path)
+    assert found is not None and found.kind == kind
+    assert path in found.refusal(path) and "no rule allows it" in found.refusal(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("src/config", "hooks/useThing.ts", "config", "git/config", ".gitignore", ".gitattributes", ".gitmodules"),
+        *(".github/workflows/ci.yml", ".git/HEAD", ".git/index", ".git/refs/heads/config", ".git/objects/ab/hooks"),
+        *(".git/logs/refs/heads/hooks", ".git/info/exclude", ".config/app/fish", "id_rsa.pub", "docs/ssh", "Makefile"),
+        *("src/.hidden/x.py", "a.git/description", "bashrc", "..", "...", "", "a//b", ".g\u0131t/config"),
+    ],
+)
+def test_ordinary_paths_are_not(path: str) -> None:
+    assert protection(path) is None
+
+
+@pytest.mark.parametrize(
+    "path", ["id_rsa", "a/ID_ED25519", ".ssh/work", ".ssh/x/key", ".gnupg/private-keys-v1.d/A.key"]
+)
+def test_private_keys_are_not_read(path: str) -> None:
+    assert is_key(path)
+
+
+@pytest.mark.parametrize(
+    "path", [".ssh/config", ".ssh/known_hosts", ".ssh/id_rsa.pub", ".gnupg/pubring.kbx", ".bashrc"]
+)
+def test_public_keys_and_settings_may_be(path: str) -> None:
+    assert not is_key(path)
+
+
+_PIECES = [
+    ".git",
+    "config",
+    "hooks",
+    ".vscode",
+    "handrail.toml",
+    "id_rsa",
+    "src",
+    ".config",
+    "fish",
+    ".hg",
+    "hgrc",
+    "GIT~1",
+]
+_NAME = st.one_of(
+    st.sampled_from(_PIECES),
+    st.sampled_from(_PIECES).map(str.upper),
+    st.sampled_from(_PIECES).map(lambda name: name + ". "),
+    st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=8),
+)
+
+
+@given(st.lists(_NAME, min_size=1, max_size=4))
+def test_a_walk_by_single_names_finds_what_the_whole_path_says(names: list[str]) -> None:
+    """A walk looks at whole paths only where one name gives reason to: that must never miss any."""
+    path = "/".join(names)
+    if protection(path) is not None:
+        reason = [suspicious(name) for name in names] + [leads_on(name) for name in names[:-1]]
+        assert any(reason)
+
+
+@given(st.lists(_NAME, min_size=1, max_size=4))
+def test_what_lies_in_a_protected_folder_is_protected_and_spelling_does_not_matter(names: list[str]) -> None:
+    path = "/".join(names)
+    found = protection(path)
+    if found is not None and plain(names[-1]) != ".git" and path != "handrail.toml" and len(names) > 1:
+        assert protection(f"{path}/x/y") is not None
+    spelled = "/".join(name.swapcase() if name.isascii() else name for name in names)
+    assert protection(spelled) == found

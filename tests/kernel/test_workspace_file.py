@@ -93,7 +93,7 @@ async def test_a_faulty_one_stops_the_start_with_its_line(tmp_path: Path, own: s
     assert told in str(caught.value)
 
 
-@pytest.mark.proves("P-15a", "F-11")
+@pytest.mark.proves("P-15", "F-11")
 async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> None:
     rules = ["allow *", "allow fs.*", "allow write handrail.toml", "allow fs.write handrail.toml"]
     async with opened(tmp_path, OWN, rules) as kernel:
@@ -117,7 +117,7 @@ async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> Non
 
 
 @confined
-@pytest.mark.proves("P-15a", "F-11")
+@pytest.mark.proves("P-15", "F-11")
 @pytest.mark.parametrize("command", ["rm -f handrail.toml", "mv handrail.toml x", "echo 'rules = []' > handrail.toml"])
 async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: Path, command: str) -> None:
     own = 'rules = ["allow bash"]\n'

@@ -55,7 +55,7 @@ def test_reading_inside_the_roots_and_session_internal_tools_are_allowed_and_not
 @pytest.mark.proves("P-03")
 @pytest.mark.parametrize(
     "path",
-    [".env", ".env.local", "deep/er/.env", "key.pem", "a/id_ed25519", ".ssh/config", "x/.aws/credentials", ".netrc"],
+    [".env", ".env.local", "deep/er/.env", "key.pem", "a/id_backup", ".ssh/config", "x/.aws/credentials", ".netrc"],
 )
 def test_secret_like_files_are_asked_about_unless_a_rule_speaks_of_them(desk: Desk, path: str) -> None:
     assert desk.judge(READ, {"path": path}).action == "ask"

@@ -16,7 +16,7 @@ def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
     assert may("fs.read", desk.path("src/a.py")) is None
     assert "no rule" not in (may("fs.read", desk.path(".env")) or "")
     assert "'ask fs.read **/.env*'" in (may("fs.read", desk.path(".env")) or "")
-    assert "cannot ask" in (may("fs.read", desk.path("deep/id_rsa")) or "")
+    assert "cannot ask" in (may("fs.read", desk.path("deep/id_backup")) or "")
     assert may("fs.read", "/etc/passwd") is not None
     assert may("fs.read", desk.roots.workspace + "_secret/a") is not None
     assert may("fs.write", desk.path("src/a.py")) is not None

@@ -97,7 +97,7 @@ def test_whatever_untrusted_rules_say_no_decision_gets_milder(
     )
 
 
-@pytest.mark.proves("P-15a")
+@pytest.mark.proves("P-15")
 @pytest.mark.parametrize("spec", [WRITE, EDIT, MOVE])
 def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked(desk: Desk, spec: ToolSpec) -> None:
     arguments = {"path": "src/../handrail.toml", "source": "src/a.py", "target": "./HANDRAIL.TOML"}
@@ -108,7 +108,7 @@ def test_no_rule_allows_writing_the_workspaces_configuration_and_nobody_is_asked
     assert desk.judge(READ, {"path": "handrail.toml"}).action == "allow"
 
 
-@pytest.mark.proves("P-15a")
+@pytest.mark.proves("P-15")
 def test_a_running_call_cannot_write_it_either(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"}, "allow *", "allow fs.write")
     refused = may("fs.write", desk.path("handrail.toml"))

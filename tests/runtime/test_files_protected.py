@@ -1,4 +1,4 @@
-"""The workspace's own configuration is not written through the file door, whatever the rules say."""
+"""What is protected is not written through the file door, and keys are not read, whatever the rules say."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from handrail.contract.errors import ToolError
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import Roots
 
-pytestmark = pytest.mark.proves("P-15a", "F-11")
+pytestmark = pytest.mark.proves("P-15", "F-11")
 
 
 @pytest.mark.parametrize(
@@ -55,3 +55,56 @@ async def test_it_is_read_and_files_of_its_name_in_other_folders_are_written(
     assert (await files.read_bytes("handrail.toml")).data == b"theirs"
     assert (await files.write("examples/handrail.toml", b"x")).created
     assert (await RootedFiles(Roots(workspace / "examples"), seen, judge).read_bytes("handrail.toml")).data == b"x"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *(".git/hooks/post-commit", ".git/config", ".GIT/config", ".git./hooks/x", "sub/.git/config", ".git"),
+        *(".vscode/tasks.json", ".envrc", "a/.bashrc", ".ssh/authorized_keys", ".mcp.json", ".claude/settings.json"),
+        *(".git::$DATA/config", ".g\u200bit/config", "GIT~1/config", "hub/../.git/config", "link/config"),
+    ],
+)
+async def test_no_protected_name_is_written_in_any_spelling(
+    files: RootedFiles, workspace: Path, judge: Judge, path: str
+) -> None:
+    (workspace / "hub").mkdir()
+    (workspace / ".git").mkdir()
+    (workspace / "link").symlink_to(".git")
+    with pytest.raises(ToolError, match="no rule allows it") as caught:
+        await files.write(path, b"x")
+    assert caught.value.kind == "denied" and "a person" in caught.value.text
+    assert not judge.asked
+    assert sorted(os.listdir(workspace)) == [".git", "hub", "link"] and not os.listdir(workspace / ".git")
+
+
+async def test_private_keys_are_not_read_and_public_ones_are(files: RootedFiles, workspace: Path) -> None:
+    (workspace / ".ssh").mkdir()
+    for name in ("id_rsa", ".ssh/work", ".ssh/id_rsa.pub"):
+        (workspace / name).write_text("KEY")
+    (workspace / "notes").symlink_to("id_rsa")
+    for name in ("id_rsa", "./ID_RSA/../id_rsa", ".ssh/work", "notes"):
+        with pytest.raises(ToolError, match="private key") as caught:
+            await files.read_bytes(name)
+        assert caught.value.kind == "denied"
+    assert (await files.read_bytes(".ssh/id_rsa.pub")).data == b"KEY"
+
+
+async def test_no_folder_is_made_a_git_directory_piece_by_piece(files: RootedFiles, workspace: Path) -> None:
+    """git takes its configuration from any folder with a HEAD, objects and refs, whatever it is called."""
+    for data in (b"ref: refs/heads/main\n", b"0" * 40):
+        with pytest.raises(ToolError, match="marks its folder"):
+            await files.write("trap/HEAD", data)
+    assert (await files.write("docs/HEAD", b"the beginning")).created
+    (workspace / "half").mkdir()
+    (workspace / "half" / "HEAD").write_text("ref: refs/heads/main")
+    for name in ("config", "objects/x", "refs/heads/main", "hooks/post-checkout", "commondir"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files.write(f"half/{name}", b"x")
+    (workspace / "half" / "objects").mkdir()
+    (workspace / "half" / "refs").mkdir()
+    for name in ("config", "CONFIG", "hooks/post-checkout"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files.write(f"half/{name}", b"x")
+    assert (await files.write("half/refs/heads/main", b"0" * 40)).created
+    assert (await files.write("config", b"ordinary")).created and (await files.write("src/hooks/use.ts", b"x")).created

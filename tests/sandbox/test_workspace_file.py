@@ -7,7 +7,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.requires import CapabilitySet
 
-pytestmark = pytest.mark.proves("P-15a", "F-11")
+pytestmark = pytest.mark.proves("P-15", "F-11")
 THEIRS = 'rules = ["deny bash"]\n'
 
 WAYS = {

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.contract import protected
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import call_set, refusal
 from handrail.policy.matching import PathSubject, Ranked
-from handrail.policy.questions import Prepared, is_protected
+from handrail.policy.questions import Prepared, mandatory
 from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell import Command, parse
 from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, shown_command
@@ -138,8 +137,8 @@ class _Touches:
             return refused
         prepared = self._prepared
         subject: PathSubject | str = value if capability == "net.fetch" else path_subject(value, self._roots)
-        if capability == "fs.write" and is_protected(subject):
-            return f"{protected.refusal(visible(value))}."
+        if (fixed := mandatory(capability, subject, visible(value))) is not None:
+            return f"{fixed}."
         same_kind = prepared.kind == ("host" if capability == "net.fetch" else "path")
         tool = prepared.tool.winner(subject) if same_kind else self._tool
         action, rule = prepared.decide(tool, capability, subject)

@@ -109,8 +109,8 @@ class Prepared:
     def _beyond(self, target: Target) -> Finding | None:
         """The refusal of the first layer that does not cover ``target``."""
         subject = target.subject
-        if target.capability == "fs.write" and is_protected(subject):
-            return Finding("deny", "capability", note=f"{protected.refusal(target.shown)}.", target=target)
+        if (fixed := mandatory(target.capability, subject, target.shown)) is not None:
+            return Finding("deny", "capability", note=f"{fixed}.", target=target)
         touches: Iterable[str | Sequence[str]] = (target.value,)
         if isinstance(subject, Script):
             # What cannot be read may be any program, so only a layer that has every program covers it.
@@ -212,9 +212,16 @@ class Prepared:
         return Finding("deny", "rule", rule, target=target, tool=tool)
 
 
-def is_protected(subject: object) -> bool:
-    """Whether it is a path that no rule lets anybody write."""
-    return isinstance(subject, PathSubject) and subject.relative is not None and protected.protected(subject.relative)
+def mandatory(capability: Capability, subject: object, shown: str) -> str | None:
+    """Why a path is refused whatever the rules say: it is protected, or a private key; None for any other."""
+    if not isinstance(subject, PathSubject) or subject.relative is None:
+        return None
+    found = protected.protection(subject.relative)
+    if found is None:
+        return None
+    if capability == "fs.write":
+        return found.refusal(shown)
+    return protected.key_refusal(shown) if protected.is_key(subject.relative) else None
 
 
 def _only_looks(finding: Finding, replaced: Set[str]) -> bool:

@@ -17,10 +17,10 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from handrail.contract.errors import ToolError
-from handrail.contract.protected import protected, refusal
+from handrail.contract.protected import is_key, key_refusal, protection
 from handrail.contract.requires import Capability
 from handrail.contract.runtime import FileBytes, FileKind, FileLines, FileStat, Written
-from handrail.runtime import beneath, lines, replace
+from handrail.runtime import beneath, lines, replace, repositories
 from handrail.runtime.beneath import openat2_works
 from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots
@@ -153,6 +153,7 @@ class RootedFiles:
             raise ToolError(f"{located.shown} lies in a read-only folder; write inside the workspace", kind="denied")
 
         def put() -> Written:
+            repositories.check_write(located, data)
             try:
                 done = replace.replace(located, data, over, self._seen.digest(located.absolute))
             except OSError as error:
@@ -169,8 +170,11 @@ class RootedFiles:
                 f"{located.shown} lies outside the workspace; only files in it (and the session's output) can be reached",
                 kind="denied",
             )
-        if capability == "fs.write" and protected(beneath.relative(located)):
-            raise ToolError(refusal(located.shown), kind="denied")
+        if (found := protection(beneath.relative(located))) is not None:
+            if capability == "fs.write":
+                raise ToolError(found.refusal(located.shown), kind="denied")
+            if is_key(beneath.relative(located)):
+                raise ToolError(key_refusal(located.shown), kind="denied")
         refused = self._may(capability, located.absolute)
         if refused is not None:
             raise ToolError(refused, kind="denied")

@@ -1,0 +1,64 @@
+"""Git directories that do not carry the name ``.git``: any folder with a HEAD, ``objects`` and ``refs`` is one.
+
+Whoever stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
+an ordinary one, so a write is looked at together with what lies beside it: neither the configuration and hooks of a
+git directory are written, nor the piece that would make one of a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected import GIT_NAMES, Protection, plain
+from handrail.runtime import beneath
+from handrail.runtime.roots import Located
+
+_HEAD = "head"
+_REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
+_CONTENTS = frozenset(("objects", "refs"))
+_TELLING = ("config", "head", "hooks", "commondir", "objects", "refs")
+
+
+def check_write(located: Located, data: bytes) -> None:
+    """
+    :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
+    """
+    relative = beneath.relative(located)
+    low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
+    if not any(name in low for name in _TELLING):
+        return
+    parts = relative.split("/")
+    names = [plain(part) for part in parts]
+    if names[-1] == _HEAD and _REFERENCE.match(data):
+        raise ToolError(
+            f"{located.shown} with this content marks its folder as a git repository, which git then takes its "
+            "configuration from: no tool writes it. Give the file another name; repositories are made by git",
+            kind="denied",
+        )
+    for index, name in enumerate(names):
+        found = GIT_NAMES.get(name)
+        if found is None and name not in _CONTENTS:
+            continue
+        folder = parts[:index]
+        if not _there(located, [*folder, "HEAD"]):
+            continue
+        if found is None:
+            if all(_there(located, [*folder, part]) for part in _CONTENTS):
+                return  # a repository already; objects and references run nothing
+            found = Protection("vcs")
+        raise ToolError(found.refusal(located.shown), kind="denied")
+
+
+def _there(located: Located, parts: list[str]) -> bool:
+    """Whether there is such an entry, of whatever kind; where that cannot be seen, yes."""
+    assert located.root is not None
+    place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
+    try:
+        os.close(beneath.open_beneath(place, beneath.HANDLE | os.O_NOFOLLOW))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
