@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import html
 import json
+import re
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, quote_plus
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail.arbiter.redaction import Redactor
@@ -97,6 +102,106 @@ def test_a_stream_holds_back_only_what_may_be_a_secret() -> None:
     assert stream.feed("2!") == "[secret:key]!"
     assert stream.feed("hunt") == ""
     assert stream.finish() == "hunt"
+
+
+values = st.text("abcXYZ019+/=&<>\"' é€\\\n%-_.~", min_size=6, max_size=90).filter(lambda v: len(v.strip()) > 5)
+
+
+def wrapped(encoded: bytes, width: int, end: str) -> str:
+    text = encoded.decode()
+    return end.join(text[at : at + width] for at in range(0, len(text), width))
+
+
+def ways(value: str) -> dict[str, str]:
+    """The secret on its way, by how it goes."""
+    raw = value.encode()
+    percent = "".join(f"%{byte:02X}" for byte in raw)
+    found = {
+        "as it is": value,
+        "JSON": json.dumps(value),
+        "JSON in JSON": json.dumps(json.dumps(value, ensure_ascii=False)),
+        "orjson": orjson.dumps(value).decode(),
+        "quote": quote(value),
+        "quote, all": quote(value, safe=""),
+        "quote, lower": re.sub("%[0-9A-F]{2}", lambda m: m[0].lower(), quote(value, safe="")),
+        "quote_plus": quote_plus(value),
+        "percent": percent,
+        "percent, mixed": "".join(c.lower() if i % 5 else c for i, c in enumerate(percent)),
+        "hex": raw.hex(),
+        "HEX": raw.hex().upper(),
+        "HTML": html.escape(value),
+        "HTML without quotes": html.escape(value, quote=False),
+        "JSON of HTML": json.dumps(html.escape(value)),
+        "base64": base64.b64encode(raw).decode(),
+        "base64 without padding": base64.b64encode(raw).decode().rstrip("="),
+        "URL-safe": base64.urlsafe_b64encode(raw).decode(),
+        "base64 in a URL": quote(base64.b64encode(raw).decode(), safe=""),
+    }
+    for before in range(4):
+        for after in range(3):
+            whole = b"u" * before + raw + b"!" * after
+            found[f"in base64 {before} {after}"] = base64.b64encode(whole).decode()
+            found[f"in URL-safe {before} {after}"] = base64.urlsafe_b64encode(whole).decode().rstrip("=")
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(values)
+def test_a_value_is_found_in_every_form(value: str) -> None:
+    redactor = Redactor({"key": value})
+    for name, form in ways(value).items():
+        for text in (form, f"<{form}>", f"x={form}&y", json.dumps(form)):
+            assert "[secret:key]" in redactor.text(text), name
+            assert b"[secret:key]" in redactor.binary(text.encode()), name
+            assert redactor.found_in(text.encode()), name
+
+
+@settings(max_examples=60, deadline=None)
+@given(values, st.integers(0, 120), st.sampled_from([64, 76]), st.sampled_from(["\n", "\r\n"]))
+def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int, end: str) -> None:
+    """Source: MIME and PEM wrap their lines at 76 and 64 characters."""
+    redactor = Redactor({"key": value})
+    text = wrapped(base64.b64encode(b"b" * before + value.encode() + b"after"), width, end)
+    for form in (text, json.dumps(text)):
+        shown = redactor.text(form)
+        assert "[secret:key]" in shown
+        for line in form.split(end):  # nothing of it is left but the two characters that it shares with others
+            inner = base64.b64encode(b"\0" * (before % 3) + value.encode()).decode()[2:-2]
+            assert len(line) < 8 or line not in shown or line not in inner
+
+
+@settings(max_examples=100, deadline=None)
+@given(values, st.data())
+def test_a_stream_shows_every_form_as_the_whole_text_would(value: str, data: st.DataObject) -> None:
+    redactor = Redactor({"key": value})
+    forms = list(ways(value).values())
+    pieces = data.draw(st.lists(st.sampled_from(forms) | st.text("ab%2&=+ \\nYQ", max_size=6), max_size=5))
+    text = "".join(pieces)
+    cuts = data.draw(st.lists(st.integers(0, len(text)), max_size=12))
+    stream = redactor.stream()
+    places = [0, *sorted(cuts), len(text)]
+    shown = [stream.feed(text[a:b]) for a, b in pairwise(places)]
+    assert "".join([*shown, stream.finish()]) == redactor.text(text)
+    assert value not in "".join(shown)
+
+
+def test_a_long_value_of_many_lines_is_found_in_every_form() -> None:
+    lines = [base64.b64encode(bytes(range(n, n + 48))).decode() for n in range(24)]
+    key = "\n".join(["-----BEGIN PRIVATE KEY-----", *lines, "-----END PRIVATE KEY-----", ""])
+    redactor = Redactor({"pem": key})
+    for name, form in ways(key).items():
+        shown = redactor.text(f"before {form} after")
+        assert "[secret:pem]" in shown and len(shown) < 40, name
+    text = wrapped(base64.b64encode(b"x" + key.encode()), 76, "\n")
+    assert len(redactor.text(text)) < 24
+
+
+def test_ordinary_text_is_left_alone_beside_many_secrets() -> None:
+    redactor = Redactor({f"key{n}": hashlib.sha256(bytes([n])).hexdigest()[:20] for n in range(20)})
+    text = Path(json.__file__).read_text() * 3
+    assert redactor.text(text) is text
+    data = {"text": text, "n": [1, 2]}
+    assert redactor.value(data) is data and redactor.record(data) is data
 
 
 @given(secrets, plain)

@@ -143,7 +143,7 @@ class Call:
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
         """Add a record to those that the next write takes along, without any secret in it."""
         if self.redactor.active:
-            body = self.redactor.value(body)
+            body = self.redactor.record(body)
         self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def own_arguments(self) -> None:

@@ -1,21 +1,19 @@
 """Registered secrets, replaced by their names wherever a text, bytes or JSON would carry them.
 
-Every occurrence goes, in the forms a value takes on its way: as it is, inside a JSON string (once and twice
-encoded), and percent-encoded in a URL. Where occurrences overlap, all of their characters go. Whoever registers
-nothing pays nothing: every method then gives back what it was given.
+Every occurrence goes, in each of the forms of :mod:`handrail.arbiter.secret_forms`. Where occurrences overlap, all of
+their characters go. Whoever registers nothing pays nothing: every method then gives back what it was given.
 """
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
-from urllib.parse import quote
 
 import orjson
 
+from handrail.arbiter.secret_forms import Forms
 from handrail.runtime.surface import Values
 
 MIN_SECRET = 4
@@ -26,7 +24,7 @@ _NAME = re.compile(r"[\w./:-]+")
 class Redactor:
     """Knows the secrets of one kernel, those that its processes brought along included."""
 
-    __slots__ = ("_binary", "_binary_forms", "_forms", "_labels", "_numeric", "_secrets", "_text", "active")
+    __slots__ = ("_binary", "_forms", "_numeric", "_secrets", "active")
 
     def __init__(self, secrets: Mapping[str, str] | None = None) -> None:
         """
@@ -34,7 +32,6 @@ class Redactor:
         :raises ValueError: for a value that cannot be redacted; the text gives its name and never the value
         """
         self._secrets: dict[str, frozenset[str]] = {}
-        self._labels: dict[str, str] = {}
         self.learn(secrets or {})
 
     def learn(self, secrets: Mapping[str, str]) -> None:
@@ -44,42 +41,58 @@ class Redactor:
         """
         every = dict(self._secrets)
         for name, value in secrets.items():
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :")
+            if fault := fault_in(value):
+                raise ValueError(f"the secret {name!r} {fault}")
             every[name] = every.get(name, frozenset()) | {value}
-        labels = _labels_of(every)
-        self._secrets, self._labels = every, labels
-        # The longest first: an alternation takes the first that fits.
-        self._forms = tuple(sorted(self._labels, key=len, reverse=True))
-        self._binary_forms = tuple(form.encode() for form in self._forms)
-        self._text = re.compile("|".join(map(re.escape, self._forms)))
-        self._binary = re.compile(b"|".join(map(re.escape, self._binary_forms)))
-        self._numeric = any(set(form) <= set("0123456789.eE+-") for form in self._forms)
-        self.active = bool(self._labels)
+        labelled = {_label(name): sorted(values) for name, values in every.items()}
+        forms = Forms(labelled)
+        for label in labelled:
+            for found in forms.occurrences(label):
+                raise ValueError(
+                    f"the secret {found.label[8:-1]!r} has a value that is part of {label!r}, which would be put "
+                    "in a secret's place; use a longer, random value"
+                )
+        ascii_only = all(value.isascii() for values in every.values() for value in values)
+        self._secrets, self._forms = every, forms
+        self._binary = forms if ascii_only else Forms(labelled, as_bytes=True)
+        digits = set("0123456789.eE+-")
+        self._numeric = any(
+            set(form) <= digits
+            for values in every.values()
+            for value in values
+            for form in (value, value.encode().hex())
+        )
+        self.active = bool(every)
         """Whether there is anything to look for."""
 
     def text(self, text: str) -> str:
         """``text`` without secrets; the same object when there are none in it."""
-        if not self.active or not any(form in text for form in self._forms):
+        if not self.active or not self._forms.may_be_in(text):
             return text
-        return self._cut(text, len(text), 0)[0]
+        return self._cut(self._forms, text, len(text), 0)[0]
 
     def binary(self, data: bytes) -> bytes:
         """``data`` without secrets in UTF-8."""
-        if not self.active or not self.found_in(data):
+        if not self.active or not self._binary.may_be_in_bytes(data):
             return data
-        out: list[bytes] = []
-        shown = at = 0
-        while match := self._binary.search(data, at):
-            if match.start() >= shown:
-                out += (data[shown : match.start()], self._labels[match[0].decode()].encode())
-            shown, at = max(shown, match.end()), match.start() + 1
-        return b"".join((*out, data[shown:]))
+        text = data.decode("latin-1")
+        shown = self._cut(self._binary, text, len(text), 0)[0]
+        return data if shown is text else shown.encode("latin-1")
 
     def found_in(self, data: bytes) -> bool:
         """Whether UTF-8 or JSON text has a secret in it."""
-        for form in self._binary_forms:  # noqa: SIM110 - a third of the time that any() takes, on every call's way
-            if form in data:
-                return True
-        return False
+        return self._binary.may_be_in_bytes(data) and bool(self._binary.occurrences(data.decode("latin-1")))
+
+    def record(self, body: dict[str, Any]) -> dict[str, Any]:
+        """As :meth:`value`, for what has seldom a secret in it: one look at the whole of it first."""
+        try:
+            if not self.found_in(orjson.dumps(body)):
+                return body
+        except TypeError:  # something that only a look at each part tells
+            pass
+        return self._walk(body)
 
     def value(self, value: Any) -> Any:
         """Plain JSON data without secrets, in keys as well; parts without any are the same objects.
@@ -121,34 +134,27 @@ class Redactor:
             walked[unique] = new_item
         return walked if changed else value
 
-    def _cut(self, text: str, upto: int, covered: int) -> tuple[str, int]:
+    @staticmethod
+    def _cut(forms: Forms, text: str, upto: int, covered: int) -> tuple[str, int]:
         """Redact what begins before ``upto``.
 
         :param covered: how many characters at the start belong to an occurrence whose label was already written
         :return: the text to show, and how many characters after ``upto`` belong to what it ends with
         """
         out: list[str] = []
-        shown, at = covered, 0
-        while (match := self._text.search(text, at)) and match.start() < upto:
-            if match.start() >= shown:
-                out += (text[shown : match.start()], self._labels[match[0]])
-            shown, at = max(shown, match.end()), match.start() + 1
+        shown = covered
+        for found in forms.occurrences(text):
+            if found.start >= upto:
+                break
+            if found.start >= shown:
+                out += (text[shown : found.start], found.label)
+            shown = max(shown, found.end)
+        if not shown and upto == len(text):
+            return text, 0
         if shown < upto:
             out.append(text[shown:upto])
             shown = upto
         return "".join(out), shown - upto
-
-    def _held_back(self, text: str) -> int:
-        """Where the first possible beginning of a secret stands that the end of ``text`` leaves open."""
-        first = len(text)
-        for form in self._forms:
-            at = max(0, len(text) - len(form) + 1)
-            while (at := text.find(form[0], at, first)) >= 0:
-                if form.startswith(text[at:]):
-                    first = at
-                    break
-                at += 1
-        return first
 
 
 class RedactedStream:
@@ -170,31 +176,15 @@ class RedactedStream:
         return self._advance(self._pending, end=True) if self._pending else ""
 
     def _advance(self, text: str, *, end: bool) -> str:
-        upto = len(text) if end else self._redactor._held_back(text)  # pyright: ignore[reportPrivateUsage]
-        shown, self._covered = self._redactor._cut(text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
+        forms = self._redactor._forms  # pyright: ignore[reportPrivateUsage]
+        upto = len(text) if end else forms.held_back(text)
+        shown, self._covered = self._redactor._cut(forms, text, upto, self._covered)  # pyright: ignore[reportPrivateUsage]
         self._pending = text[upto:]
         return shown
 
 
-def _labels_of(secrets: Mapping[str, Iterable[str]]) -> dict[str, str]:
-    """Every form of every value, and what is put in its place."""
-    labels: dict[str, str] = {}
-    for name, values in secrets.items():
-        if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :")
-        for value in values:
-            if fault := _fault(value):
-                raise ValueError(f"the secret {name!r} {fault}")
-            for form in _forms(value):
-                labels.setdefault(form, f"[secret:{name}]")
-    for form in labels:
-        for label in set(labels.values()):
-            if form in label:
-                raise ValueError(
-                    f"the secret {labels[form][8:-1]!r} has a value that is part of {label!r}, which would be put "
-                    "in a secret's place; use a longer, random value"
-                )
-    return labels
+def _label(name: str) -> str:
+    return f"[secret:{name}]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +201,8 @@ class RedactedValues:
         await self.values.put(session_id, tool_id, self.redactor.text(key), self.redactor.value(value))
 
 
-def _fault(value: object) -> str | None:
+def fault_in(value: object) -> str | None:
+    """Why a value cannot be redacted, without telling it; None where it can."""
     if not isinstance(value, str):
         return f"is a {type(value).__name__}; expected text"
     if len(value) < MIN_SECRET:
@@ -223,9 +214,3 @@ def _fault(value: object) -> str | None:
     except UnicodeEncodeError:
         return "has half of a surrogate pair in it; expected valid Unicode text"
     return None
-
-
-def _forms(value: str) -> set[str]:
-    once = {orjson.dumps(value).decode()[1:-1], json.dumps(value)[1:-1]}
-    twice = {orjson.dumps(form).decode()[1:-1] for form in once}
-    return {value, quote(value, safe=""), *once, *twice}

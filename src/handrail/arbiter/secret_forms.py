@@ -1,0 +1,304 @@
+"""The forms that a secret takes on its way, and where they stand in a text.
+
+A value is looked for as it is, inside JSON (once and twice encoded), in a URL (``quote``, ``quote_plus``, every byte
+encoded, hexadecimal digits of either case), in HTML, in hexadecimal, and in base64: either alphabet, with padding or
+without, at any of the three places it can begin at in a longer base64 text, and across the line ends of a wrapped one.
+
+A *form* is a sequence of atoms, each a few alternatives of text. Most texts hold no secret, so a look at one is a search
+for *needles*, pieces of which one is in every occurrence; only around those that are found the forms are tried.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import quote
+
+import orjson
+
+Atom = tuple[str, ...]
+
+MIN_BASE64 = 6
+"""Characters of base64 that say enough of a value to be taken for it; fewer occur by chance."""
+JSON_LEVELS = 3
+"""Text in JSON in JSON in JSON, as an answer about an answer has it."""
+_LINE_ENDS = ("\n", "\r\n", "\\n", "\\r\\n", "\\\\n")
+_UNBROKEN = 40
+"""Base64 is wrapped in longer lines, so in so many characters there is one line end at most."""
+_HTML = {"&": "amp", "<": "lt", ">": "gt", '"': "quot", "'": "apos"}
+_GATE = 5
+_SHORT = 8192
+"""Characters. In a shorter text one search for the beginnings of all needles is quicker than one for each."""
+
+
+class Found(NamedTuple):
+    """One occurrence: ``text[start:end]`` is a form of the secret with this label."""
+
+    start: int
+    end: int
+    label: str
+
+
+class _Needle(NamedTuple):
+    """A piece of every occurrence of its form, or one of several of which one is; and how much stands before it."""
+
+    text: str
+    before_least: int
+    before_most: int
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One way to write one secret."""
+
+    atoms: tuple[Atom, ...]
+    label: str
+    literal: str = ""
+    """The form in one piece; an occurrence that begins so is tried no other way."""
+    needles: tuple[_Needle, ...] = field(default=(), compare=False)
+
+    @property
+    def longest(self) -> int:
+        return sum(max(map(len, atom)) for atom in self.atoms)
+
+    def at(self, text: str, start: int) -> tuple[int, bool]:
+        """Where the longest occurrence from ``start`` on ends (-1: there is none), and whether the end of ``text``
+        leaves open that there is one, or a longer one."""
+        if self.literal and text.startswith(self.literal, start):
+            return start + len(self.literal), False
+        size = len(text)
+        ends = {start}
+        is_open = False
+        for atom in self.atoms:
+            after: set[int] = set()
+            for at in ends:
+                for one in atom:
+                    end = at + len(one)
+                    piece = text[at:end]
+                    if piece == one or (one[0] in "%\\&" and piece.lower() == one.lower()):
+                        after.add(end)
+                    elif end > size and (one.startswith(piece) or one.lower().startswith(piece.lower())):
+                        is_open = True
+            if not after:
+                return -1, is_open
+            ends = after
+        return max(ends), is_open
+
+
+class Forms:
+    """All forms of all secrets.
+
+    :param secrets: label to the values that it stands for
+    :param as_bytes: for texts that are bytes, each a character of the same number
+    """
+
+    def __init__(self, secrets: Mapping[str, Iterable[str]], *, as_bytes: bool = False) -> None:
+        forms: dict[tuple[Atom, ...], Form] = {}
+        for label, values in secrets.items():
+            for value in values:
+                for form in _forms_of(value, label, as_bytes=as_bytes):
+                    forms.setdefault(form.atoms, form)
+        self._forms = tuple(forms.values())
+        self._uses: dict[str, list[tuple[Form, _Needle]]] = {}
+        for form in self._forms:
+            for needle in form.needles:
+                self._uses.setdefault(needle.text, []).append((form, needle))
+        self._needles = tuple(self._uses)
+        self._binary = tuple(needle.encode("latin-1" if as_bytes else "utf-8") for needle in self._needles)
+        self._gate = re.compile(_trie(needle[:_GATE] for needle in self._needles))
+        self._binary_gate = re.compile(_trie(n.decode("latin-1")[:_GATE] for n in self._binary).encode("latin-1"))
+        starts = {alternative[0] for form in self._forms for alternative in form.atoms[0]}
+        self._starts = re.compile(_trie(starts))
+        self._longest = max((form.longest for form in self._forms), default=0)
+
+    def may_be_in(self, text: str) -> bool:
+        """Whether a closer look is needed; quick, and True for every text with an occurrence."""
+        if len(text) < _SHORT:
+            return self._gate.search(text) is not None
+        for needle in self._needles:  # noqa: SIM110 - any() takes three times as long
+            if needle in text:
+                return True
+        return False
+
+    def may_be_in_bytes(self, data: bytes) -> bool:
+        """The same of bytes."""
+        if len(data) < _SHORT:
+            return self._binary_gate.search(data) is not None
+        for needle in self._binary:  # noqa: SIM110 - as above
+            if needle in data:
+                return True
+        return False
+
+    def occurrences(self, text: str) -> list[Found]:
+        """Every one, overlapping ones too, in order; of those with one beginning the longest first."""
+        found: set[Found] = set()
+        tried: set[tuple[int, int]] = set()
+        for needle, uses in self._uses.items():
+            at = text.find(needle)
+            while at >= 0:
+                for form, of in uses:
+                    for start in range(max(0, at - of.before_most), at - of.before_least + 1):
+                        if (id(form), start) not in tried:
+                            tried.add((id(form), start))
+                            end, _ = form.at(text, start)
+                            if end >= 0:
+                                found.add(Found(start, end, form.label))
+                at = text.find(needle, at + 1)
+        return sorted(found, key=lambda one: (one.start, -one.end, one.label))
+
+    def held_back(self, text: str) -> int:
+        """Where the first possible beginning of a secret stands that the end of ``text`` leaves open."""
+        for match in self._starts.finditer(text, max(0, len(text) - self._longest)):
+            start = match.start()
+            if any(form.at(text, start)[1] for form in self._forms):
+                return start
+        return len(text)
+
+
+def _forms_of(value: str, label: str, *, as_bytes: bool) -> Iterator[Form]:
+    encoded = value.encode()
+    yield _made([_as_text(character, as_bytes) for character in value], label)
+    yield _made([(f"%{byte:02x}",) for byte in encoded], label)
+    for digits in (encoded.hex(), encoded.hex().upper()):
+        yield _made([(digits,)], label)
+    for place in range(3):
+        yield from _in_base64(encoded, place, label)
+
+
+def _as_text(character: str, as_bytes: bool) -> Atom:
+    """One character: itself, and as JSON, URLs and HTML write it."""
+    found = [character.encode().decode("latin-1") if as_bytes else character]
+    level = [character]
+    for _ in range(JSON_LEVELS):
+        level = [form for one in level for form in (orjson.dumps(one).decode()[1:-1], json.dumps(one)[1:-1])]
+        found += [one.encode().decode("latin-1") if as_bytes else one for one in dict.fromkeys(level)]
+    found.append(quote(character, safe=""))
+    if character == " ":
+        found.append("+")
+    elif character == "/":
+        found.append("\\/")
+    elif (name := _HTML.get(character)) is not None:
+        number = ord(character)
+        found += [f"&{name};", f"&#{number};", f"&#0{number};", f"&#x{number:x};", f"&#x0{number:x};"]
+    return tuple(dict.fromkeys(found))
+
+
+def _in_base64(value: bytes, place: int, label: str) -> Iterator[Form]:
+    """What is certain of ``value`` where so many bytes before it do not fill a group of three; without the characters
+    that it shares with its neighbours, and with the last one where it is the end."""
+    encoded = base64.b64encode(b"\0" * place + value).decode()
+    first, end = -(-place * 8 // 6), (place + len(value)) * 8 // 6
+    certain, rest = encoded[first:end], encoded[end:]
+    parts = [certain, certain + rest[:1], certain + rest] if rest else [certain]
+    for text in parts:
+        if len(text) >= MIN_BASE64:
+            yield _made(
+                [_as_base64(character, wraps=index > 0) for index, character in enumerate(text)],
+                label,
+                text,
+                _halves(text),
+            )
+
+
+def _as_base64(character: str, *, wraps: bool) -> Atom:
+    alternatives: tuple[str, ...] = (character,)
+    if character in "+/=":
+        alternatives += (f"%{ord(character):02x}", *{"+": "-", "/": "_"}.get(character, ""))
+    if wraps:
+        alternatives += tuple(end + one for end in _LINE_ENDS for one in alternatives)
+    return alternatives
+
+
+def _halves(text: str) -> list[tuple[int, int]]:
+    """Two stretches of which a single line end leaves one whole."""
+    reach = min(len(text), _UNBROKEN)
+    return [(0, reach // 2), (reach // 2, reach)]
+
+
+def _made(
+    atoms: Sequence[Atom], label: str, literal: str = "", stretches: Sequence[tuple[int, int]] | None = None
+) -> Form:
+    needles = [
+        needle for lo, hi in (stretches or [(0, len(atoms))]) for needle in _needles(atoms, lo, hi, bool(literal))
+    ]
+    return Form(_joined(atoms), label, literal, tuple(needles))
+
+
+def _needles(atoms: Sequence[Atom], lo: int, hi: int, wrapped: bool) -> list[_Needle]:
+    """The longest run of atoms without a choice, line ends aside; else all the ways to write the two first ones."""
+
+    def choices(index: int) -> tuple[str, ...]:
+        alternatives = atoms[index]
+        if wrapped:
+            alternatives = tuple(one for one in alternatives if not one.startswith(_LINE_ENDS))
+        return tuple(way for one in alternatives for way in _cases(one))
+
+    best: tuple[int, int] = (lo, lo)
+    begin = lo
+    for index in range(lo, hi + 1):
+        if index == hi or len(choices(index)) != 1:
+            if index - begin > best[1] - best[0]:
+                best = (begin, index)
+            begin = index + 1
+    if best[1] - best[0] >= 2 or len(choices(best[0])[0]) >= 4:
+        ways = ["".join(choices(index)[0] for index in range(*best))]
+    else:
+        best = (lo, min(lo + 2, hi))
+        # After a line end at its first character a stretch stands whole; one in it leaves the other stretch whole.
+        ways = ["".join(parts) for parts in itertools.product(*(choices(index) for index in range(*best)))]
+    before = atoms[: best[0]]
+    least = sum(min(map(len, atom)) for atom in before)
+    most = sum(max(map(len, atom)) for atom in before) if not wrapped else least + _further(before, atoms[best[0]])
+    return [_Needle(way, least, most) for way in ways]
+
+
+def _further(before: Sequence[Atom], at: Atom) -> int:
+    """By how much a line end and characters written in three ways can move what follows them."""
+    spread = sum(2 for atom in before if len(atom[0]) == 1 and any(one.startswith("%") for one in atom))
+    return spread + max(map(len, _LINE_ENDS)) * (1 + len(before) // _UNBROKEN) * bool(len(at) > 1 or before)
+
+
+def _cases(text: str) -> tuple[str, ...]:
+    """An escape with its hexadecimal digits in either case, the two mixed included."""
+    if len(text) < 2 or text[0] not in "%\\&":
+        return (text,)
+    return tuple("".join(parts) for parts in itertools.product(*(dict.fromkeys((c.lower(), c.upper())) for c in text)))
+
+
+def _joined(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
+    """Neighbours without a choice as one atom."""
+    joined: list[Atom] = []
+    for atom in atoms:
+        if (
+            len(atom) == 1
+            and joined
+            and len(joined[-1]) == 1
+            and not (atom[0][0] in "%\\&" or joined[-1][0][0] in "%\\&")
+        ):
+            joined[-1] = (joined[-1][0] + atom[0],)
+        else:
+            joined.append(atom)
+    return tuple(joined)
+
+
+def _trie(words: Iterable[str]) -> str:
+    """A pattern that finds the first of many words, branching as they do."""
+    root: dict[str, dict[str, object]] = {}
+    for word in words:
+        node: dict[str, object] = root  # pyright: ignore[reportAssignmentType]
+        for character in word:
+            node = node.setdefault(character, {})  # pyright: ignore[reportAssignmentType]
+        node[""] = {}
+    return _branch(root) if root else "(?!)"  # pyright: ignore[reportArgumentType]
+
+
+def _branch(node: dict[str, dict[str, object]]) -> str:
+    if "" in node:
+        return ""
+    ways = [re.escape(character) + _branch(inner) for character, inner in node.items()]  # pyright: ignore[reportArgumentType]
+    return ways[0] if len(ways) == 1 else f"(?:{'|'.join(ways)})"
