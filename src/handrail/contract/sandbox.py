@@ -29,6 +29,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """A host that a program in a sandbox wanted to reach, as it was decided.
+
+    :param host: in canonical form, an IPv6 address in brackets
+    :param method: ``CONNECT`` for a tunnel, else the request's own
+    :param refused: why it was not let through; None where it was
+    """
+
+    host: str
+    port: int
+    method: str
+    refused: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Profile:
     """The folders and bounds of one sandbox, beside its capability set.
 
@@ -38,6 +53,7 @@ class Profile:
     ``masked`` files, which rules keep from being read. ``pinned`` paths inside what is writable are read-only and stay
     where they are. ``secrets`` are handed over by a descriptor, never in the environment. ``gate`` judges each host
     (and port) that the program wants to reach, on top of the set's hosts; it gives the reason of a refusal, or None.
+    ``on_attempt`` is told of each such host when it is decided.
     """
 
     workspace: str
@@ -54,6 +70,7 @@ class Profile:
     pinned: tuple[str, ...] = ()
     secrets: Mapping[str, str] = field(default_factory=dict[str, str])
     gate: Callable[[str, int], str | None] | None = None
+    on_attempt: Callable[[Attempt], None] | None = None
 
 
 class Process(Protocol):
