@@ -1,0 +1,479 @@
+"""The proxy in front of a sandbox: every request and tunnel judged, nothing smuggled, nothing without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncGenerator, Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.web import Site, authority, ok, redirect
+
+from handrail.contract.requires import CapabilitySet, Layer
+from handrail.contract.sandbox import Attempt
+from handrail.sandbox import heads, hello
+from handrail.sandbox.egress import Egress
+from handrail.sandbox.proxy import Proxy, ProxyLimits
+from handrail.testing.names import Names
+
+pytestmark = pytest.mark.proves("S-02")
+
+
+class Front:
+    """A client's view of one proxy, and what the proxy told of it."""
+
+    def __init__(self, port: int, proxy: Proxy, attempts: list[Attempt]) -> None:
+        self.port = port
+        self.proxy = proxy
+        self.attempts = attempts
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def raw(self, request: bytes) -> bytes:
+        """All that is answered to ``request``."""
+        reader, writer = await self.connect()
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def get(self, url: str, *fields: str) -> tuple[int, bytes]:
+        head = "\r\n".join([f"GET {url} HTTP/1.1", "Host: ignored.example", *fields, "", ""])
+        head_back, _, body = (await self.raw(head.encode())).partition(b"\r\n\r\n")
+        return int(head_back.split()[1]), body
+
+    async def tunnel(self, target: str) -> tuple[int, asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await self.connect()
+        writer.write(f"CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n".encode())
+        head = await reader.readuntil(b"\r\n\r\n")
+        return int(head.split()[1]), reader, writer
+
+
+@contextlib.asynccontextmanager
+async def front(
+    *hosts: str,
+    names: Names | None = None,
+    gate: Callable[[str, int], str | None] | None = None,
+    limits: ProxyLimits | None = None,
+) -> AsyncGenerator[Front]:
+    attempts: list[Attempt] = []
+    egress = Egress(CapabilitySet((Layer("tool t", hosts=hosts),)), gate, names or Names({}))
+    proxy = Proxy(egress, attempts.append, limits)
+    listener = socket.create_server(("127.0.0.1", 0))
+    await proxy.serve(listener)
+    try:
+        yield Front(listener.getsockname()[1], proxy, attempts)
+    finally:
+        await proxy.aclose()
+
+
+# ── plain requests ───────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_granted_host_is_fetched_and_told_of() -> None:
+    async with Site({"/a?b=c": ok(b"hello")}) as site, front(site.authority) as proxy:
+        assert await proxy.get(site.url("/a?b=c")) == (200, b"hello")
+    assert site.asked[0].line == "GET /a?b=c HTTP/1.1"
+    assert site.asked[0].fields["host"] == site.authority
+    assert proxy.attempts == [Attempt("127.0.0.1", site.port, "GET")]
+    assert proxy.proxy.bytes_out > 0
+    assert proxy.proxy.bytes_in > len(b"hello")
+
+
+async def test_another_host_is_answered_403_with_the_layer_and_the_next_step() -> None:
+    async with Site({"*": ok()}) as site, front("api.example.org") as proxy:
+        status, text = await proxy.get(site.url())
+        refused, _, writer = await proxy.tunnel(site.authority)
+        writer.close()
+    assert status == refused == 403
+    for word in (site.authority.encode(), b"tool t", b'"net"', b"requires"):
+        assert word in text
+    assert site.asked == []
+    assert [attempt.refused is None for attempt in proxy.attempts] == [False, False]
+
+
+async def test_what_a_rule_denies_is_answered_403_with_the_rule_though_it_is_granted() -> None:
+    def gate(host: str, port: int) -> str | None:
+        return f"{host}:{port} is denied by the rule 'deny net.fetch 127.0.0.1'"
+
+    async with Site({"*": ok()}) as site, front(site.authority, gate=gate) as proxy:
+        status, text = await proxy.get(site.url())
+    assert status == 403
+    assert b"deny net.fetch" in text
+    assert site.asked == []
+
+
+async def test_a_redirect_is_the_client_s_next_request_and_judged_as_one() -> None:
+    async with (
+        Site({"/": redirect("http://169.254.169.254/latest/meta-data/")}) as site,
+        front(site.authority, "*") as proxy,
+    ):
+        status, _ = await proxy.get(site.url())
+        assert status == 302
+        status, text = await proxy.get("http://169.254.169.254/latest/meta-data/")
+    assert status == 403
+    assert b"metadata" in text
+
+
+async def test_a_name_that_leads_inside_is_refused() -> None:
+    names = Names({"evil.example": ["127.0.0.1"], "gone.example": [[]]})
+    async with Site({"*": ok()}) as site, front("*", names=names) as proxy:
+        status, text = await proxy.get(site.url(host="evil.example"))
+        assert (await proxy.get(site.url(host="gone.example")))[0] == 502
+    assert status == 403
+    assert b"literal grant" in text
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"GET https://api.example.org/ HTTP/1.1\r\n\r\n",
+        b"GET ftp://api.example.org/ HTTP/1.1\r\n\r\n",
+        b"GET http://user@api.example.org/ HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org\\@evil.example/ HTTP/1.1\r\n\r\n",
+        b"GET http://2130706433/ HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/2.0\r\n\r\n",
+        b"GET http://api.example.org/\r\n\r\n",
+        b"GET  http://api.example.org/ HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\nHost: x\n\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\nHost : x\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\n folded: x\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\nA: b\rc\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\nA: b\0c\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.1\r\nContent-Length: +1\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.1\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.1\r\nTransfer-Encoding: chunked, identity\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.1\r\nTransfer-Encoding: xchunked\r\n\r\n",
+        b"POST http://api.example.org/ HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"CONNECT api.example.org HTTP/1.1\r\n\r\n",
+        b"CONNECT api.example.org:443 HTTP/1.1\r\nContent-Length: 4\r\n\r\n",
+        b"CONNECT user@api.example.org:443 HTTP/1.1\r\n\r\n",
+        b"CONNECT api.example.org:443/ HTTP/1.1\r\n\r\n",
+        b"CONNECT 0x7f.1:443 HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x00\x05hello\r\n\r\n",
+        b"GET http://api.example.org/" + b"a" * heads.MAX_HEAD_BYTES + b" HTTP/1.1\r\n\r\n",
+        b"GET http://api.example.org/ HTTP/1.1\r\n" + b"a: b\r\n" * (heads.MAX_FIELDS + 1) + b"\r\n",
+    ],
+)
+async def test_what_could_be_read_in_two_ways_is_no_request(request_bytes: bytes) -> None:
+    async with front("*") as proxy:
+        answer = await proxy.raw(request_bytes)
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert proxy.attempts == []
+
+
+async def test_one_request_is_made_of_one_connection_whatever_follows_it() -> None:
+    async with Site({"*": ok(b"once")}) as site, front(site.authority) as proxy:
+        one = f"GET {site.url('/one')} HTTP/1.1\r\n\r\n"
+        two = "GET http://evil.example/two HTTP/1.1\r\n\r\n"
+        answer = await proxy.raw((one + two).encode())
+        body = f"POST {site.url('/three')} HTTP/1.1\r\nContent-Length: 4\r\n\r\nbody" + two
+        await proxy.raw(body.encode())
+    assert answer.count(b"HTTP/1.1") == 1
+    assert b"connection: close" in answer
+    assert [asked.line.split()[1] for asked in site.asked] == ["/one", "/three"]
+    assert site.asked[1].body == b"body"
+
+
+async def test_what_concerns_one_connection_and_what_is_for_the_proxy_stays_behind() -> None:
+    async with Site({"*": ok()}) as site, front(site.authority) as proxy:
+        await proxy.get(
+            site.url(),
+            "Proxy-Authorization: Basic c2VjcmV0",
+            "Connection: x-own",
+            "X-Own: 1",
+            "Upgrade: h2c",
+            "X-Kept: 2",
+        )
+    fields = site.asked[0].fields
+    assert not {"proxy-authorization", "x-own", "upgrade"} & set(fields)
+    assert fields["x-kept"] == "2"
+    assert fields["connection"] == "close"
+
+
+async def test_a_chunked_body_is_framed_anew_both_ways() -> None:
+    answer = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n2\r\nde\r\n0\r\nTrailer: x\r\n\r\n"
+    async with Site({"*": answer}) as site, front(site.authority) as proxy:
+        head = f"POST {site.url()} HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n5;ext\r\nhello\r\n0\r\nT: x\r\n\r\n"
+        back = await proxy.raw(head.encode())
+        old = await proxy.raw(f"GET {site.url()} HTTP/1.0\r\n\r\n".encode())
+    assert site.asked[0].body == b"hello"
+    assert back.endswith(b"\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n")
+    assert old.endswith(b"\r\n\r\nabcde")
+    assert b"chunked" not in old
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"nonsense\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nA: b\x01\r\n\r\n",
+        b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
+        b"HTTP/1.1 100 Continue\r\n\r\n" * 20,
+        b"HTTP/1.1 200 OK\r\n" + b"a" * heads.MAX_HEAD_BYTES * 3,
+    ],
+)
+async def test_an_answer_that_is_no_answer_becomes_502(answer: bytes) -> None:
+    async with Site({"*": answer}) as site, front(site.authority) as proxy:
+        assert b"HTTP/1.1 502 Bad Gateway" in await proxy.raw(f"GET {site.url()} HTTP/1.1\r\n\r\n".encode())
+
+
+async def test_an_interim_answer_is_passed_on_before_the_one_that_counts() -> None:
+    async with Site({"*": b"HTTP/1.1 100 Continue\r\n\r\n" + ok(b"done")}) as site, front(site.authority) as proxy:
+        answer = await proxy.raw(f"HEAD {site.url()} HTTP/1.1\r\n\r\n".encode())
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\n")
+    assert b"content-length: 4" in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+# ── peers that do not end ────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_client_that_says_nothing_and_one_that_says_it_slowly_are_left_after_their_time() -> None:
+    async with front("*", limits=ProxyLimits(head_s=0.05)) as proxy:
+        assert await proxy.raw(b"") == b""
+        assert await proxy.raw(b"GET http://api.example.org/ HTTP/1.1\r\n") == b""
+
+
+async def test_a_server_that_never_answers_is_left_after_its_time() -> None:
+    async def silent(_reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
+        await asyncio.Event().wait()
+
+    async with Site({"*": silent}) as site, front(site.authority, limits=ProxyLimits(idle_s=0.05)) as proxy:
+        assert (await proxy.get(site.url()))[0] == 502
+
+
+async def test_a_body_without_end_stops_at_the_bound_and_memory_does_not_grow_with_it() -> None:
+    async def endless(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        while True:
+            writer.write(b"x" * 65536)
+            await writer.drain()
+
+    limits = ProxyLimits(bytes_in=1 << 20)
+    async with Site({"*": endless}) as site, front(site.authority, limits=limits) as proxy:
+        answer = b""
+        with contextlib.suppress(ConnectionError):
+            answer = await proxy.raw(f"GET {site.url()} HTTP/1.1\r\n\r\n".encode())
+    assert len(answer) <= 1 << 20
+    assert proxy.proxy.bytes_in > 1 << 20
+
+
+async def test_more_connections_than_there_may_be_are_not_taken() -> None:
+    async with front("*", limits=ProxyLimits(connections=1)) as proxy:
+        _, writer = await proxy.connect()
+        writer.write(b"GET ")
+        await writer.drain()
+        with contextlib.suppress(ConnectionError):
+            assert await proxy.raw(b"GET http://2130706433/ HTTP/1.1\r\n\r\n") == b""
+        writer.close()
+
+
+async def test_closing_ends_every_connection() -> None:
+    async with front("*") as proxy:
+        reader, writer = await proxy.connect()
+        writer.write(b"GET ")
+        await writer.drain()
+        await proxy.proxy.aclose()
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        with pytest.raises(OSError, match=r"."):
+            await proxy.connect()
+
+
+# ── tunnels ──────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_tunnel_carries_tls_to_the_host_that_it_was_opened_to() -> None:
+    trust = authority("api.example.org", "127.0.0.1")
+    names = Names({"api.example.org": ["127.0.0.1"]})
+    async with Site({"*": ok(b"over tls")}, trust.server) as site:
+        granted = (f"api.example.org:{site.port}", site.authority)
+        async with front(*granted, names=names) as proxy:
+            status, reader, writer = await proxy.tunnel(f"api.example.org:{site.port}")
+            assert status == 200
+            await writer.start_tls(trust.client, server_hostname="api.example.org")
+            writer.write(b"GET / HTTP/1.1\r\nHost: api.example.org\r\n\r\n")
+            assert (await reader.read()).endswith(b"over tls")
+            writer.close()
+    assert [attempt.refused for attempt in proxy.attempts] == [None]
+
+
+@pytest.mark.parametrize("server_name", ["evil.example", "api.example.org.evil.example", "example.org", None])
+async def test_a_hello_for_another_server_ends_the_tunnel(server_name: str | None) -> None:
+    trust = authority("api.example.org", "evil.example")
+    names = Names({"api.example.org": ["127.0.0.1"]})
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    site = Site({"*": ok()}, trust.server)
+    async with site, front("api.example.org:*", "127.0.0.1:*", names=names) as proxy:
+        status, _, writer = await proxy.tunnel(f"api.example.org:{site.port}")
+        assert status == 200
+        with pytest.raises(ssl.SSLError, match=r"(?i)unrecognized.name"):
+            await writer.start_tls(context, server_hostname=server_name or "")
+    assert site.asked == []
+    assert proxy.attempts[-1].refused is not None
+    assert "api.example.org" in proxy.attempts[-1].refused
+
+
+async def test_a_second_hello_cannot_name_another_server() -> None:
+    """After a HelloRetryRequest the client says hello again."""
+    names = Names({"api.example.org": ["127.0.0.1"]})
+    got: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.put_nowait(await reader.readexactly(len(first)))
+        retry = b"\x03\x03" + hello._RETRY + b"\0" + b"\x13\x01\0" + b"\0\0"  # pyright: ignore[reportPrivateUsage]
+        writer.write(record(b"\x02" + len(retry).to_bytes(3) + retry))
+        got.put_nowait(await reader.read())
+        writer.close()
+
+    first, second = client_hello("api.example.org"), client_hello("evil.example")
+    listener = await asyncio.start_server(server, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, front(f"api.example.org:{port}", f"127.0.0.1:{port}", names=names) as proxy:
+        _, reader, writer = await proxy.tunnel(f"api.example.org:{port}")
+        writer.write(first + b"\x14\x03\x03\0\1\1" + second)  # both at once, before the server could ask
+        assert (await reader.read()).endswith(hello.UNRECOGNIZED_NAME)
+        writer.close()
+        assert await got.get() == first
+        assert await got.get() == b""
+    assert "evil.example" in (proxy.attempts[-1].refused or "")
+
+
+async def test_a_tunnel_to_443_carries_tls_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    got: asyncio.Queue[bytes] = asyncio.Queue()
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        got.put_nowait(await reader.read())
+        writer.close()
+
+    listener = await asyncio.start_server(server, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    monkeypatch.setattr("handrail.sandbox.proxy.TLS_PORT", port)
+    async with listener, front(f"127.0.0.1:{port}") as proxy:
+        for said in (b"GET / HTTP/1.1\r\n\r\n", b"SSH-2.0-x\r\n", b"\x16\x03\x01\xff\xff", b"\x16\x02\0\0\1\1"):
+            _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
+            writer.write(said)
+            assert await reader.read() == hello.UNRECOGNIZED_NAME
+            writer.close()
+            assert await got.get() == b""
+
+
+async def test_on_another_port_either_side_may_speak_first_in_its_own_protocol() -> None:
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 ready\r\n")
+        writer.write(b"you said " + await reader.readline())
+        writer.close()
+
+    listener = await asyncio.start_server(server, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, front(f"127.0.0.1:{port}") as proxy:
+        _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
+        assert await reader.readline() == b"220 ready\r\n"
+        writer.write(b"EHLO\r\n")
+        assert await reader.read() == b"you said EHLO\r\n"
+        writer.close()
+
+
+# ── what is read ─────────────────────────────────────────────────────────────────────────────────
+
+
+def record(message: bytes) -> bytes:
+    return b"\x16\x03\x01" + len(message).to_bytes(2) + message
+
+
+def client_hello(server_name: str | None, *extensions: tuple[int, bytes]) -> bytes:
+    every = list(extensions)
+    if server_name is not None:
+        name = b"\0" + len(server_name).to_bytes(2) + server_name.encode()
+        every.append((0, len(name).to_bytes(2) + name))
+    listed = b"".join(kind.to_bytes(2) + len(data).to_bytes(2) + data for kind, data in every)
+    body = b"\x03\x03" + b"r" * 32 + b"\0" + b"\0\x02\x13\x01" + b"\x01\0" + len(listed).to_bytes(2) + listed
+    return record(b"\x01" + len(body).to_bytes(3) + body)
+
+
+def heard(data: bytes, size: int = 1 << 16) -> hello.Hello:
+    gathering = hello.Handshake(hello.CLIENT_HELLO)
+    for at in range(0, len(data), size):
+        if gathering.feed(data[at : at + size]):
+            return hello.read_hello(gathering.body)
+    raise AssertionError("the hello did not end")
+
+
+@pytest.mark.parametrize("size", [1, 7, 1 << 16])
+def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
+    assert heard(client_hello("api.example.org"), size) == hello.Hello("api.example.org", False)
+    whole = client_hello("api.example.org")[5:]
+    assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
+
+
+@pytest.mark.parametrize(
+    ("said", "name", "is_address", "words"),
+    [
+        (hello.Hello("api.example.org", False), "api.example.org", False, None),
+        (hello.Hello("API.example.org.", False), "api.example.org", False, None),
+        (hello.Hello(None, False), "127.0.0.1", True, None),
+        (hello.Hello(None, False), "api.example.org", False, "no SNI"),
+        (hello.Hello("evil.example", False), "api.example.org", False, "evil.example"),
+        (hello.Hello("evil.example", False), "127.0.0.1", True, "evil.example"),
+        (hello.Hello("api.example.org", True), "api.example.org", False, "ECH"),
+    ],
+)
+def test_a_hello_is_for_the_tunnel_s_host_and_in_the_clear(
+    said: hello.Hello, name: str, is_address: bool, words: str | None
+) -> None:
+    refused = hello.refusal(said, name, is_address=is_address)
+    assert refused is None if words is None else words in (refused or "")
+
+
+def test_a_hidden_hello_is_seen_to_be_one() -> None:
+    assert heard(client_hello("public.example", (0xFE0D, b"secret"))).hidden
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        client_hello("a", (5, b""), (5, b"")),
+        client_hello(None, (0, b"\0\0")),
+        client_hello(None, (0, b"\0\x08\0\0\1a\0\0\1b")),
+        client_hello(None, (0, b"\0\x04\1\0\1a")),
+        record(b"\x02\0\0\0"),
+        record(client_hello("a")[5:] + b"more"),
+        b"\x15\x03\x01\0\2\2\0",
+        b"\x16\x03\x01\0\0",
+    ],
+)
+def test_a_hello_that_is_not_exactly_one_is_none(data: bytes) -> None:
+    with pytest.raises((hello.NotTLS, AssertionError)):
+        heard(data)
+
+
+@given(st.binary(max_size=200))
+def test_no_bytes_break_the_readers(data: bytes) -> None:
+    for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
+        with contextlib.suppress(hello.NotTLS, AssertionError):
+            heard(candidate)
+    with contextlib.suppress(heads.Malformed):
+        heads.read_request(data + b"\r\n\r\n")
+    with contextlib.suppress(heads.Malformed):
+        heads.read_response(data + b"\r\n\r\n", "GET")
+
+
+@given(st.binary(max_size=60), st.binary(max_size=60))
+def test_a_head_that_is_read_has_no_line_end_or_nul_left_in_it(name: bytes, value: bytes) -> None:
+    with contextlib.suppress(heads.Malformed):
+        head = heads.read_request(b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n")
+        again = heads.written(b"GET / HTTP/1.1", head.fields)
+        assert again.count(b"\r\n") == len(head.fields) + 2
+        assert not set(b"".join(part for field in head.fields for part in field)) & set(b"\r\n\0")
