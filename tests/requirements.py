@@ -31,7 +31,7 @@ ROWS: dict[str, str] = {
     "P-01a": "Capability check, rules, watchdogs, then a person: each can only narrow, and what a call really touches is judged again.",
     "P-02": "A rule is an action, a permission and a pattern for its kind of argument; no rule means ask.",
     "P-03": "The most specific rule of all scopes wins, ties go to the stricter, and a deny of the manifest or the mode is final.",
-    "P-05a": "Shell text is read by a grammar that fails closed: every simple command is judged, and what is not understood is asked about.",
+    "P-05": "Shell text is read by a grammar that fails closed: every simple command is judged, wrappers as what they run, redirections as access to the file, and what is not understood is asked about.",
     "P-07": "A person answers once, for the session, for the project, no, never, or stops the session; a grant is bound to the call, its arguments and its tool's definition, is used once with the call's intent, and expires.",
     "P-08": "What an answer stores is a rule with every literal escaped, shown before; those of the project are listed and can be forgotten.",
     "P-09": "What waits for a person is a row: any number, answered in any order from any door, days later, across restarts, also with other arguments; a call is taken up under its own id, judged again, and run once.",

@@ -13,7 +13,7 @@ from handrail.contract.sandbox import Profile
 from handrail.policy.shell import parse
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.proves("P-05a")
+pytestmark = pytest.mark.proves("P-05")
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ def properties(**formats: str) -> dict[str, Any]:
 
 WHOLE = Requires(fs=FsRequires(read=("{workspace}", "/extra"), write=("{workspace}",)))
 
-BASH = ToolSpec("bash", "Run.", properties(command="command"), Requires(shell=(ShellRequires(cmd="*"),)))
+BASH = ToolSpec("bash", "Run.", properties(command="command"), Requires(fs=WHOLE.fs, shell=(ShellRequires(cmd="*"),)))
 GIT = ToolSpec("git.status", "Git.", properties(argv="command"), Requires(shell=(ShellRequires(cmd="git"),)))
 READ = ToolSpec("read", "Read.", properties(path="path"), WHOLE, side_effect="read")
 GREP = ToolSpec("grep", "Search.", properties(pattern="", path="path"), WHOLE, side_effect="read")

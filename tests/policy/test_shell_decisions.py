@@ -15,14 +15,14 @@ from handrail.policy.programs import LONGEST_WAIT_S, concern
 from handrail.policy.words import literal_words
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ALLOWED_BY_A_RULE_FOR_EVERYTHING)
 def test_a_plain_command_runs_under_a_rule_that_allows_everything(desk: Desk, command: str) -> None:
     verdict = desk.bash(command, "allow bash")
     assert verdict.action == "allow", verdict.reason
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @pytest.mark.parametrize("command", ASKED_EVEN_THEN)
 def test_what_runs_or_writes_something_else_is_asked_about_even_under_a_rule_that_allows_everything(
     desk: Desk, command: str
@@ -44,7 +44,7 @@ def test_the_corpus_is_large() -> None:
     assert len(ALLOWED_BY_A_RULE_FOR_EVERYTHING) + len(ASKED_EVEN_THEN) > 200
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @pytest.mark.parametrize(
     ("command", "rule", "answer"),
     [
@@ -84,7 +84,7 @@ def test_a_rule_lifts_the_policy_for_a_program_only_by_naming_its_words(
         assert desk.bash(command, rule.replace("allow bash", "allow shell.run"), "allow bash").action == "allow"
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @given(st.sampled_from([c for c in ASKED_EVEN_THEN if c]))
 def test_what_always_would_store_answers_exactly_that_command(desk: Desk, command: str) -> None:
     verdict = desk.bash(command)
@@ -96,7 +96,7 @@ def test_what_always_would_store_answers_exactly_that_command(desk: Desk, comman
     assert desk.bash("x " + command, verdict.always).action == "ask"
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @pytest.mark.parametrize(
     "command",
     [
@@ -137,7 +137,7 @@ def test_a_denied_program_is_denied_however_it_is_reached(desk: Desk, command: s
     assert desk.bash(command, "allow bash", "deny shell.run rm *").action == "deny"
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 @pytest.mark.parametrize(
     "command",
     [
@@ -165,7 +165,7 @@ def test_a_short_wait_or_one_beside_work_is_no_pure_wait(desk: Desk) -> None:
     assert desk.bash("sleep 30 && make", "allow bash").action == "allow"
 
 
-@pytest.mark.proves("P-05a")
+@pytest.mark.proves("P-05")
 def test_an_argv_without_a_shell_is_judged_as_the_one_command_it_is(desk: Desk) -> None:
     assert desk.judge(GIT, {"argv": ["git", "status"]}, "allow git.status git *").action == "allow"
     assert desk.judge(GIT, {"argv": ["git", "*", "$x"]}, "allow git.status git *").action == "allow"
@@ -174,7 +174,7 @@ def test_an_argv_without_a_shell_is_judged_as_the_one_command_it_is(desk: Desk) 
     assert desk.judge(GIT, {"argv": []}, "allow git.status").action == "deny"
 
 
-@pytest.mark.proves("P-05a", "K-10a")
+@pytest.mark.proves("P-05", "K-10a")
 def test_a_tool_that_requires_one_program_may_not_run_a_text_that_cannot_be_read(desk: Desk) -> None:
     verdict = desk.judge(GIT, {"argv": "git $(ls)"}, "allow git.status")
     assert verdict.action == "deny"

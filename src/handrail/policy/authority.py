@@ -12,7 +12,7 @@ from handrail.policy.matching import PathSubject, Ranked
 from handrail.policy.questions import Prepared, mandatory
 from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell import Command, parse
-from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, shown_command
+from handrail.policy.targets import PathRoots, Target, argv_script, path_subject, redirections, shown_command
 from handrail.policy.verdict import Finding, Verdict, reason_of
 from handrail.policy.words import literal_words
 from handrail.runtime.roots import May, visible
@@ -174,7 +174,17 @@ class _Touches:
         for command in script.commands if script.unclear is None else [Command(("\0",))]:
             if (refused := self._beyond("shell.run", command.argv, whole.shown)) is not None:
                 return refused
+        opened = redirections(script, self._roots) if script.files else []
+        for file in opened:
+            if (beyond := self._prepared.beyond(file)) is not None:
+                return self._text(beyond)
         findings = self._prepared.script(whole, script, self._tool)
+        findings += [
+            finding
+            for file in opened
+            for finding in self._prepared.redirected(file)
+            if finding.action == "deny" or (file.capability, file.value) not in self._exact
+        ]
         worst = max(findings, key=lambda finding: STRICTNESS[finding.action])
         if worst.action == "allow":
             return None

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from handrail.policy import program_forms
+from handrail.policy import program_forms, wrappers
 from handrail.policy.program_forms import Concern, all_words, options
 from handrail.policy.shell import Command, parse
 
@@ -237,9 +237,10 @@ def pure_wait_s(commands: Sequence[Command]) -> float | None:
     """How many seconds a script sleeps that does nothing else; None if it does something, or sleeps briefly."""
     total = 0.0
     for command in commands:
-        program = program_name(command.argv)
-        if program == "sleep":
-            for word in command.argv[1:]:
+        *_, argv = wrappers.layers(command.argv)
+        program = program_name(argv)
+        if program == "sleep" and not any(word.endswith("timeout") for word in command.argv[: -len(argv)]):
+            for word in argv[1:]:
                 match = _DURATION.fullmatch(word)
                 if match is None:
                     return None

@@ -14,7 +14,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.patterns import text_regex
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
-from handrail.policy import programs
+from handrail.policy import programs, wrappers
 from handrail.policy.capabilities import refusal
 from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject, ranked
 from handrail.policy.rules import STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
@@ -24,6 +24,7 @@ from handrail.policy.verdict import Finding, Verdict
 
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: what is true of it is true of every command."""
+_OWN_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 _KINDS: Mapping[Capability, Kind] = {
     "fs.read": "path",
     "fs.write": "path",
@@ -86,12 +87,14 @@ class Prepared:
     def _judge(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
         findings: list[Finding] = []
         for target in targets:
-            if (refused := self._beyond(target)) is not None:
+            if (refused := self.beyond(target)) is not None:
                 return Verdict(self, arguments, targets, (refused,), refused)
         by_arguments = self.tool.winner(arguments) if self.kind == "arguments" else None
         for target in targets:
             if isinstance(target.subject, Script):
                 findings += self.script(target, target.subject, by_arguments)
+            elif target.redirected:
+                findings += self.redirected(target)
             else:
                 findings.append(self._one(target, target.subject, by_arguments))
         if not findings:
@@ -106,11 +109,13 @@ class Prepared:
 
     # ── capabilities ─────────────────────────────────────────────────────────────────────────────
 
-    def _beyond(self, target: Target) -> Finding | None:
+    def beyond(self, target: Target) -> Finding | None:
         """The refusal of the first layer that does not cover ``target``."""
         subject = target.subject
         if (fixed := mandatory(target.capability, subject, target.shown)) is not None:
             return Finding("deny", "capability", note=f"{fixed}.", target=target)
+        if target.redirected and (target.redirected == "guessed" or _is_private(target)):
+            return None  # it is asked about, whatever the layers have
         touches: Iterable[str | Sequence[str]] = (target.value,)
         if isinstance(subject, Script):
             # What cannot be read may be any program, so only a layer that has every program covers it.
@@ -163,6 +168,15 @@ class Prepared:
         action, rule = self.decide(tool, target.capability, subject)
         return Finding(action, "no rule" if rule is None else "rule", rule, target=target, tool=tool)
 
+    def redirected(self, target: Target) -> list[Finding]:
+        """The answer for a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""
+        assert not isinstance(target.subject, Script)
+        used = self.capability_rules(target.capability)[0].winner(target.subject)
+        action, rule = ("ask", None) if used is None else (used.rule.action, used.rule)
+        if target.redirected == "guessed" and action != "deny":
+            return []  # the whole text is asked about
+        return [Finding(action, "no rule" if rule is None else "rule", rule, target=target)]
+
     def _without_targets(self, arguments: Mapping[str, Any]) -> Finding:
         if self.kind == "arguments":
             used = self.tool.winner(arguments) or self.tool_default.winner(arguments)
@@ -192,17 +206,39 @@ class Prepared:
     def command(self, command: Command, target: Target | None, by_arguments: Ranked | None) -> Finding:
         """The answer for one simple command."""
         argv = command.argv
-        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
-        action, rule = self.decide(tool, "shell.run", argv)
-        if action != "deny":
+        found = self._unwrapped(argv, target, by_arguments)
+        if found.action != "deny":
             for reading in programs.reachable(argv):
                 if (denied := self._denied(reading, target, by_arguments)) is not None:
                     return denied._replace(argv=argv)
-        if action == "allow" and (concern := programs.concern(argv)) is not None:
-            used = self.capability_rules("shell.run")[0].winner(argv)
-            if not any(_names(candidate, concern.words) for candidate in (tool, used)):
-                return Finding("ask", "program", rule, concern.reason, argv, target, tool, concern)
-        return Finding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
+        return found
+
+    def _unwrapped(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding:
+        """The answer for an argv: a wrapper's is that of the command in it, where the rules do not name the wrapper.
+
+        A rule that allows names all of its words to count; one that asks or denies has only to name the wrapper.
+        """
+        argv = tuple(argv)
+        tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
+        action, rule = self.decide(tool, "shell.run", argv)
+        plain = Finding(action, "no rule" if rule is None else "rule", rule, "", argv, target, tool)
+        if action == "deny":
+            return plain
+        used = self.capability_rules("shell.run")[0].winner(argv)
+        at = wrappers.inner(argv)
+        if at is not None:
+            if action == "allow" and any(_names(one, frozenset(range(len(argv)))) for one in (tool, used)):
+                return plain
+            if action == "ask" and any(
+                one is not None and one.rule is rule and _begins(one, argv) for one in (tool, used)
+            ):
+                return plain
+            found = self._unwrapped(argv[at:], target, by_arguments)
+            return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
+        concern = programs.concern(argv) if action == "allow" else None
+        if concern is None or any(_names(candidate, concern.words) for candidate in (tool, used)):
+            return plain
+        return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
 
     def _denied(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
         tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
@@ -241,6 +277,17 @@ def _names(rule: Ranked | None, words: frozenset[int]) -> bool:
     return (
         rule is not None and rule.rule.action == "allow" and rule.argv is not None and words <= rule.argv.literal_words
     )
+
+
+def _begins(rule: Ranked, argv: Sequence[str]) -> bool:
+    """Whether a rule's pattern names the program of this argv literally."""
+    return rule.argv is not None and rule.argv.program == argv[0]
+
+
+def _is_private(target: Target) -> bool:
+    """Whether it lies in the temporary folder, of which every sandbox has one of its own, gone with its call."""
+    subject = target.subject
+    return isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_OWN_FOLDER)
 
 
 def _names_all(finding: Finding) -> bool:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from tree_sitter import Node, Parser
@@ -22,7 +23,7 @@ MAX_COMMANDS = 50
 _UNDERSTOOD = frozenset(
     {"program", "list", "pipeline", "command", "command_name", "redirected_statement", "file_redirect", "comment"}
     | {"word", "string", "string_content", "raw_string", "concatenation", "number", "file_descriptor"}
-    | {"&&", "||", "|", ";", "\n", '"', ">", ">>", ">&", "&>", "&>>", "<"}
+    | {"&&", "||", "|", ";", "\n", '"', ">", ">>", ">|", ">&", "&>", "&>>", "<"}
 )
 """The closed list of node types; every other one is asked about until it is understood and tested."""
 _WORDS = frozenset({"word", "string", "raw_string", "concatenation", "number"})
@@ -65,6 +66,7 @@ _RESERVED = frozenset(
     | {"select", "then", "until", "while"}
 )
 _NOT_LITERAL = frozenset("*?[]~{}")
+_OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
 _TOKEN = re.compile(
     r"""(?P<blank>[ \t]+)
@@ -79,11 +81,28 @@ _QUOTED_ESCAPE = re.compile(r'\\([\\"$`])')
 
 
 @dataclass(frozen=True, slots=True)
+class Redirection:
+    """One redirection of a command.
+
+    :param operator: as written, with the descriptor's number (``2>>``)
+    :param target: without quotes: a path, or the number of another descriptor
+    :param capability: what it does to the file ``target``; None where it opens none of anybody's (``/dev/null``, ``2>&1``)
+    """
+
+    operator: str
+    target: str
+    capability: Literal["fs.read", "fs.write"] | None = None
+
+    def __str__(self) -> str:
+        return f"{self.operator}{self.target}"
+
+
+@dataclass(frozen=True, slots=True)
 class Command:
-    """One simple command: ``argv`` without quotes, and the redirections as written (``2>&1``, ``>/dev/null``)."""
+    """One simple command: ``argv`` without quotes, and its redirections."""
 
     argv: tuple[str, ...]
-    redirections: tuple[str, ...] = ()
+    redirections: tuple[Redirection, ...] = ()
     source: tuple[str, ...] = ()
     """The words as written, quotes and all."""
 
@@ -99,6 +118,8 @@ class Script:
 
     commands: tuple[Command, ...]
     unclear: str | None = None
+    files: tuple[Redirection, ...] = ()
+    """The redirections that open a file; of a text that is unclear, what could be made out."""
 
 
 class _Unclear(Exception):
@@ -121,8 +142,10 @@ def parse(text: str) -> Script:
         else:
             problem = _disagreement(root, commands)
             if problem is None:
-                return Script(commands)
-    return Script(_made_out(root), problem)
+                opened = [r for command in commands for r in command.redirections if r.capability is not None]
+                return Script(commands, None, tuple(opened))
+    commands = _made_out(root)
+    return Script(commands, problem, _files_made_out(root, commands))
 
 
 @cache
@@ -193,11 +216,27 @@ def _source(node: Node, *, literal: bool = True) -> tuple[str, ...]:
 
 def _disagreement(root: Node, commands: tuple[Command, ...]) -> str | None:
     theirs = [_source(node) for node in _nodes(root, "command")]
-    if theirs == [command.source for command in commands]:
+    if theirs == [command.source for command in commands] and _agrees_on_files(root, commands):
         if len(commands) > MAX_COMMANDS:
             return f"it has {len(commands)} commands (at most {MAX_COMMANDS} are judged)"
         return None if commands else "it holds no command"
     return "its words can be read in more than one way"
+
+
+def _agrees_on_files(root: Node, commands: tuple[Command, ...]) -> bool:
+    """Whether both readers see the same redirections, in the same order."""
+    ours = [str(redirection) for command in commands for redirection in command.redirections]
+    nodes = _nodes(root, "file_redirect") if ours or b">" in (root.text or b"") or b"<" in (root.text or b"") else []
+    return ours == [str(_redirect_of(node)) for node in nodes]
+
+
+def _redirect_of(node: Node) -> Redirection:
+    """As tree-sitter reads it. More than one destination leaves a text that equals nothing the lexer reads."""
+    parts = [(child.text or b"").decode("utf-8", "replace") for child in node.children]
+    words = [part for child, part in zip(node.children, parts, strict=True) if child.type in _WORDS]
+    operator = "".join(part for child, part in zip(node.children, parts, strict=True) if child.type not in _WORDS)
+    target = "\0".join(_dequoted(word) for word in words)
+    return Redirection(operator, target, _opens(operator, target))
 
 
 def _made_out(root: Node) -> tuple[Command, ...]:
@@ -209,6 +248,23 @@ def _made_out(root: Node) -> tuple[Command, ...]:
     return tuple(found)
 
 
+def _files_made_out(root: Node, commands: tuple[Command, ...]) -> tuple[Redirection, ...]:
+    """The files that redirections plainly name, as far as it is known which they are."""
+    moved = any(command.argv and _may_move(command.argv) for command in commands)
+    found = [_redirect_of(node) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
+    return tuple(
+        redirection
+        for redirection in found
+        if redirection.capability is not None
+        and redirection.operator.lstrip("0123456789") in _OPENING
+        and redirection.target
+        and redirection.target.isprintable()
+        and _NOT_LITERAL.isdisjoint(redirection.target)
+        and not {"$", "`", "("} & set(redirection.target)
+        and (redirection.target[:1] == "/" or not moved)
+    )
+
+
 # ── the second reader: a lexer of the subset ─────────────────────────────────────────────────────
 
 
@@ -217,17 +273,25 @@ def _lexed(text: str) -> tuple[Command, ...]:
     commands: list[Command] = []
     argv: list[str] = []
     source: list[str] = []
-    redirections: list[str] = []
+    redirections: list[Redirection] = []
     redirect: str | None = None
-    after_operator = False
+    after_operator = moved = False
     position = 0
 
     def finish() -> None:
+        nonlocal moved
         if redirect is not None:
             raise _Unclear(f"the redirection {redirect!r} goes nowhere")
         if redirections and not argv:
             raise _Unclear("it has a redirection without a command")
         if argv:
+            for redirection in redirections:
+                if moved and redirection.capability is not None and redirection.target[:1] != "/":
+                    raise _Unclear(
+                        f"it changes the folder before it redirects to {_short(redirection.target)}, so the file is not known; "
+                        "name it by its whole path, or change no folder"
+                    )
+            moved = moved or _may_move(argv)
             commands.append(Command(tuple(argv), tuple(redirections), tuple(source)))
             argv.clear()
             source.clear()
@@ -301,13 +365,38 @@ def _dequoted(word: str) -> str:
     return "".join(out)
 
 
-def _redirection(operator: str, target: str) -> str:
+def _redirection(operator: str, word: str) -> Redirection:
     sign = operator.lstrip("0123456789")
-    if sign == ">&" and target.isascii() and target.isdigit():
-        return operator + target
-    if sign in (">", ">>", "<", "&>", "&>>", ">&") and target == "/dev/null":
-        return operator + target
-    raise _Unclear(f"it redirects with {operator!r} to {_short(target)}; only /dev/null and N>&M are judged")
+    if sign == ">&" and word.isascii() and word.isdigit():
+        return Redirection(operator, word)
+    target = _literal(word, first=False)
+    both = sign in ("&>", "&>>", ">&")
+    if sign not in _OPENING or (both and operator != sign):
+        raise _Unclear(f"it redirects with {operator!r}, which is not judged")
+    if not target or (sign == ">&" and (target[0].isdigit() or target[0] == "-")):
+        raise _Unclear(f"it redirects with {operator!r} to {_short(word)}, which is not judged")
+    if target.startswith(("/dev/tcp/", "/dev/udp/")):
+        raise _Unclear(f"it redirects to {_short(target)}, which the shell takes for a network connection")
+    if target == "/dev/stdin" or target.startswith("/dev/fd/"):
+        raise _Unclear(f"it redirects to {_short(target)}, which the shell takes for an open descriptor")
+    return Redirection(operator, target, _opens(operator, target))
+
+
+def _opens(operator: str, target: str) -> Literal["fs.read", "fs.write"] | None:
+    """What a redirection does to the file it names."""
+    if target in ("/dev/null", "/dev/stdout", "/dev/stderr"):
+        return None
+    if operator.endswith(">&") and target.isascii() and target.isdigit():
+        return None
+    return "fs.read" if operator.lstrip("0123456789") == "<" else "fs.write"
+
+
+_MOVES = frozenset({"cd", "pushd", "popd", "source", ".", "eval"})
+"""Builtins after which a relative path may name another file."""
+
+
+def _may_move(argv: Sequence[str]) -> bool:
+    return argv[0] in _MOVES or (argv[0] in ("command", "builtin", "time") and not _MOVES.isdisjoint(argv))
 
 
 def _short(word: str) -> str:

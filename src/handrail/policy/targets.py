@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.hosts import read_host, read_url
@@ -38,12 +38,14 @@ class Target(NamedTuple):
     :param value: canonical: an absolute path, ``host[:port]``, or the command as given
     :param shown: how a message names it
     :param subject: what rule patterns are compared with
+    :param redirected: a shell opens it for a command: ``plain``, or ``guessed`` in a text that could not be read whole
     """
 
     capability: Capability
     value: str
     shown: str
     subject: PathSubject | Script | str
+    redirected: Literal["", "plain", "guessed"] = ""
 
 
 def kind_of(spec: ToolSpec) -> Kind:
@@ -90,7 +92,10 @@ class TargetReader:
         for capability, getter in self._getters:
             value = getter(arguments)
             if capability == "shell.run":
-                found.append(_command(value))
+                command = _command(value)
+                found.append(command)
+                if isinstance(command.subject, Script) and command.subject.files:
+                    found += redirections(command.subject, roots)
                 continue
             if capability == "net.fetch":
                 hosts = [host_of(text) for text in _texts(value, None)]
@@ -130,6 +135,27 @@ def _command(value: object) -> Target:
         return Target("shell.run", literal_words(argv), shown_argv(argv), argv_script(argv))
     text = "" if value is None else str(value)
     return Target("shell.run", text, shown_command(text), parse(text))
+
+
+def redirections(script: Script, roots: PathRoots) -> list[Target]:
+    """The files that a script's redirections open, each once.
+
+    :raises ToolError: ``invalid_input`` for a name that can be no file
+    """
+    found: dict[tuple[str, str], Target] = {}
+    how = "plain" if script.unclear is None else "guessed"
+    for redirection in script.files:
+        assert redirection.capability is not None
+        try:
+            where = roots.locate(redirection.target)
+        except ToolError:
+            if how == "guessed":
+                continue
+            raise
+        subject = path_subject(where.absolute, roots)
+        target = Target(redirection.capability, where.absolute, where.shown, subject, how)
+        found[target.capability, target.value] = target
+    return list(found.values())
 
 
 def argv_script(argv: tuple[str, ...]) -> Script:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from handrail.contract.requires import Capability, CapabilitySet
 from handrail.policy.matching import Ranked, Ranking, Subject
 from handrail.policy.shell import Script
-from handrail.policy.targets import Target
+from handrail.policy.targets import Target, shown_argv
 from handrail.policy.verdict import Finding, Step, Verdict, reason_of
 
 _MAX_STEPS = 400
@@ -27,7 +27,8 @@ def trace(verdict: Verdict) -> tuple[Step, ...]:
 def _steps(verdict: Verdict) -> Iterator[Step]:
     prepared = verdict.prepared
     for target in verdict.targets:
-        yield Step("target", target.capability, target.shown)
+        how = {"": "", "plain": ", by a redirection", "guessed": ", perhaps, by a redirection"}[target.redirected]
+        yield Step("target", target.capability, f"{target.shown}{how}")
         yield from _layers(prepared.capabilities, target)
     if not verdict.targets:
         names = ", ".join(layer.owner for layer in prepared.capabilities.layers)
@@ -43,6 +44,8 @@ def _steps(verdict: Verdict) -> Iterator[Step]:
         if finding.cause == "fault":
             yield Step("target", "deny", finding.note)
             continue
+        for words in finding.wrapped:
+            yield Step("shell", "unwrapped", f"{shown_argv(words)} runs the command behind it, which is judged")
         yield from _rules(verdict, finding)
         if finding.cause == "unclear":
             yield Step("shell", "ask", f"cannot be judged: {finding.note}")
@@ -70,21 +73,22 @@ def _rules(verdict: Verdict, finding: Finding) -> Iterator[Step]:
     prepared = verdict.prepared
     subject: Subject
     capability: Capability | None = finding.target.capability if finding.target is not None else None
-    if finding.argv is not None:
-        subject = finding.argv
+    if finding.judged is not None:
+        subject = finding.judged
     elif finding.target is None or isinstance(finding.target.subject, Script):
         subject = verdict.arguments if prepared.kind == "arguments" else ()
     else:
         subject = finding.target.subject
+    redirected = finding.target is not None and bool(finding.target.redirected)
     tool_subject = verdict.arguments if prepared.kind == "arguments" else subject
-    if tool_subject != ():
+    if tool_subject != () and not redirected:
         yield from _candidates("tool", prepared.tool, tool_subject)
         if capability is None:
             yield from _candidates("tool, shipped", prepared.tool_default, tool_subject)
     if capability is not None and subject != ():
         own, shipped = prepared.capability_rules(capability)
         yield from _candidates(capability, own, subject)
-        if own.winner(subject) is None and finding.tool is None:
+        if own.winner(subject) is None and finding.tool is None and not redirected:
             yield from _candidates(f"{capability}, shipped", shipped, subject, only_matching=True)
 
 

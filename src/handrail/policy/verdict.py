@@ -41,6 +41,13 @@ class Finding(NamedTuple):
     tool: Ranked | None = None
     """The rule about the tool that matched, whichever rule decided in the end."""
     concern: Concern | None = None
+    wrapped: tuple[tuple[str, ...], ...] = ()
+    """The words of the wrappers around the command that was judged, outermost first."""
+
+    @property
+    def judged(self) -> tuple[str, ...] | None:
+        """``argv`` without the wrappers around it."""
+        return None if self.argv is None else self.argv[sum(map(len, self.wrapped)) :]
 
     def about(self, tool_id: str) -> str:
         """What it is the answer to, for the beginning of a sentence."""

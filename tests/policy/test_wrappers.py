@@ -1,0 +1,98 @@
+"""Wrappers are judged as the command that they run, and only where their form is understood."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import Desk
+
+from handrail.policy import wrappers
+from handrail.policy.words import literal_words
+
+pytestmark = pytest.mark.proves("P-05")
+
+
+@pytest.mark.parametrize(
+    ("command", "rules", "answer"),
+    [
+        ("timeout 5 nice git status", ["allow bash git status"], "allow"),
+        ("timeout 5 nice git status", ["allow bash git log"], "ask"),
+        ("timeout 5 nice git status", ["allow shell.run git status"], "allow"),
+        ("timeout 5 git status -s", ["allow bash git status"], "ask"),
+        ("timeout 5 git push origin", ["allow bash", "deny bash git push *"], "deny"),
+        ("timeout 5 git push origin", ["allow bash git *", "ask bash git push *"], "ask"),
+        # the wrapper's own rule
+        ("timeout 5 git status", ["allow bash git status", "ask bash timeout *"], "ask"),
+        ("timeout 5 git status", ["allow bash git status", "deny bash timeout *"], "deny"),
+        ("timeout 5 git status", ["allow bash git status", "deny bash"], "deny"),
+        ("timeout 5 git status", ["allow bash git status", "ask bash"], "allow"),
+        ("nice timeout 5 git status", ["allow bash git status", "ask bash timeout *"], "ask"),
+        # a wrapper's allow rule does not stand for whatever it runs
+        ("timeout 5 git status", ["allow bash timeout 5 *"], "ask"),
+        ("timeout 5 git status", ["allow bash timeout *"], "ask"),
+        ("timeout 5 git status", ["allow bash timeout 5 git status"], "allow"),
+        ("timeout 5 python -c x", ["allow bash timeout 5 python -c x"], "allow"),
+        ("timeout 5 python -c x", ["allow bash python -c x"], "allow"),
+        ("timeout 5 python -c x", ["allow bash python *", "allow bash timeout *"], "ask"),
+        ("nice sleep 300", ["allow bash"], "deny"),
+        ("timeout 5 sleep 300", ["allow bash"], "allow"),
+    ],
+)
+def test_a_wrapped_command_is_judged_by_the_rules_for_the_command(
+    desk: Desk, command: str, rules: list[str], answer: str
+) -> None:
+    verdict = desk.bash(command, *rules)
+    assert verdict.action == answer, verdict.reason
+
+
+def test_the_trace_says_which_wrappers_were_seen(desk: Desk) -> None:
+    verdict = desk.bash("timeout 5 nice git status", "allow bash git status")
+    unwrapped = [step.text for step in verdict.trace if step.outcome == "unwrapped"]
+    assert [text.split("`")[1] for text in unwrapped] == ["timeout 5", "nice"]
+
+
+WRAPPERS = st.sampled_from(
+    [
+        ["timeout", "5"],
+        ["timeout", "-k", "1", "-s", "KILL", "5m"],
+        ["nice"],
+        ["nice", "-n", "3"],
+        ["nohup"],
+        ["time"],
+        ["time", "-p"],
+        ["stdbuf", "-oL"],
+        ["setsid"],
+        ["ionice", "-c", "3"],
+        ["command"],
+        ["env"],
+        ["env", "LC_ALL=C"],
+    ]
+)
+COMMANDS = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=("C", "Z")), min_size=1), min_size=1)
+
+
+@given(st.lists(WRAPPERS, min_size=1, max_size=wrappers.MAX_DEPTH), COMMANDS)
+def test_layers_are_the_words_as_they_were(around: list[list[str]], command: list[str]) -> None:
+    argv = [word for wrapper in around for word in wrapper] + command
+    layers = wrappers.layers(argv)
+    assert [word for layer in layers for word in layer] == argv
+    assert all(layer for layer in layers)
+
+
+@given(st.lists(WRAPPERS, min_size=1, max_size=4), st.sampled_from(["rm -rf x", "sudo ls", "python -c x", "sh -c ls"]))
+def test_no_wrapper_lets_anything_through_that_would_not_run_without_it(
+    desk: Desk, around: list[list[str]], command: str
+) -> None:
+    text = " ".join([*(literal_words(wrapper) for wrapper in around), command])
+    for rules in (["allow bash git status"], ["allow bash git *", "allow bash timeout *", "allow bash nice *"]):
+        assert desk.bash(text, *rules).action == "ask"
+    bare = desk.bash(command, "allow bash").action
+    assert desk.bash(text, "allow bash").action in (bare, "ask")
+    assert desk.bash(text, "allow bash", f"deny bash {command.split()[0]} *").action == "deny"
+
+
+@given(st.lists(st.text(max_size=8), max_size=6))
+def test_no_argv_makes_unwrapping_raise(argv: list[str]) -> None:
+    at = wrappers.inner(argv)
+    assert at is None or (0 < at < len(argv) and argv[at][:1] not in ("", "-"))
