@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
 import sqlite3
 import stat
 from pathlib import Path
@@ -45,6 +47,28 @@ async def test_a_database_of_a_newer_version_is_refused_with_the_version_it_need
     with pytest.raises(StartError, match=r"handrail 9\.8\.7"):
         open_reader(path)
     assert path.read_bytes() == before
+
+
+async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_damage(
+    place: Place, tmp_path: Path
+) -> None:
+    connection = store_connection.connect(await made(place))
+    connection.execute("UPDATE meta SET value = value")
+    left = [
+        tmp_path / "copy.db",
+        tmp_path / "copy.db-wal",
+    ]  # as a killed process leaves them, without its shared memory
+    for copy, suffix in zip(left, ("", "-wal"), strict=True):
+        shutil.copy(f"{place.folders.database}{suffix}", copy)
+    connection.close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (30, hard))
+    try:
+        with pytest.raises(sqlite3.OperationalError) as failed:
+            store_connection.connect(left[0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert "free some space" in store_connection.explained(left[0], failed.value)
 
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])

@@ -212,6 +212,12 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
+def abandon(connection: sqlite3.Connection) -> None:
+    """Roll back what is open. After some failures, as of a full disk, SQLite has done so by itself."""
+    if connection.in_transaction:
+        connection.execute("ROLLBACK")
+
+
 def _check_version(path: Path, connection: sqlite3.Connection) -> None:
     if connection.in_transaction:
         _check_what_is_there(path, connection)
@@ -221,7 +227,7 @@ def _check_version(path: Path, connection: sqlite3.Connection) -> None:
     try:
         _check_what_is_there(path, connection)
     finally:
-        connection.execute("ROLLBACK")
+        abandon(connection)
 
 
 def _check_what_is_there(path: Path, connection: sqlite3.Connection) -> None:

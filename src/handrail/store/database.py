@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from handrail.contract.errors import StartError
-from handrail.store.connection import connect, explained, open_reader, start_error, token_of
+from handrail.store.connection import abandon, connect, explained, open_reader, start_error, token_of
 from handrail.store.folders import Folders
 from handrail.store.writer import SinkLost, SinkUnavailable, Writer
 
@@ -226,8 +226,7 @@ class _DatabaseSink:
     def _undo(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
         """Roll back, and tell a failure of the store from a fault of an item."""
         try:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
+            abandon(connection)
             if token_of(connection) != self._fence.token:
                 self._drop()
                 return self._superseded()

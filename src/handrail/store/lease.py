@@ -24,7 +24,7 @@ from time import monotonic_ns
 from types import TracebackType
 
 from handrail.contract.errors import StartError
-from handrail.store.connection import connect, is_busy, migrate, start_error, token_of
+from handrail.store.connection import abandon, connect, is_busy, migrate, start_error, token_of
 from handrail.store.folders import Folders
 from handrail.store.holder import STALE_NS, Holder, HolderFile, clear_former, holder_of, look
 
@@ -243,7 +243,7 @@ class Lease:
                     self._file.beat(now)
                     self._renewed_ns = now
             finally:
-                connection.execute("ROLLBACK")
+                abandon(connection)
         except (sqlite3.Error, OSError):  # not valid meanwhile; the next renewal tries again
             return
         if not ours:
@@ -305,8 +305,7 @@ def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, m
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
         connection.execute("COMMIT")
     except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+        abandon(connection)
         if file is not None:
             file.remove()
         raise
