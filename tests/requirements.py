@@ -44,6 +44,7 @@ ROWS: dict[str, str] = {
     "S-03": "File tools open what was judged, beneath the roots, by the operating system's own check; only regular files.",
     "S-05": "Nothing that a call started outlives it.",
     "S-06a": "A program's environment is a list of what is allowed.",
+    "S-07": "What is protected in the workspace keeps against rename tricks; what a program newly made under a protected name is moved away and fails its call; version-control configuration is changed only with vcs.config, by an allow-list of keys.",
     "S-08a": "What this machine can enforce is tried at the start, and tools that it cannot confine are withheld with the reason.",
     "L-01": "One gate, nine steps, in order, with a record of every refusal.",
     "L-02": "A call's locks are taken all at once or not at all, and no deadlock can form.",

@@ -19,6 +19,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Profile
+from handrail.sandbox import protected
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
 _WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound")
@@ -37,7 +38,7 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     """
     options = [*_system(), "--perms", "1777", "--size", str(profile.limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
     mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
-    mounts += ((path, "ro") for path in _workspace_files(folders, profile))
+    mounts += _kept(folders, profile)
     sealed: list[str] = []
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
         if access != "hidden":
@@ -50,16 +51,37 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
     return [*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _workspace_files(folders: Mapping[str, Access], profile: Profile) -> Iterator[str]:
-    """A workspace's own configuration where it exists and a program could write it, to be bound onto itself read-only.
+def _kept(folders: Mapping[str, Access], profile: Profile) -> list[tuple[str, Access | Literal["hidden"]]]:
+    """What is mounted over within the profile's folders: protected paths read-only, hidden ones unreadable.
 
-    As a mount it can be neither written nor renamed nor removed, whoever may write the folder it lies in.
+    Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
+    neither renamed nor removed.
     """
+    kept: dict[str, Access | Literal["hidden"]] = {}
+    fixed = [(path, "ro") for path in (*_workspace_files(profile), *profile.pinned)]
+    for path, access in (*fixed, *((path, "hidden") for path in profile.masked)):
+        inner = max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
+        if inner is None or (access == "ro" and folders[inner] == "ro"):
+            continue
+        if protected.check_real(path) is None:
+            continue
+        if folders[inner] == "rw":
+            for way in protected.on_the_way(path, (inner,)):
+                kept.setdefault(way, "rw")
+        kept[path] = "hidden" if access == "hidden" else "ro"
+    masked = frozenset(profile.masked)
+    return [
+        (path, access)
+        for path, access in kept.items()
+        if (path not in folders or access != "rw")
+        and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
+    ]
+
+
+def _workspace_files(profile: Profile) -> Iterator[str]:
+    """A workspace's own configuration, where it is a file that exists."""
     for place in (profile.workspace, *profile.writable):
         path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
-        inner = [folder for folder in folders if is_beneath(path, folder)]
-        if not inner or folders[max(inner, key=len)] == "ro":
-            continue
         try:
             if stat.S_ISREG(os.lstat(path).st_mode):
                 yield path

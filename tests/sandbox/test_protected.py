@@ -1,0 +1,118 @@
+"""What is protected stays as it is while a program runs, however it is renamed around."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.sandbox import protected
+from handrail.sandbox.tree import Tree
+
+pytestmark = pytest.mark.proves("S-07")
+
+WAYS = {
+    "write the hook": "echo x > .git/hooks/pre-commit",
+    "another hook": "echo x > .git/hooks/post-checkout",
+    "rename the repository": "mv .git .git2; mkdir -p .git/hooks; echo x > .git/hooks/pre-commit",
+    "rename the hooks": "mv .git/hooks .git/h2 && mkdir .git/hooks && echo x > .git/hooks/pre-commit",
+    "remove the hooks": "rm -rf .git/hooks; mkdir .git/hooks; echo x > .git/hooks/pre-commit",
+    "swap folders": "python3 -c \"import os; os.rename('.git', 'g'); os.makedirs('.git/hooks')\"",
+    "exchange": "mkdir -p evil/hooks; mv --exchange evil .git 2>/dev/null || mv -T evil .git",
+    "a link instead": "rm -rf .git; ln -s evil .git",
+    "git config": "git config core.fsmonitor 'touch /tmp/owned'",
+    "config by rename": "echo '[core] fsmonitor = x' > .git/config.new; mv -f .git/config.new .git/config",
+    "hard link": "ln .git/config alias && echo x > alias",
+    "core.hooksPath": "git config core.hooksPath evil",
+    "nested": "mv deep/er away; mkdir -p deep/er/.vscode; echo x > deep/er/.vscode/tasks.json",
+    "nested from above": "mv deep away; mkdir -p deep/er/.vscode; echo x > deep/er/.vscode/tasks.json",
+    "unmount": "umount .git/hooks; umount -l .git/config; mount -o remount,rw .git/hooks; echo x > .git/hooks/pre-commit",
+    "through /proc": "echo x > /proc/self/cwd/.git/hooks/pre-commit; echo x > /proc/self/root$PWD/.git/config",
+}
+
+
+def state(workspace: Path) -> dict[str, str]:
+    names = (".git/hooks/pre-commit", ".git/config", "deep/er/.vscode/tasks.json")
+    return {name: (workspace / name).read_text() for name in names}
+
+
+def furnish(workspace: Path) -> None:
+    for name in (".git/objects", ".git/refs", ".git/hooks", "deep/er/.vscode"):
+        (workspace / name).mkdir(parents=True)
+    (workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (workspace / ".git" / "config").write_text("[core]\n\tbare = false\n")
+    (workspace / ".git" / "hooks" / "pre-commit").write_text("theirs")
+    (workspace / "deep" / "er" / ".vscode" / "tasks.json").write_text("theirs")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_no_way_leads_around_a_pinned_path(confined: Ground, way: str) -> None:
+    furnish(confined.workspace)
+    before = state(confined.workspace)
+    tree = Tree(str(confined.workspace))
+    tree.look()
+    pinned = protected.pins(tree, vcs=False)
+    await confined.bash(f"{WAYS[way]}; true", pinned=pinned)
+    assert state(confined.workspace) == before
+    assert sorted(os.listdir(confined.workspace / ".git" / "hooks")) == ["pre-commit"]
+    assert not (confined.workspace / ".git").is_symlink()
+
+
+async def test_ordinary_work_in_a_repository_goes_on_beside_the_pins(confined: Ground) -> None:
+    furnish(confined.workspace)
+    tree = Tree(str(confined.workspace))
+    tree.look()
+    script = "echo a > a && git add a && git commit -qm one && git checkout -qb other && git log --oneline | wc -l"
+    ran = await confined.bash(script, pinned=protected.pins(tree, vcs=False))
+    assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
+
+
+@pytest.mark.proves("P-01a")
+async def test_a_masked_file_is_neither_read_nor_moved_out_of_its_mask(confined: Ground) -> None:
+    hidden = ("secrets/a/key", ".env", "vault/x")
+    for name in (*hidden, "secrets/b", "plain"):
+        (confined.workspace / name).parent.mkdir(parents=True, exist_ok=True)
+        (confined.workspace / name).write_text("TOP-SECRET" if name in hidden else "to be seen")
+    masked = tuple(str(confined.workspace / name) for name in ("secrets/a/key", ".env", "vault"))
+    script = (
+        "cat secrets/a/key .env vault/x; cp -r secrets c1; mv secrets s2; mv secrets/a a2; mv .env e2; ln .env e3;"
+        "ls -la vault; chmod 777 .env vault; cat .env vault/x; umount .env; cat .env; tar c . | strings | grep TOP;"
+        "cat /proc/self/cwd/.env; head -c 20 < .env; python3 -c \"print(open('.env').read())\"; rm -rf secrets vault;"
+        "cat secrets/b plain c1/b"
+    )
+    ran = await confined.bash(script, masked=masked)
+    assert "TOP-SECRET" not in ran.out + ran.errors
+    for name in hidden:
+        assert (confined.workspace / name).read_text() == "TOP-SECRET"
+    others = [path for path in confined.workspace.rglob("*") if path.is_file()]
+    names = {path.relative_to(confined.workspace).as_posix(): path.read_text() for path in others}
+    assert {name for name, text in names.items() if "TOP-SECRET" in text} == set(hidden)
+
+
+@pytest.mark.proves("P-01a")
+async def test_a_masked_file_is_hidden_in_a_workspace_that_is_only_read(confined: Ground) -> None:
+    (confined.workspace / ".env").write_text("TOP-SECRET")
+    ran = await confined.bash(
+        "cat .env; cat -- ./.env", masked=(str(confined.workspace / ".env"),), workspace_writable=False
+    )
+    assert "TOP-SECRET" not in ran.out and "Permission denied" in ran.errors
+
+
+def test_what_stands_differs_once_a_file_has_been_replaced(ground: Ground) -> None:
+    furnish(ground.workspace)
+    (ground.workspace / ".env").write_text("one")
+    profile = ground.profile(pinned=(str(ground.workspace / ".git/hooks"),), masked=(str(ground.workspace / ".env"),))
+    seen = protected.standing(profile)
+    assert protected.standing(profile) == seen
+    (ground.workspace / "new").write_text("two")
+    (ground.workspace / "new").rename(ground.workspace / ".env")
+    changed = protected.standing(profile)
+    assert changed != seen
+    (ground.workspace / ".git").rename(ground.workspace / "g2")
+    (ground.workspace / ".git").mkdir()
+    (ground.workspace / "g2" / "hooks").rename(ground.workspace / ".git" / "hooks")
+    assert protected.standing(profile) not in (seen, changed)
+    (ground.workspace / "handrail.toml").write_text("")
+    assert len(protected.standing(profile)) > len(changed)

@@ -1,0 +1,135 @@
+"""What a look at a folder finds, and that a second look misses nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from handrail.sandbox.tree import Tree
+
+pytestmark = pytest.mark.proves("S-07")
+
+
+def names(tree: Tree) -> set[str]:
+    return {os.path.relpath(path, tree.root) for path in tree.protected()}
+
+
+def test_protected_names_are_found_wherever_they_are(tmp_path: Path) -> None:
+    for name in (
+        *(
+            ".git/hooks/pre-commit",
+            ".git/config",
+            ".git/HEAD",
+            ".git/refs/heads/config",
+            ".vscode/tasks.json",
+            "src/a.py",
+        ),
+        *("lib/.git/config", ".git/modules/lib/config", "bare.git/HEAD", "bare.git/config", "bare.git/objects/x"),
+        *("bare.git/refs/x", "bare.git/hooks/x", "plain/config", "plain/HEAD", "a/.envrc", "handrail.toml"),
+        *("src/handrail.toml", "tree/.git", "gone/HEAD", "gone/commondir", "gone/config"),
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("x")
+    (tmp_path / ".mcp.json").symlink_to("src/a.py")
+    tree = Tree(str(tmp_path))
+    tree.look()
+    assert names(tree) == {
+        *(".git/hooks", ".git/config", ".vscode", "lib/.git/config", ".git/modules/lib/config", "bare.git/config"),
+        *("bare.git/hooks", "a/.envrc", "handrail.toml", "tree/.git", "gone/config", "gone/commondir", ".mcp.json"),
+    }
+    assert {os.path.relpath(path, tmp_path) for path in tree.repositories()} >= {".git", "lib/.git", "bare.git", "gone"}
+
+
+def test_a_second_look_finds_what_changed_in_the_same_tick_of_the_clock(tmp_path: Path) -> None:
+    (tmp_path / "d").mkdir()
+    tree = Tree(str(tmp_path))
+    version = tree.look()
+    for number in range(20):
+        (tmp_path / "d" / f".envrc{number % 2}").write_text("x")
+        (tmp_path / "d" / ".envrc").write_text("x")
+        version, before = tree.look(), version
+        assert version != before and names(tree) == {"d/.envrc"}
+        (tmp_path / "d" / ".envrc").unlink()
+        version, before = tree.look(), version
+        assert version != before and names(tree) == set()
+
+
+def test_where_nothing_changed_nothing_is_read_again() -> None:
+    tree = Tree(str(Path(os.__file__).resolve().parent / "email"))  # nobody has changed it just now
+    version = tree.look()
+    folders = list(map(id, tree.order))
+    assert tree.look() == version and list(map(id, tree.order)) == folders
+
+
+def test_a_folder_that_nobody_can_look_into_is_known_as_such(tmp_path: Path) -> None:
+    deep = tmp_path
+    for _ in range(140):
+        deep = deep / "d"
+    deep.mkdir(parents=True)
+    tree = Tree(str(tmp_path))
+    tree.look()
+    assert len(tree.closed()) == 1 and len(tree.order) < 140
+
+
+class Looking(RuleBasedStateMachine):
+    """Whatever is made, moved and removed between looks: the next one knows what a fresh one would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.root = Path(tempfile.mkdtemp(prefix="handrail-tree-")).resolve()
+        self.tree = Tree(str(self.root))
+
+    places = st.lists(st.sampled_from(["a", "b", ".git", "modules"]), max_size=3)
+    ends = st.sampled_from(["x", "config", "hooks", ".envrc", "HEAD", "objects", "refs", ".vscode"])
+
+    @rule(place=places, name=ends, kind=st.sampled_from(["file", "folder", "link"]))
+    def make(self, place: list[str], name: str, kind: str) -> None:
+        folder = self.root.joinpath(*place)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if kind == "file":
+                (folder / name).write_text("x")
+            elif kind == "folder":
+                (folder / name).mkdir()
+            else:
+                (folder / name).symlink_to("x")
+        except OSError:
+            pass
+
+    @rule(place=places, name=ends)
+    def remove(self, place: list[str], name: str) -> None:
+        path = self.root.joinpath(*place, name)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True) if path.parent.is_dir() else None
+
+    @rule(source=places, place=places)
+    def move(self, source: list[str], place: list[str]) -> None:
+        try:
+            self.root.joinpath(*source).rename(self.root.joinpath(*place, "moved"))
+        except OSError:
+            pass
+
+    @invariant()
+    def knows_what_a_fresh_look_finds(self) -> None:
+        self.tree.look()
+        fresh = Tree(str(self.root))
+        fresh.look()
+        assert self.tree.protected() == fresh.protected()
+        assert self.tree.repositories() == fresh.repositories()
+        assert [f.path for f in self.tree.order] == [f.path for f in fresh.order]
+
+    def teardown(self) -> None:
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+TestLooking = Looking.TestCase
+TestLooking.settings = settings(max_examples=20, stateful_step_count=25, deadline=None)
