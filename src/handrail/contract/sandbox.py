@@ -12,6 +12,10 @@ from typing import Protocol
 
 from handrail.contract.requires import CapabilitySet
 
+SHELL_ARGV = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
+"""What a shell text is started with, as the last argument. ``--``: a text that begins with a dash is a command, as it
+was judged, and no option of the shell. A provider may have such a shell ready before the text is known."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -20,12 +24,16 @@ class Limits:
     cpu_s: int | None = 3600
     """Processor seconds of each process."""
     memory_bytes: int | None = 8 * 1024 * 1024 * 1024
-    processes: int | None = 4096
+    """Private memory of each process."""
+    processes: int | None = 2048
+    """Processes and threads of the sandbox together."""
     file_bytes: int | None = 16 * 1024 * 1024 * 1024
     """The longest file that a process may write."""
     open_files: int | None = 4096
     tmp_bytes: int = 256 * 1024 * 1024
     """The private ``/tmp``."""
+    shm_bytes: int = 64 * 1024 * 1024
+    """The private ``/dev/shm``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +76,11 @@ class Profile:
     limits: Limits = field(default_factory=Limits)
     masked: tuple[str, ...] = ()
     pinned: tuple[str, ...] = ()
-    secrets: Mapping[str, str] = field(default_factory=dict[str, str])
+    secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     gate: Callable[[str, int], str | None] | None = None
     on_attempt: Callable[[Attempt], None] | None = None
+    unix_sockets: bool = False
+    """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 
 
 class Process(Protocol):
@@ -116,12 +126,27 @@ class Process(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Mechanism:
+    """One thing that confinement is made of, as it was found when it was tried.
+
+    :param held: None where nobody tried, because what it stands on failed
+    """
+
+    name: str
+    held: bool | None
+    detail: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Tier:
-    """What this machine can enforce. ``name`` is ``bubblewrap`` or ``none``; with ``none`` nothing is started."""
+    """What this machine can enforce. ``name`` says what confines; with ``none`` nothing is started."""
 
     name: str
     detail: str
     remedy: str = ""
+    mechanisms: tuple[Mechanism, ...] = ()
+    """Each in the order of the layers; of a process that joined another, none."""
 
     @property
     def confines(self) -> bool:
