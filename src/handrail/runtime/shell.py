@@ -10,14 +10,12 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
-from handrail.contract.sandbox import Process, Profile, Sandbox
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """How much output is kept of one run; the rest is read and counted, so the program does not block."""
 
-_BASH = ("/bin/bash", "--noprofile", "--norc", "-c", "--")
-"""``--``: a text that begins with a dash is a command, as it was judged, and no option of the shell."""
 _SH = ("/bin/sh", "-c")
 
 
@@ -94,7 +92,7 @@ class SandboxedShell:
 
 
 def _shell() -> tuple[str, ...]:
-    return _BASH if Path(_BASH[0]).exists() else _SH
+    return SHELL_ARGV if Path(SHELL_ARGV[0]).exists() else _SH
 
 
 async def _ended(process: Process) -> None:

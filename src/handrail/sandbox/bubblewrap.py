@@ -5,24 +5,32 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import socket
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Tier
-from handrail.sandbox import mounts, toolchains
-from handrail.sandbox.process import Confined
+from handrail.sandbox import landlock, launcher, mounts, protected, toolchains
+from handrail.sandbox.launcher import Launcher, Mode
+from handrail.sandbox.limits import rlimits
+from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
 
 SYSTEM_BWRAP = "/usr/bin/bwrap"
+SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
+"""Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
 _FIXED = (
     "--unshare-all",
     "--unshare-user",
     "--disable-userns",
     "--cap-drop",
     "ALL",
-    "--die-with-parent",
+    "--as-pid-1",
     "--new-session",
     "--hostname",
     "handrail",
@@ -49,15 +57,46 @@ def binaries() -> Iterator[str]:
         yield str(wheel)
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One start, put together: what the sandbox is made of, and what will run in it.
+
+    :param options: bubblewrap's
+    :param preparation: the first part of the launcher's letter
+    :param standing: what each path that is mounted over was, when the plan was made
+    :param call: the second part
+    :param secrets: the JSON text for the program's descriptor, where it has secrets
+    """
+
+    mode: Mode
+    options: tuple[str, ...]
+    preparation: bytes
+    standing: tuple[str, ...]
+    call: bytes
+    secrets: bytes | None
+    merge_stderr: bool
+
+    @property
+    def key(self) -> object:
+        """Equal for plans that the same ready-made sandbox could carry out."""
+        return self.options, self.preparation, self.standing, self.secrets is not None, self.merge_stderr
+
+
 class Bubblewrap:
     """Implements :class:`handrail.contract.sandbox.Sandbox`.
 
     :param binary: the bubblewrap to start
+    :param first: what its first process is
+    :param landlock_abi: the version of Landlock to be put into force; 0 for none
     """
 
-    def __init__(self, binary: str, tier: Tier) -> None:
+    def __init__(
+        self, binary: str, tier: Tier, *, first: Launcher | None = None, landlock_abi: int | None = None
+    ) -> None:
         self._binary = binary
         self._tier = tier
+        self._first = first
+        self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
         self._identity: Mapping[str, str] | None = None
 
     @property
@@ -73,6 +112,27 @@ class Bubblewrap:
         *,
         merge_stderr: bool = False,
     ) -> Process:
+        plan = await self.plan(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+        process = self.prepare(plan, descriptors)
+        process.begin(plan.call, plan.secrets or b"")
+        return process
+
+    async def plan(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+        ready_made: bool = False,
+    ) -> Plan:
+        """What :meth:`start` would start.
+
+        :param ready_made: for a sandbox that is started before its call: a shell's text is then read by a shell that
+            waits for it
+        :raises ToolError: as :meth:`start`
+        """
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
         identity = self._identity
@@ -81,76 +141,116 @@ class Bubblewrap:
                 None, toolchains.git_identity, profile.workspace
             )
             self._identity = identity
-        options = command_options(capabilities, profile, identity)
-        return self._started(options, argv, dict(descriptors or {}), merge_stderr)
+        found = toolchains.find(profile.workspace)
+        folders = mounts.folder_access(capabilities, profile, found)
+        options = _options(capabilities, folders, profile)
+        environment = _environment(profile, found, identity)
+        if any("\0" in word for word in (*options, *argv, *environment, *environment.values())):
+            raise ToolError(
+                "an argument, folder or variable has a NUL character in it, which no program can be given",
+                kind="invalid_input",
+            )
+        start = options[options.index("--chdir") + 1]
+        cwd = profile.cwd or start
+        if not any(mounts.is_beneath(cwd, folder) for folder in folders):
+            raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
+        secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
+        if secrets is not None:
+            environment[SECRETS_VARIABLE] = str(_after(descriptors))
+        text = None if descriptors or secrets else launcher.shell_text(argv, profile.environment)
+        as_shell = text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT)
+        if not as_shell and any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
+            raise ToolError(
+                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
+            )
+        mode: Mode = "shell" if as_shell else "exec"
+        ruleset = landlock.ruleset(self._landlock_abi, folders) if self._landlock_abi else None
+        return Plan(
+            mode,
+            tuple(options),
+            launcher.preparation(mode, ruleset, rlimits(profile.limits), environment),
+            protected.standing(profile),
+            launcher.shell_call("" if cwd == start else cwd, text)
+            if as_shell and text is not None
+            else launcher.program_call(cwd, argv, environment),
+            secrets,
+            merge_stderr,
+        )
 
-    def _started(
-        self, options: Sequence[str], argv: Sequence[str], descriptors: dict[int, int], merge_stderr: bool
-    ) -> Confined:
-        """Spawned on the event loop's own thread: the sandbox dies with the thread that started it."""
-        if any(number < 3 for number in descriptors):
-            raise ValueError(f"descriptors {sorted(descriptors)}: 0, 1 and 2 are the process's own")
-        ours: list[int] = []
-        theirs: list[int] = []
+    def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
+        """Start the sandbox of a plan; its program waits to be begun."""
+        first = self._first or launcher.find()
+        if first is None:
+            raise ToolError(
+                "nothing here can start a program in a sandbox: install perl (apt install perl-base)",
+                kind="unavailable",
+            )
+        given = dict(descriptors or {})
+        if any(number < 3 for number in given):
+            raise ValueError(f"descriptors {sorted(given)}: 0, 1 and 2 are the process's own")
+        ours: dict[str, int] = {}
+        theirs: dict[int, int] = {}
         try:
-            stdin, stdin_here = os.pipe()
-            ours.append(stdin_here)
-            theirs.append(stdin)
-            stdout_here, stdout = os.pipe()
-            ours.append(stdout_here)
-            theirs.append(stdout)
-            stderr_here, stderr = None, stdout
-            if not merge_stderr:
-                stderr_here, stderr = os.pipe()
-                ours.append(stderr_here)
-                theirs.append(stderr)
-            status_here, status = os.pipe()
-            ours.append(status_here)
-            theirs.append(status)
-            theirs.append(listed := _memory_file("\0".join(options)))
-            after = max((2, *descriptors)) + 1
+            theirs[0], ours["stdin"] = os.pipe()
+            ours["stdout"], theirs[1] = os.pipe()
+            if plan.merge_stderr:
+                theirs[2] = os.dup(theirs[1])
+            else:
+                ours["stderr"], theirs[2] = os.pipe()
+            number = _after(given)
+            if plan.secrets is not None:
+                ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
+                theirs[number] = os.dup(ours["secrets"])
+                number += 1
+            here, there = socket.socketpair()
+            ours["channel"], theirs[number] = here.detach(), there.detach()
+            ours["letter"] = _memory_file(plan.preparation)
+            theirs[number + 1] = os.dup(ours["letter"])
+            theirs[number + 2], ours["lifeline"] = os.pipe()
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
+            ours["status"], theirs[number + 4] = os.pipe()
+            for descriptor in ours.values():
+                os.set_blocking(descriptor, False)
             command = [
                 "bwrap",
-                *("--args", str(after)),
-                *("--json-status-fd", str(after + 1)),
+                *("--args", str(number + 3)),
+                *("--json-status-fd", str(number + 4)),
                 "--",
-                *argv,
+                *first.argv,
+                *(str(number + place) for place in range(3)),
+                *(str(other) for other in range(3, number)),
             ]
-            wanted = {0: stdin, 1: stdout, 2: stderr, **descriptors, after: listed, after + 1: status}
-            for descriptor in ours:
-                os.set_blocking(descriptor, False)
-            pid = _spawned(self._binary, command, wanted)
-            mine, ours = ours, []
-            return Confined(pid, mine[0], mine[1], stderr_here, mine[-1])
+            pid = _spawned(self._binary, command, {**theirs, **given})
+            mine, ours = ours, {}
+            return Confined(pid, Ends(**{"stderr": None, **mine}))  # pyright: ignore[reportArgumentType]
         finally:
-            for descriptor in (*ours, *theirs):
+            for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
 
-def command_options(capabilities: CapabilitySet, profile: Profile, identity: Mapping[str, str]) -> list[str]:
+def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     """All of bubblewrap's options for one call.
 
     :raises ToolError: ``unavailable`` where the set cannot be enforced
     """
+    found = toolchains.find(profile.workspace)
+    return _options(capabilities, mounts.folder_access(capabilities, profile, found), profile)
+
+
+def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], profile: Profile) -> list[str]:
     if capabilities.uses("net.fetch"):
         raise ToolError(
             "this call's capability set has network hosts, and this sandbox gives no network at all; "
             "run it with a set without hosts",
             kind="unavailable",
         )
-    found = toolchains.find(profile.workspace)
-    folders = mounts.folder_access(capabilities, profile, found)
-    options = [*_FIXED, *mounts.arguments(folders, profile)]
-    for name, value in _environment(profile, found, identity).items():
-        options += ["--setenv", name, value]
-    if any("\0" in option for option in options):
-        raise ToolError("a folder or variable of the sandbox has a NUL character in it", kind="invalid_input")
-    cwd = profile.cwd or profile.workspace
-    if not any(mounts.is_beneath(cwd, folder) for folder in folders):
-        if profile.cwd is not None:
-            raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
-        cwd = profile.scratch
-    return [*options, "--chdir", cwd]
+    inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
+    return [
+        *_FIXED,
+        *mounts.arguments(folders, profile),
+        "--chdir",
+        profile.workspace if inside else profile.scratch,
+    ]
 
 
 def _environment(profile: Profile, found: toolchains.Toolchains, identity: Mapping[str, str]) -> dict[str, str]:
@@ -169,9 +269,14 @@ def _environment(profile: Profile, found: toolchains.Toolchains, identity: Mappi
     }
 
 
-def _memory_file(text: str) -> int:
+def _after(descriptors: Mapping[int, int] | None) -> int:
+    """The first number that is free beside the standard three and the given ones."""
+    return max((2, *(descriptors or ()))) + 1
+
+
+def _memory_file(content: bytes) -> int:
     descriptor = os.memfd_create("handrail-sandbox", os.MFD_CLOEXEC)
-    rest = memoryview(os.fsencode(text))
+    rest = memoryview(content)
     while rest:
         rest = rest[os.write(descriptor, rest) :]
     os.lseek(descriptor, 0, os.SEEK_SET)
@@ -181,13 +286,6 @@ def _memory_file(text: str) -> int:
 def _spawned(binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
     try:
         return spawn(binary, command, {}, descriptors)
-    except ValueError as error:
-        raise ToolError(
-            "an argument has a NUL character in it, which no program can be given", kind="invalid_input"
-        ) from error
     except OSError as error:
-        if error.errno == errno.E2BIG:
-            raise ToolError(
-                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
-            ) from error
-        raise ToolError(f"the sandbox could not be started: {error.strerror}", kind="backend") from error
+        why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
+        raise ToolError(f"the sandbox could not be started: {why}", kind="backend") from error

@@ -1,8 +1,8 @@
 """A confined process: fed, read, waited for, and ended with everything it started.
 
-bubblewrap's outer process ends when the program ends, not when the last holder of a pipe does; the first
-process of the sandbox's pid namespace is then killed, and the kernel kills all others in it before that one is
-gone. Waiting for *that* is what lets :meth:`Confined.kill` say that nobody is left.
+The first process of the sandbox's pid namespace is the launcher. It ends with its program, not with the last holder
+of a pipe, and with it the kernel ends all others in the namespace, before bubblewrap's outer process learns of it:
+once that one has ended, nobody is left.
 """
 
 from __future__ import annotations
@@ -10,53 +10,129 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 import select
 import signal
+import socket
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import orjson
 
 from handrail.contract.errors import ToolError
+from handrail.sandbox.pipes import PEEKED, Input, Output
 
 _READ = 1 << 16
-_READS_A_TURN = 16
 _SETUP_S = 5.0
-"""How long a kill waits for bubblewrap to say whom it started, before it is killed as it is."""
-_STDERR_KEPT = 1 << 16
-_NOT_STARTED = re.compile(rb"bwrap: execvp (.*): (No such file or directory|Permission denied|Exec format error)\s*\Z")
+"""How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
+
+_lifelines: set[int] = set()
+
+
+def _let_go() -> None:
+    """In a forked copy of this process: a lifeline that it held too would keep sandboxes alive beyond the holder."""
+    for descriptor in _lifelines:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _lifelines.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The holder's ends of what a sandbox was started with; all non-blocking.
+
+    :param stderr: None where it was merged into stdout
+    :param status: where bubblewrap writes its ``--json-status-fd`` lines
+    :param channel: a socket; with ``letter`` and ``lifeline`` as :mod:`handrail.sandbox.launcher` says
+    :param secrets: a file in memory for the call's secrets, where it has any
+    """
+
+    stdin: int
+    stdout: int
+    stderr: int | None
+    status: int
+    channel: int
+    letter: int
+    lifeline: int
+    secrets: int | None = None
 
 
 class Confined:
     """Implements :class:`handrail.contract.sandbox.Process` on a started bubblewrap.
 
-    Owns the descriptors it is given, all non-blocking.
-
-    :param status: where bubblewrap writes its ``--json-status-fd`` lines
-    :param stderr: None where it was merged into stdout
+    Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
     """
 
-    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None, status: int) -> None:
+    def __init__(self, pid: int, ends: Ends) -> None:
         self._loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
         self._inner = -1
-        self._status_fd = status
+        self._inner_pid = 0
+        self._status_fd = ends.status
         self._status = b""
+        self._channel = socket.socket(fileno=ends.channel)
+        self._answer = b""
+        self._letter = ends.letter
+        self._lifeline = ends.lifeline
+        _lifelines.add(ends.lifeline)
+        self._secrets = ends.secrets
         self._killed = False
         self._setup_error: ToolError | None = None
         self._known: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[bool] | None = None
         self._gone: asyncio.Future[int] = self._loop.create_future()
-        self._input = _Input(self._loop, stdin)
-        self._stdout = _Output(self._loop, stdout)
-        self._stderr = None if stderr is None else _Output(self._loop, stderr)
+        self._input = Input(self._loop, ends.stdin)
+        self._stdout = Output(self._loop, ends.stdout)
+        self._stderr = None if ends.stderr is None else Output(self._loop, ends.stderr)
         self._loop.add_reader(self._pidfd, self._exited)
         self._loop.add_reader(self._status_fd, self._read_status)
 
     @property
     def pid(self) -> int:
         return self._pid
+
+    @property
+    def inner_pid(self) -> int:
+        """The sandbox's first process, as this machine numbers it; 0 while nobody knows."""
+        return self._inner_pid
+
+    @property
+    def waits(self) -> bool:
+        """Whether the sandbox is there and its program has not begun."""
+        return self._letter >= 0 and self._pidfd >= 0 and not self._killed
+
+    async def until_ready(self) -> bool:
+        """Wait until the launcher has restricted itself and waits for its call. False: it ended instead."""
+        if self._ready is None:
+            self._ready = self._loop.create_future()
+            self._loop.add_reader(self._channel, self._heard)
+            self._heard()
+        await asyncio.wait({self._ready, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        return self._ready.done() and self._ready.result() and not self._gone.done()
+
+    def begin(self, call: bytes, secrets: bytes = b"") -> None:
+        """Let the program begin.
+
+        :param call: the letter's second part
+        :param secrets: what to put into the file for them
+        """
+        if self._secrets is not None:
+            _written(self._secrets, secrets)
+            os.close(self._secrets)
+            self._secrets = None
+        _written(self._letter, call)
+        os.close(self._letter)
+        self._letter = -1
+        with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
+            self._channel.send(b"g")
+
+    def when_gone(self, told: Callable[[], None]) -> None:
+        """Have ``told`` called once nobody is left in the sandbox."""
+        self._gone.add_done_callback(lambda gone: told())
 
     async def write(self, data: bytes) -> None:
         await self._input.write(data)
@@ -66,12 +142,12 @@ class Confined:
 
     async def read_line(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect(_STDERR_KEPT)  # it must not block on a full pipe that nobody reads
+            self._stderr.collect(PEEKED)  # it must not block on a full pipe that nobody reads
         return await self._stdout.line(max_bytes)
 
     async def read(self, max_bytes: int) -> bytes:
         if self._stderr is not None:
-            self._stderr.collect(_STDERR_KEPT)
+            self._stderr.collect(PEEKED)
         return await self._stdout.some(max_bytes)
 
     async def communicate(
@@ -105,11 +181,26 @@ class Confined:
     async def kill(self) -> None:
         if not self._gone.done():
             self._killed = True
-            # Killed before it has said whom it started, bubblewrap could leave a child that waits for it for ever.
-            await asyncio.wait({self._known, self._gone}, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
+            self._cut()
+            if self._inner < 0:
+                # bubblewrap's outer process killed now could leave a child that waits for it for ever: let both go on
+                # to where the launcher finds its lifeline cut.
+                await asyncio.wait({self._known, self._gone}, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
             await asyncio.shield(self._gone)
         self._close()
+
+    def _heard(self) -> None:
+        """What the launcher says while nobody has begun its program."""
+        try:
+            self._answer += (part := self._channel.recv(_READ))
+        except BlockingIOError:
+            return
+        except OSError:
+            part = b""
+        self._loop.remove_reader(self._channel)
+        if self._ready is not None and not self._ready.done():
+            self._ready.set_result(part == b"r")
 
     def _read_status(self) -> None:
         """Take what bubblewrap has said, and hold on to the inner process as soon as it is known."""
@@ -124,6 +215,7 @@ class Confined:
         child = self._said("child-pid")
         if child is not None:
             self._inner = _first_of_namespace(child)
+            self._inner_pid = child if self._inner >= 0 else 0
             self._known.set_result(None)
 
     def _said(self, key: str) -> int | None:
@@ -136,6 +228,13 @@ class Confined:
                 return value
         return None
 
+    def _cut(self) -> None:
+        """Let go of the lifeline: the sandbox ends."""
+        if self._lifeline >= 0:
+            _lifelines.discard(self._lifeline)
+            os.close(self._lifeline)
+            self._lifeline = -1
+
     def _signal_all(self) -> None:
         for descriptor in (self._inner, self._pidfd):
             if descriptor >= 0:
@@ -143,16 +242,20 @@ class Confined:
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _exited(self) -> None:
-        """bubblewrap's outer process has ended, so the program has; now end what it left behind."""
+        """bubblewrap's outer process has ended, so the program has; end what is left should it have been killed."""
         self._loop.remove_reader(self._pidfd)
         try:
             _, status = os.waitpid(self._pid, os.WNOHANG)
             code = os.waitstatus_to_exitcode(status)
         except ChildProcessError:  # an embedding program reaps all children itself
-            code = 255
+            code = None
         os.close(self._pidfd)
         self._pidfd = -1
         self._read_status()
+        if code is None:
+            code = self._said("exit-code")
+            code = 255 if code is None else code
+        self._cut()
         self._signal_all()
         if self._inner < 0 or _has_ended(self._inner):
             self._all_gone(code)
@@ -166,29 +269,43 @@ class Confined:
             self._inner = -1
         self._loop.remove_reader(self._status_fd)
         os.close(self._status_fd)
+        for descriptor in (self._letter, self._secrets):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._letter, self._secrets = -1, None
+        self._hear_out()
         self._input.close()
         self._stdout.drain()
         if self._stderr is not None:
             self._stderr.drain()
         if self._killed:
             code = -signal.SIGKILL
-        elif self._said("exit-code") is None and code >= 0:
-            code = self._not_started(code)
+        else:
+            self._setup_error = self._failure(code)
         if not self._gone.done():
             self._gone.set_result(code)
 
-    def _not_started(self, code: int) -> int:
-        """The program never ran: as a shell says it where it is missing, else the sandbox's own failure."""
-        output = self._stdout if self._stderr is None else self._stderr
-        said = output.peek()
-        missing = _NOT_STARTED.search(said)
-        if missing:
-            why = {b"N": b"command not found", b"P": b"permission denied", b"E": b"not a program"}[missing[2][:1]]
-            output.put_instead(missing[1] + b": " + why + b"\n")
-            return 127 if missing[2].startswith(b"N") else 126
-        text = said.decode("utf-8", "replace").strip() or f"bubblewrap ended with {code} and said nothing"
-        self._setup_error = ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
-        return code
+    def _hear_out(self) -> None:
+        self._loop.remove_reader(self._channel)
+        with contextlib.suppress(OSError):
+            while part := self._channel.recv(_READ):
+                self._answer += part
+        self._channel.close()
+
+    def _failure(self, code: int) -> ToolError | None:
+        """What went wrong before the program ran, should it not have run."""
+        said = self._answer.removeprefix(b"r")
+        if said.startswith(b"xL"):
+            return ToolError(
+                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
+            )
+        if said.startswith(b"x"):
+            return None
+        text = said.removeprefix(b"E").decode("utf-8", "replace")
+        if not text:
+            output = self._stdout if self._stderr is None else self._stderr
+            text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
+        return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
 
     def _close(self) -> None:
         self._input.close()
@@ -197,164 +314,12 @@ class Confined:
             self._stderr.close()
 
 
-class _Input:
-    """The writing end of stdin. What the other side no longer reads is dropped quietly."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-        self._loop, self._fd = loop, descriptor
-        self._rest = memoryview(b"")
-        self._then_close = False
-        self._done: asyncio.Future[None] | None = None
-
-    async def write(self, data: bytes) -> None:
-        if self._done is not None:
-            await asyncio.shield(self._done)
-        if self._fd < 0:
-            return
-        self._rest = memoryview(data)
-        self._push()
-        if self._rest and self._fd >= 0:
-            self._done = self._loop.create_future()
-            self._loop.add_writer(self._fd, self._push)
-            await asyncio.shield(self._done)
-
-    def feed(self, data: bytes) -> None:
-        """Write all of ``data`` as it is taken, then close."""
-        self._then_close = True
-        self._rest = memoryview(data)
-        self._push()
-        if self._rest and self._fd >= 0:
-            self._loop.add_writer(self._fd, self._push)
-
-    def _push(self) -> None:
-        try:
-            while self._rest:
-                self._rest = self._rest[os.write(self._fd, self._rest) :]
-        except BlockingIOError:
-            return
-        except OSError:  # the reader is gone
-            self._then_close = True
-            self._rest = memoryview(b"")
-        if self._then_close:
-            self.close()
-            return
-        self._loop.remove_writer(self._fd)
-        self._finished()
-
-    def _finished(self) -> None:
-        if self._done is not None and not self._done.done():
-            self._done.set_result(None)
-        self._done = None
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_writer(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-        self._rest = memoryview(b"")
-        self._finished()
-
-
-class _Output:
-    """The reading end of stdout or stderr: collected up to a cap, or taken line by line with back-pressure."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
-        self._loop, self._fd = loop, descriptor
-        self._buffer = bytearray()
-        self._searched = 0
-        self._cap: int | None = None
-        self._on_output: Callable[[bytes], None] | None = None
-        self._dropped = 0
-        self._more: asyncio.Future[None] | None = None
-
-    def collect(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
-        """From now on keep the first ``cap`` bytes and count the rest."""
-        if self._cap is None and self._fd >= 0:
-            self._loop.add_reader(self._fd, self._read_some, _READS_A_TURN)
-        self._cap = cap
-        self._on_output = on_output
-
-    async def line(self, max_bytes: int) -> bytes:
-        while True:
-            end = self._buffer.find(b"\n", self._searched)
-            if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
-                raise ToolError(f"a line of output is longer than {max_bytes} bytes", kind="limit")
-            if end >= 0 or self._fd < 0:
-                line = bytes(self._buffer[: end + 1]) if end >= 0 else bytes(self._buffer)
-                del self._buffer[: len(line)]
-                self._searched = 0
-                return line
-            self._searched = len(self._buffer)
-            await self._next()
-
-    async def some(self, max_bytes: int) -> bytes:
-        if not self._buffer and self._fd >= 0:
-            await self._next()
-        piece = bytes(self._buffer[:max_bytes])
-        del self._buffer[:max_bytes]
-        self._searched = 0
-        return piece
-
-    async def _next(self) -> None:
-        """Wait for one more piece. The descriptor is watched only meanwhile: who is not read from is held up."""
-        self._more = self._loop.create_future()
-        self._loop.add_reader(self._fd, self._read_some, 1)
-        try:
-            await self._more
-        finally:
-            self._more = None
-            if self._fd >= 0 and self._cap is None:
-                self._loop.remove_reader(self._fd)
-
-    def _read_some(self, times: int) -> bool:
-        """Read what is there, at most ``times`` pieces so that one process cannot hold the loop. False: no more now."""
-        more = True
-        for _ in range(times):
-            try:
-                part = os.read(self._fd, _READ)
-            except BlockingIOError:
-                more = False
-                break
-            if not part:
-                self.close()
-                more = False
-                break
-            kept = part if self._cap is None else part[: max(0, self._cap - len(self._buffer))]
-            self._buffer += kept
-            self._dropped += len(part) - len(kept)
-            if kept and self._on_output is not None:
-                self._on_output(kept)
-        if self._more is not None and not self._more.done():
-            self._more.set_result(None)
-        return more
-
-    def drain(self) -> None:
-        """All writers have ended: take what the pipe still holds."""
-        if self._fd >= 0 and self._cap is not None:
-            while self._read_some(_READS_A_TURN):
-                pass
-            self.close()
-
-    def peek(self) -> bytes:
-        """What was said by a process that has ended, whoever was to read it."""
-        if self._fd >= 0:
-            self.collect(_STDERR_KEPT)
-            self.drain()
-        return bytes(self._buffer)
-
-    def put_instead(self, data: bytes) -> None:
-        self._buffer[:] = data
-
-    def taken(self) -> tuple[bytes, int]:
-        return bytes(self._buffer), self._dropped
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            self._loop.remove_reader(self._fd)
-            os.close(self._fd)
-            self._fd = -1
-        if self._more is not None and not self._more.done():
-            self._more.set_result(None)
+def _written(descriptor: int, data: bytes) -> None:
+    """After what the file holds already, without moving where the other side reads."""
+    place, rest = os.fstat(descriptor).st_size, memoryview(data)
+    while rest:
+        count = os.pwrite(descriptor, rest, place)
+        place, rest = place + count, rest[count:]
 
 
 def _first_of_namespace(pid: int) -> int:

@@ -113,7 +113,7 @@ def _failure(binary: str) -> str | None:
         scratch.mkdir()
         whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),))
         try:
-            options = command_options(CapabilitySet((whole,)), Profile(str(workspace), str(scratch)), {})
+            options = command_options(CapabilitySet((whole,)), Profile(str(workspace), str(scratch)))
             done = subprocess.run(
                 [binary, *options, "--", "/bin/sh", "-c", ": > tried && readlink /proc/self/ns/net"],
                 cwd=place,  # what a binary that confines nothing writes goes with the folder

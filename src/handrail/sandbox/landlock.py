@@ -1,0 +1,92 @@
+"""What Landlock lets a sandboxed program do: a ruleset as plain data, which the launcher inside puts into force.
+
+It repeats what the mounts say in a second way that does not depend on them: reading and starting programs in the
+folders that are mounted, writing only in those mounted writable, no TCP but to the proxy, no abstract socket and no
+signal beyond the sandbox. bubblewrap cannot start under Landlock, so it is the launcher that restricts itself.
+
+Follows linux/landlock.h. What an older kernel does not know is left out of what is handled; a rule never carries
+more than is handled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+"""The system calls, which have these numbers on every architecture."""
+
+EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
+REMOVE_DIR, REMOVE_FILE = 1 << 4, 1 << 5
+MAKE_CHAR, MAKE_DIR, MAKE_REG, MAKE_SOCK, MAKE_FIFO, MAKE_BLOCK, MAKE_SYM = (1 << bit for bit in range(6, 13))
+REFER, TRUNCATE, IOCTL_DEV = 1 << 13, 1 << 14, 1 << 15
+BIND_TCP, CONNECT_TCP = 1 << 0, 1 << 1
+SCOPE_ABSTRACT_SOCKETS, SCOPE_SIGNALS = 1 << 0, 1 << 1
+
+OF_FILES = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | IOCTL_DEV
+"""What a rule for something that is no folder may carry; the kernel refuses it with more."""
+READING = READ_FILE | READ_DIR | EXECUTE
+WRITING = (
+    READING
+    | (WRITE_FILE | TRUNCATE | REMOVE_DIR | REMOVE_FILE | MAKE_DIR | MAKE_REG | MAKE_SOCK | MAKE_FIFO | MAKE_SYM)
+    | REFER
+)
+"""Everything but making device nodes and speaking to devices."""
+DEVICES = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
+
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/run", "/var")
+_PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
+
+
+@dataclass(frozen=True, slots=True)
+class Ruleset:
+    """What the launcher hands to the kernel.
+
+    :param attributes: ``struct landlock_ruleset_attr``, as long as the kernel knows it
+    :param folders: path and rights; the launcher takes off what only folders can have where the path is none
+    :param ports: TCP port and rights
+    """
+
+    attributes: bytes
+    folders: tuple[tuple[str, int], ...]
+    ports: tuple[tuple[int, int], ...] = ()
+
+
+@lru_cache(maxsize=1)
+def abi() -> int:
+    """The version that this kernel has in force; 0 for none."""
+    found = ctypes.CDLL(None, use_errno=True).syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    return max(0, int(found))
+
+
+def ruleset(version: int, folders: Mapping[str, Literal["ro", "rw"]], connect: Iterable[int] = ()) -> Ruleset:
+    """What a sandbox with these mounts is given.
+
+    :param version: the kernel's, at least 1
+    :param folders: what is mounted beside the system, with its access
+    :param connect: the TCP ports of its own loopback that it may connect to
+    """
+    files = handled_of_files(version)
+    rights = [("/", READ_DIR), *((path, READING) for path in _SYSTEM), ("/proc", READ_FILE | READ_DIR)]
+    rights += [("/dev", DEVICES), *((path, WRITING) for path in _PRIVATE)]
+    rights += ((path, WRITING if access == "rw" else READING) for path, access in folders.items())
+    numbers = [files]
+    if version >= 4:
+        numbers.append(BIND_TCP | CONNECT_TCP)
+    if version >= 6:
+        numbers.append(SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS)
+    return Ruleset(
+        struct.pack(f"={len(numbers)}Q", *numbers),
+        tuple((path, wanted & files) for path, wanted in rights),
+        tuple((port, CONNECT_TCP) for port in connect) if version >= 4 else (),
+    )
+
+
+def handled_of_files(version: int) -> int:
+    """The rights on files that a kernel of this version can take away: all it knows."""
+    bits = 13 if version < 2 else 14 if version < 3 else 15 if version < 5 else 16
+    return (1 << bits) - 1

@@ -1,0 +1,97 @@
+# The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
+# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
+# No module is loaded, and nothing is read but the descriptors that it is given.
+my ($channel, $letter, $lifeline, @others) = @ARGV;
+open(my $host, "+<&=", $channel);
+open(my $mail, "<&=", $letter);
+open(my $life, "<&=", $lifeline);
+
+sub fail {
+    syswrite($host, "E" . join("", @_));
+    exit 125;
+}
+
+sub part {
+    my ($length, $text) = ("", "");
+    (sysread($mail, $length, 4) || 0) == 4 or fail("the letter is cut");
+    $length = unpack("N", $length);
+    while (length($text) < $length) {
+        sysread($mail, $text, $length - length($text), length($text)) or fail("the letter is cut");
+    }
+    return unpack("(N/a*)*", $text);
+}
+
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, @rest) = part();
+my $count  = shift @rest;
+my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by turns
+$count = shift @rest;
+my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by turns
+
+for my $space (split(/ /, $namespaces)) {
+    my ($kind) = $space =~ /^(\w+):/;
+    my $own = readlink("/proc/self/ns/$kind");
+    (defined($own) && $own ne $space) or fail("it shares the $kind namespace of this machine");
+}
+
+$SIG{CHLD} = sub { };
+my $program = fork;
+defined($program) or fail("no process could be made: $!");
+if ($program) {
+    # The sandbox lives as long as its program, and no longer than whoever holds the other end of the lifeline.
+    my $ended = syscall(434, $program, 0);
+    $ended >= 0 or fail("the program cannot be watched: $!");
+    close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail);
+    open(my $other, "<&=", $_) && close($other) for @others;
+    my $watched = "";
+    vec($watched, $_, 1) = 1 for ($lifeline, $ended);
+    for (;;) {
+        while ((my $gone = waitpid(-1, 1)) > 0) {
+            exit(($? & 127) ? 128 + ($? & 127) : $? >> 8) if $gone == $program;
+        }
+        select(my $ready = $watched, undef, undef, 10) > 0 or next;    # not for ever: somebody else's child may be missed
+        exit 129 if vec($ready, $lifeline, 1);
+    }
+}
+close($life);
+
+if (length($ruleset)) {
+    my $set = syscall(444, $ruleset, length($ruleset), 0);
+    $set >= 0 or fail("Landlock cannot be used: $!");
+    while (my ($kind, $what, $rights) = splice(@rules, 0, 3)) {
+        if ($kind eq "port") {
+            my $rule = $rights . $what;
+            syscall(445, $set, 2, $rule, 0) == 0 or fail("no Landlock rule can be made for a port: $!");
+            next;
+        }
+        sysopen(my $place, $what, 0x280000) or next;    # O_PATH | O_CLOEXEC; what is not there needs no rule
+        $rights &= $file_rights unless -d $place;
+        my $rule = $rights . pack("l", fileno($place));
+        syscall(445, $set, 1, $rule, 0) == 0 or fail("no Landlock rule can be made for $what: $!");
+    }
+    syscall(446, $set, 0) == 0 or fail("Landlock cannot be put into force: $!");
+}
+while (my ($resource, $bounds) = splice(@limits, 0, 2)) {
+    syscall($prlimit + 0, 0, $resource + 0, $bounds, 0) == 0 or fail("limit $resource cannot be set: $!");
+}
+
+if ($mode eq "shell") {
+    my $script = shift @rest;
+    %ENV = @rest;
+    fcntl($_, 2, 0) for ($host, $mail);
+    exec { "/bin/bash" } "/bin/bash", "--noprofile", "--norc", "-c", $script, "/bin/bash";
+    fail("/bin/bash cannot be started: $!");
+}
+syswrite($host, "r");
+(sysread($host, my $go, 1) || 0) == 1 or exit 125;
+(my $folder, $count, my @given) = part();
+chdir($folder) or fail("$folder cannot be entered: $!");
+my @program = splice(@given, 0, $count);
+%ENV = @given;
+fcntl($_, 2, 1) for ($host, $mail);
+syswrite($host, "x");
+{ exec { $program[0] } @program; }
+my $error = $! + 0;
+syswrite($host, "L") if $error == 7;
+my %said = (2 => "command not found", 7 => "its arguments are too long", 8 => "not a program", 13 => "permission denied");
+syswrite(STDERR, "$program[0]: " . ($said{$error} || $!) . "\n");
+exit($error == 2 ? 127 : 126);

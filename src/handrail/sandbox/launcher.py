@@ -1,0 +1,197 @@
+"""What is said to the first process of a sandbox, which restricts itself and becomes the program.
+
+Where it comes from: ``launcher.pl``, or ``launcher_python.py`` where the machine has no perl. It has three
+descriptors besides the program's own:
+
+- the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and in which namespaces it
+  must not find itself; that is known before the call is. Its second part is the call.
+- the *channel*, a socket. One byte from here means that the letter's second part is written. Back come ``r`` (ready,
+  waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or ``L`` after
+  ``x`` (its arguments are longer than the system takes).
+- the *lifeline*, a pipe that only the holder can close: when it hangs up, the first process ends and the kernel ends
+  all others with it. So nothing outlives a killed holder, whichever moment it dies at.
+
+A part is its length and then items, each with its length (4 bytes, big-endian).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import struct
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.sandbox import SHELL_ARGV
+from handrail.sandbox import landlock
+from handrail.sandbox.landlock import Ruleset
+
+Mode = Literal["exec", "shell"]
+"""``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
+
+PERL = "/usr/bin/perl"
+LONGEST_ARGUMENT = 32 * 4096 - 1
+"""Bytes of one argument that execve(2) takes."""
+LONGEST_TEXT = LONGEST_ARGUMENT - 4096
+"""A shell text beyond this is handed over by the letter and evaluated, since no argument can hold it."""
+
+_PRLIMIT = {
+    "x86_64": 302,
+    "aarch64": 261,
+    "riscv64": 261,
+    "loongarch64": 261,
+    "ppc64le": 325,
+    "s390x": 334,
+}
+"""prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
+_NO_BOUND = (1 << 64) - 1
+_NAMESPACES = ("mnt", "net", "pid", "user")
+_CHANNEL, _LETTER = 3, 4
+"""The numbers that a waiting shell has them under."""
+
+# One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell; others
+# are given to a bash of their own, in place of this one.
+_BOOT = (
+    f"printf r >&{_CHANNEL};IFS= read -rn1 -u{_CHANNEL}||exit 125;IFS= read -rd '' -u{_LETTER};"
+    f"IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;"
+    'case $REPLY in ??*)cd -P -- "${REPLY#?}" 2>/dev/null||'
+    f"{{ printf 'E%s cannot be entered' \"${{REPLY#?}}\" >&{_CHANNEL};exit 125;}};unset OLDPWD;declare -x OLDPWD;;esac;"
+    f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
+    'case $REPLY in x*)unset REPLY;exec /bin/bash --noprofile --norc -c -- "$BASH_EXECUTION_STRING";;esac;'
+    'unset REPLY;SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING"'
+)
+_OF_THE_SHELL = frozenset(
+    ("ENV", "SHELLOPTS", "POSIXLY_CORRECT", "PS4", "CDPATH", "IFS", "OLDPWD", "PWD", "SHLVL", "REPLY", "SECONDS", "_")
+)
+"""Variables that a shell takes up when it starts: with one of them it is not started before its text is known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """A program that can be a sandbox's first process. Its descriptors' numbers are added to ``argv``."""
+
+    name: Literal["perl", "python"]
+    argv: tuple[str, ...]
+
+
+@lru_cache(maxsize=1)
+def find() -> Launcher | None:
+    """The launcher for this machine; None where there is neither perl nor an interpreter that a sandbox would see."""
+    return perl() or python()
+
+
+def perl() -> Launcher | None:
+    if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
+        return None
+    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--"))
+
+
+def python() -> Launcher | None:
+    """By the interpreter that Handrail runs on, which is mounted with the toolchains."""
+    interpreter = os.path.realpath(sys.executable)
+    if not os.access(interpreter, os.X_OK):
+        return None
+    return Launcher("python", (interpreter, "-I", "-S", "-c", _source("launcher_python.py")))
+
+
+def _source(name: str) -> str:
+    return Path(__file__).with_name(name).read_text("utf-8")
+
+
+@lru_cache(maxsize=1)
+def _own_namespaces() -> str:
+    return " ".join(str(Path("/proc/self/ns", kind).readlink()) for kind in _NAMESPACES)
+
+
+def preparation(
+    mode: Mode, ruleset: Ruleset | None, limits: Mapping[int, tuple[int, int]], environment: Mapping[str, str]
+) -> bytes:
+    """The letter's first part.
+
+    :param limits: soft and hard value by RLIMIT_* number
+    :param environment: that of a waiting shell; a program's comes with the call
+    """
+    bounds: list[str | bytes] = []
+    for number, (soft, hard) in limits.items():
+        bounds += (str(number), struct.pack("=QQ", soft & _NO_BOUND, hard & _NO_BOUND))
+    rules: list[str | bytes] = []
+    if ruleset is not None:
+        rules += (item for path, rights in ruleset.folders for item in ("path", path, struct.pack("=Q", rights)))
+        rules += (
+            item
+            for port, rights in ruleset.ports
+            for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
+        )
+    items: list[str | bytes] = [
+        mode,
+        _own_namespaces(),
+        b"" if ruleset is None else ruleset.attributes,
+        struct.pack("=Q", landlock.OF_FILES),
+        str(_PRLIMIT.get(platform.machine(), 0)),
+        *(str(len(bounds)), *bounds),
+        *(str(len(rules)), *rules),
+    ]
+    if mode == "shell":
+        items += (_BOOT, *_pairs(environment))
+    return _part(items)
+
+
+def program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
+    """The letter's second part for a program."""
+    return _part([folder, str(len(argv)), *argv, *_pairs(environment)])
+
+
+def shell_call(folder: str, text: str) -> bytes:
+    """The letter's second part for a waiting shell.
+
+    :param folder: where to go first; empty to stay where it began
+    """
+    evaluated = is_plain(text) or len(os.fsencode(text)) > LONGEST_TEXT
+    return os.fsencode(f"{'e' if evaluated else 'x'}{folder}\0{text}")
+
+
+def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
+    """The text, where ``argv`` is nothing but a bash for one text that could have been started before it was known."""
+    if len(argv) != len(SHELL_ARGV) + 1 or tuple(argv[:-1]) != SHELL_ARGV:
+        return None
+    if any(name in _OF_THE_SHELL or name.startswith(("BASH", "LD_")) for name in environment):
+        return None
+    return argv[-1]
+
+
+_WORD = r"""(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")++"""
+_ELEMENT = rf"(?:{_WORD}|>&\d|>>?[ \t]*+{_WORD}|<[ \t]*+{_WORD})"
+_COMMAND = rf"{_ELEMENT}(?:[ \t]*+{_ELEMENT})*+"
+_PLAIN = re.compile(
+    rf"\s*+{_COMMAND}(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*+[ \t]*+;?\s*+",
+    re.ASCII,
+)
+_TELLING = re.compile(
+    r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
+    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|(?:^|[;&|\n])[ \t]*\.(?![\w./-])",
+    re.ASCII,
+)
+
+
+def is_plain(text: str) -> bool:
+    """Whether evaluating ``text`` cannot be told from a shell started with it.
+
+    What could be told is a syntax error, which would name ``eval``, and the depth that tracing shows. So only what
+    surely has neither: plain and quoted words, redirections and the separators between commands.
+    """
+    return len(text) <= 4096 and _PLAIN.fullmatch(text) is not None and _TELLING.search(text) is None
+
+
+def _pairs(environment: Mapping[str, str]) -> Iterable[str]:
+    return (item for pair in environment.items() for item in pair)
+
+
+def _part(items: Iterable[str | bytes]) -> bytes:
+    raw = [item if isinstance(item, bytes) else os.fsencode(item) for item in items]
+    whole = b"".join(len(item).to_bytes(4, "big") + item for item in raw)
+    return len(whole).to_bytes(4, "big") + whole

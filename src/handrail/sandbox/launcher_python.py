@@ -1,0 +1,158 @@
+"""The first process of a sandbox where there is no perl: runs inside, so it imports nothing of Handrail.
+
+:mod:`handrail.sandbox.launcher` says what it reads and answers; ``launcher.pl`` does the same, sooner.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import signal
+import stat
+import struct
+import sys
+from typing import NoReturn
+
+RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
+O_PATH = 0o10000000
+
+
+def fail(channel: int, why: object) -> NoReturn:
+    os.write(channel, f"E{why}".encode("utf-8", "replace"))
+    os._exit(125)
+
+
+def part(channel: int, letter: int) -> list[bytes]:
+    """The letter's next part: its length, then items with their lengths."""
+
+    def exactly(wanted: int) -> bytes:
+        text = b""
+        while len(text) < wanted:
+            piece = os.read(letter, wanted - len(text))
+            if not piece:
+                fail(channel, "the letter is cut")
+            text += piece
+        return text
+
+    rest = exactly(int.from_bytes(exactly(4), "big"))
+    items: list[bytes] = []
+    while rest:
+        end = 4 + int.from_bytes(rest[:4], "big")
+        items.append(rest[4:end])
+        rest = rest[end:]
+    return items
+
+
+def taken(items: list[bytes]) -> list[bytes]:
+    """The items of a list that says first how many they are."""
+    count = int(items.pop(0))
+    found = items[:count]
+    del items[:count]
+    return found
+
+
+def watch(program: int, lifeline: int, others: list[int]) -> NoReturn:
+    """Until the program has ended or the holder has let go of the lifeline; whoever is left ends with this process."""
+    ended = os.pidfd_open(program)
+    for number in (0, 1, 2, *others):
+        with contextlib.suppress(OSError):
+            os.close(number)
+    while True:
+        while True:
+            try:
+                gone, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                os._exit(125)
+            if gone == 0:
+                break
+            if gone == program:
+                code = os.waitstatus_to_exitcode(status)
+                os._exit(code if code >= 0 else 128 - code)
+        if lifeline in select.select([lifeline, ended], [], [], 10)[0]:
+            os._exit(129)
+
+
+def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
+    """Landlock, by system calls that have the same numbers everywhere."""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+
+    def checked(what: str, *arguments: object) -> int:
+        found = int(call(*arguments))
+        if found < 0:
+            raise OSError(f"{what}: {os.strerror(ctypes.get_errno())}")
+        return found
+
+    put = checked("Landlock cannot be used", 444, ruleset, ctypes.c_size_t(len(ruleset)), 0)
+    for kind, what, rights in zip(rules[::3], rules[1::3], rules[2::3], strict=True):
+        if kind == b"port":
+            checked("no Landlock rule can be made for a port", 445, put, RULES_FOR_PORTS, rights + what, 0)
+            continue
+        try:
+            place = os.open(what, O_PATH | os.O_CLOEXEC)
+        except OSError:
+            continue  # what is not there needs no rule
+        allowed = int.from_bytes(rights, sys.byteorder)
+        if not stat.S_ISDIR(os.fstat(place).st_mode):
+            allowed &= file_rights
+        rule = struct.pack("=Qi", allowed, place)
+        checked(f"no Landlock rule can be made for {os.fsdecode(what)}", 445, put, RULES_FOR_FILES, rule, 0)
+        os.close(place)
+    checked("Landlock cannot be put into force", 446, put, 0)
+
+
+def main(channel: int, letter: int, lifeline: int, *others: int) -> NoReturn:
+    items = part(channel, letter)
+    mode, namespaces, ruleset, file_rights, _prlimit = items[:5]
+    del items[:5]
+    limits, rules = taken(items), taken(items)
+    for space in namespaces.split():
+        kind = space.partition(b":")[0]
+        if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
+            fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    program = os.fork()
+    if program:
+        watch(program, lifeline, [channel, letter, *others])
+    os.close(lifeline)
+    try:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        if ruleset:
+            restrict(ruleset, int.from_bytes(file_rights, sys.byteorder), rules)
+        for number, bounds in zip(limits[::2], limits[1::2], strict=True):
+            resource.setrlimit(int(number), struct.unpack("=qq", bounds))
+        if mode == b"shell":
+            script = items.pop(0)
+            environment = dict(zip(items[::2], items[1::2], strict=True))
+            os.set_inheritable(channel, True)
+            os.set_inheritable(letter, True)
+            bash = [b"/bin/bash", b"--noprofile", b"--norc", b"-c", script, b"/bin/bash"]
+            os.execve(bash[0], bash, environment)  # noqa: S606
+        os.write(channel, b"r")
+        if not os.read(channel, 1):
+            os._exit(125)
+        folder, count, *given = part(channel, letter)
+        os.chdir(folder)
+        argv, rest = given[: int(count)], given[int(count) :]
+        os.set_inheritable(channel, False)
+        os.set_inheritable(letter, False)
+    except (OSError, ValueError) as error:
+        fail(channel, error)
+    os.write(channel, b"x")
+    environment = dict(zip(rest[::2], rest[1::2], strict=True))
+    try:
+        os.execvpe(argv[0], argv, environment)  # noqa: S606
+    except OSError as error:
+        number = error.errno or 0
+        if number == 7:
+            os.write(channel, b"L")
+        said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
+        os.write(2, argv[0] + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
+        os._exit(127 if number == 2 else 126)
+
+
+if __name__ == "__main__":
+    main(*(int(word) for word in sys.argv[1:]))

@@ -1,0 +1,174 @@
+"""The holder's ends of a confined process's stdin, stdout and stderr, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable
+
+from handrail.contract.errors import ToolError
+
+PEEKED = 1 << 16
+"""Bytes kept of an output that nobody collects."""
+_READ = 1 << 16
+_READS_A_TURN = 16
+
+
+class Input:
+    """The writing end of stdin. What the other side no longer reads is dropped quietly."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+        self._loop, self._fd = loop, descriptor
+        self._rest = memoryview(b"")
+        self._then_close = False
+        self._done: asyncio.Future[None] | None = None
+
+    async def write(self, data: bytes) -> None:
+        if self._done is not None:
+            await asyncio.shield(self._done)
+        if self._fd < 0:
+            return
+        self._rest = memoryview(data)
+        self._push()
+        if self._rest and self._fd >= 0:
+            self._done = self._loop.create_future()
+            self._loop.add_writer(self._fd, self._push)
+            await asyncio.shield(self._done)
+
+    def feed(self, data: bytes) -> None:
+        """Write all of ``data`` as it is taken, then close."""
+        self._then_close = True
+        self._rest = memoryview(data)
+        self._push()
+        if self._rest and self._fd >= 0:
+            self._loop.add_writer(self._fd, self._push)
+
+    def _push(self) -> None:
+        try:
+            while self._rest:
+                self._rest = self._rest[os.write(self._fd, self._rest) :]
+        except BlockingIOError:
+            return
+        except OSError:  # the reader is gone
+            self._then_close = True
+            self._rest = memoryview(b"")
+        if self._then_close:
+            self.close()
+            return
+        self._loop.remove_writer(self._fd)
+        self._finished()
+
+    def _finished(self) -> None:
+        if self._done is not None and not self._done.done():
+            self._done.set_result(None)
+        self._done = None
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_writer(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        self._rest = memoryview(b"")
+        self._finished()
+
+
+class Output:
+    """The reading end of stdout or stderr: collected up to a cap, or taken line by line with back-pressure."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
+        self._loop, self._fd = loop, descriptor
+        self._buffer = bytearray()
+        self._searched = 0
+        self._cap: int | None = None
+        self._on_output: Callable[[bytes], None] | None = None
+        self._dropped = 0
+        self._more: asyncio.Future[None] | None = None
+
+    def collect(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
+        """From now on keep the first ``cap`` bytes and count the rest."""
+        if self._cap is None and self._fd >= 0:
+            self._loop.add_reader(self._fd, self._read_some, _READS_A_TURN)
+        self._cap = cap
+        self._on_output = on_output
+
+    async def line(self, max_bytes: int) -> bytes:
+        while True:
+            end = self._buffer.find(b"\n", self._searched)
+            if end >= max_bytes or (end < 0 and len(self._buffer) >= max_bytes):
+                raise ToolError(f"a line of output is longer than {max_bytes} bytes", kind="limit")
+            if end >= 0 or self._fd < 0:
+                line = bytes(self._buffer[: end + 1]) if end >= 0 else bytes(self._buffer)
+                del self._buffer[: len(line)]
+                self._searched = 0
+                return line
+            self._searched = len(self._buffer)
+            await self._next()
+
+    async def some(self, max_bytes: int) -> bytes:
+        if not self._buffer and self._fd >= 0:
+            await self._next()
+        piece = bytes(self._buffer[:max_bytes])
+        del self._buffer[:max_bytes]
+        self._searched = 0
+        return piece
+
+    async def _next(self) -> None:
+        """Wait for one more piece. The descriptor is watched only meanwhile: who is not read from is held up."""
+        self._more = self._loop.create_future()
+        self._loop.add_reader(self._fd, self._read_some, 1)
+        try:
+            await self._more
+        finally:
+            self._more = None
+            if self._fd >= 0 and self._cap is None:
+                self._loop.remove_reader(self._fd)
+
+    def _read_some(self, times: int) -> bool:
+        """Read what is there, at most ``times`` pieces so that one process cannot hold the loop. False: no more now."""
+        more = True
+        for _ in range(times):
+            try:
+                part = os.read(self._fd, _READ)
+            except BlockingIOError:
+                more = False
+                break
+            if not part:
+                self.close()
+                more = False
+                break
+            kept = part if self._cap is None else part[: max(0, self._cap - len(self._buffer))]
+            self._buffer += kept
+            self._dropped += len(part) - len(kept)
+            if kept and self._on_output is not None:
+                self._on_output(kept)
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
+        return more
+
+    def drain(self) -> None:
+        """All writers have ended: take what the pipe still holds."""
+        if self._fd >= 0 and self._cap is not None:
+            while self._read_some(_READS_A_TURN):
+                pass
+            self.close()
+
+    def peek(self) -> bytes:
+        """What was said by a process that has ended, whoever was to read it."""
+        if self._fd >= 0:
+            self.collect(PEEKED)
+            self.drain()
+        return bytes(self._buffer)
+
+    def put_instead(self, data: bytes) -> None:
+        self._buffer[:] = data
+
+    def taken(self) -> tuple[bytes, int]:
+        return bytes(self._buffer), self._dropped
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            self._loop.remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+        if self._more is not None and not self._more.done():
+            self._more.set_result(None)
