@@ -11,7 +11,7 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run doors test soak bench lint format docs clean
+.PHONY: help setup run doors test attack soak bench lint format docs clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
@@ -54,6 +54,9 @@ doors: setup ## four processes edit one file through one kernel, and the one tha
 
 test: setup ## every test that is not marked slow
 	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+
+attack: setup ## every attack of the suite, in a sandbox of its own, and a table of what held; JSON=file for the table as data
+	@$(BIN)/python -m tests.attacks $(if $(JSON),--json $(JSON))
 
 soak: setup ## the big counts
 	@$(BIN)/python -m pytest -m slow --timeout 1800

@@ -3,33 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from tests.attacks.outer import NAMESPACES
+from tests.attacks.victim import Agreeing
 
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest
-from handrail.contract.runtime import Question
 from handrail.contract.session import Session
 from handrail.kernel import Kernel
 from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
-
-NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts")
-
-
-class Agreeing:
-    """A person who says yes to everything, as the attacker hopes, and remembers what was shown."""
-
-    def __init__(self) -> None:
-        self.requests: list[ApprovalRequest] = []
-
-    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        self.requests.append(request)
-        return ApprovalAnswer("once")
-
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
-        return [["yes"]] * len(questions)
 
 
 @pytest.fixture

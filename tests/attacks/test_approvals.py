@@ -13,7 +13,7 @@ from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
-pytestmark = pytest.mark.proves("P-07")
+pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("permission")]
 
 
 @tool(id="bank.transfer", side_effect="external", locks=["account:{source}:X"])

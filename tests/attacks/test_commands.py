@@ -13,7 +13,7 @@ from handrail.contract.sandbox import Profile
 from handrail.policy.shell import parse
 from handrail.sandbox import tiers
 
-pytestmark = pytest.mark.proves("P-05")
+pytestmark = [pytest.mark.proves("P-05"), pytest.mark.attack("shell")]
 
 
 @pytest.fixture
@@ -97,9 +97,11 @@ _PIECES = (
 _LISTEN = r"""
 command_not_found_handle() { printf '%s\0' "$@" $'\1' >&9; return "$answer"; }
 PATH=/nonexistent
+number=0
 while IFS= read -r -d '' text <&8; do
-  for answer in 0 1; do ( eval -- "$text" ) 9>>heard </dev/null >/dev/null 2>&1; done
+  for answer in 0 1; do ( cd "opened/$number"; eval -- "$text" ) 9>>heard </dev/null >/dev/null 2>&1; done
   printf '\2\0' >>heard
+  number=$((number + 1))
 done 8<texts
 """
 """bash says itself which commands it would run: none exists, so each one ends in the handler, with its words."""
@@ -129,6 +131,8 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     workspace.mkdir()
     scratch.mkdir()
     texts = _clear_texts(count)
+    for number in range(count):
+        (workspace / "opened" / str(number)).mkdir(parents=True)
     (workspace / "texts").write_bytes(b"".join(text.encode() + b"\0" for text in texts))
     layer = Layer("t", (str(workspace),), (str(workspace),), (), (ShellRequires.model_validate({"cmd": "*"}),))
     process = await sandbox.start(
@@ -145,5 +149,11 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     for (text, expected), said in zip(texts.items(), heard, strict=True):
         run = {tuple(word.decode() for word in one.split(b"\0")[:-1]) for one in said.split(b"\1\0")[:-1]}
         assert run <= expected, text
-        assert run == expected or ">&" in text, text  # a descriptor that is not open ends a command before it begins
-    assert sorted(path.name for path in workspace.iterdir()) == ["heard", "texts"], "a text wrote a file"
+        # A descriptor that is not open, or a file that is not there, ends a command before it begins.
+        assert run == expected or ">&" in text or "<" in text, text
+    for number, text in enumerate(texts):
+        judged = {file.target for file in parse(text).files if file.capability == "fs.write"}
+        made = {path.name for path in (workspace / "opened" / str(number)).iterdir()}
+        assert made <= judged, text
+        assert made == judged or ">&" in text or "<" in text or "&&" in text or "||" in text, text
+    assert sorted(path.name for path in workspace.iterdir()) == ["heard", "opened", "texts"], "a text wrote elsewhere"

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.attacks.conftest import Agreeing, Probe
+from tests.attacks.conftest import Probe
+from tests.attacks.victim import Agreeing
 
 from handrail.doctor import of_machine
 from handrail.kernel import Kernel
@@ -19,6 +20,10 @@ from handrail.sandbox import tiers
 from handrail.sandbox.toolchains import program_outside
 from handrail.session.session import HeldSession as Session
 from handrail.store.folders import prepare
+
+pytestmark = pytest.mark.attack("sandbox")
+
+pytestmark = pytest.mark.attack("sandbox")
 
 ESCAPES = [
     # (what is tried, what is printed only where it worked; the source)
@@ -38,16 +43,6 @@ ESCAPES = [
     ("mknod /tmp/d b 8 0 && echo REACHED; mount -t tmpfs t /tmp && echo REACHED", "REACHED"),  # devices and mounts
     ("python3 -c 'import socket; socket.socket(17, 3); print(\"REACHED\")'", "REACHED"),  # raw packets
 ]
-
-
-@pytest.mark.proves("S-01a")
-async def test_no_escape_works_even_when_a_person_approves_it(
-    probe: Probe, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SERVICE_TEST_TOKEN", "LEAKED")
-    for text, sign in ESCAPES:
-        assert sign not in await probe(text.replace("PARENT", str(os.getpid()))), text
-    assert (place / "beside" / "key").stat().st_nlink == 1
 
 
 @pytest.mark.proves("S-01a")

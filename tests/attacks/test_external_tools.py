@@ -14,6 +14,7 @@ from handrail.sandbox import tiers
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = [
+    pytest.mark.attack("environment"),
     pytest.mark.proves("R-02"),
     pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs"),
 ]

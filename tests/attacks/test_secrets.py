@@ -11,7 +11,7 @@ from handrail.contract.events import Event
 from handrail.contract.people import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
-pytestmark = pytest.mark.proves("O-07")
+pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]
 
 SECRET = "hunter2-Zx81-€-top"
 CALLS: list[tuple[str, dict[str, Any] | str]] = [

@@ -9,7 +9,7 @@ import pytest
 from handrail.contract.people import ApprovalRequest
 from handrail.faces.cli.terminal import Terminal
 
-pytestmark = pytest.mark.proves("P-07")
+pytestmark = [pytest.mark.proves("P-07"), pytest.mark.attack("model-facing")]
 
 TRICKS = {
     # Source of each: terminal escape injection, "Trojan Source" (CVE-2021-42574), tag and variation-selector smuggling.

@@ -1,0 +1,3 @@
+from tests.attacks.case import Case
+
+CASES: list[Case] = []

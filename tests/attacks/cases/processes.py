@@ -1,0 +1,233 @@
+"""Programs that use everything up, reach for other processes, or stay."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from tests.attacks.case import Case, breach, python, shell
+from tests.attacks.victim import Home, said_by
+
+_DAEMON = """
+import os, signal, sys, time
+for number in range(1, 65):
+    try:
+        signal.signal(number, signal.SIG_IGN)
+    except (OSError, ValueError):
+        pass
+if os.fork():
+    os._exit(0)
+os.setsid()
+if os.fork():
+    os._exit(0)
+print('daemon', os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def _running(mark: str) -> list[str]:
+    """Processes anywhere in the outer sandbox with ``mark`` in their command line."""
+    found: list[str] = []
+    for process in Path("/proc").iterdir():
+        try:
+            told = (process / "cmdline").read_bytes() if process.name.isdigit() else b""
+        except OSError:
+            continue
+        if mark.encode() in told and int(process.name) != os.getpid():
+            found.append(f"{process.name} {told!r}"[:120])
+    return found
+
+
+async def _daemons_end(home: Home) -> str | None:
+    name = home.probe(_DAEMON)
+    said = await home.shell(f"for i in 1 2 3; do python3 {name} handrail-daemon-mark; done; sleep 0.1; echo ENDS")
+    if said.count("daemon ") != 3:
+        return f"the daemons did not start: {said!r}"
+    return breach(_running("handrail-daemon-mark"), "processes outlived their call")
+
+
+async def _answered_at_exit(home: Home) -> str | None:
+    """A child keeps the pipe open: the call is answered at the shell's exit, and the child ends with it."""
+    result = await home.call("bash", command="sleep 4321 & echo done", timeout_ms=60_000)
+    if not result.ok or "done" not in said_by(result):
+        return f"it was not answered at the exit: {result!r}"[:600]
+    return breach(_running("sleep\x004321"), "processes outlived their call")
+
+
+async def _timeout_ends_all(home: Home) -> str | None:
+    name = home.probe(_DAEMON)
+    result = await home.call("bash", command=f"python3 {name} handrail-late-mark; cat", timeout_ms=3_000)
+    if result.ok and "exit_code" not in str(result.data):
+        return f"a command that never ends was answered with success: {result!r}"[:600]
+    return breach(_running("handrail-late-mark"), "processes outlived the time-out")
+
+
+async def _endless_output(home: Home) -> str | None:
+    result = await home.call("bash", command="yes handrail | head -c 300000000; echo; echo THE-END", timeout_ms=90_000)
+    if not result.ok:
+        return f"it was not answered: {result!r}"[:600]
+    kept = len(str(result.data))
+    return f"{kept} characters came back" if kept > 1_000_000 else None
+
+
+async def _fork_bomb(home: Home) -> str | None:
+    """The bomb must not keep anybody else from starting a process, and end with its call."""
+    code = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
+    name = home.probe(code)
+    task = asyncio.create_task(home.call("bash", command=f"python3 {name} handrail-bomb", timeout_ms=4_000))
+    most = 0
+    while not task.done():
+        most = max(most, len([p for p in Path("/proc").iterdir() if p.name.isdigit()]))
+        await asyncio.wait({task}, timeout=0.2)
+    if (left := _running("handrail-bomb")) and not task.result().metadata.get("still_running"):
+        return f"{len(left)} processes outlived their call, as {left[0]}; it was answered {task.result()!r}"[:900]
+    while _running("handrail-bomb"):  # the answer said so; the case has a time of its own
+        await asyncio.sleep(0.5)
+    after = await home.shell("echo still-here")
+    return None if "still-here" in after else f"after the bomb ({most} processes) nothing can be started: {after!r}"
+
+
+async def _kill_everybody(home: Home) -> str | None:
+    said = await home.shell("trap '' TERM; (kill -9 -1); (kill -TERM -1); echo; exit 0")
+    after = await home.shell("echo still-here")
+    return None if "still-here" in after else f"{said!r}, then {after!r}"
+
+
+async def _memory(home: Home) -> str | None:
+    """A bound holds for what one process may have: far beneath what would hurt."""
+    code = (
+        "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n        held.append(mmap.mmap(-1, 1 << 28))\n"
+        "        attempts += 1\nexcept OSError:\n    pass\nprint('held', attempts, 'quarters of a GiB')\n"
+    )  # nothing is written to it: address space is what is used up here, and no memory
+    said = await home.python(code)
+    if "held 256 " in said:
+        return f"64 GiB were granted: {said!r}"
+    return None if "held" in said or "Killed" in said or "MemoryError" in said or said == "" else said
+
+
+CASES: list[Case] = [
+    Case(
+        "daemons", "processes", "double-forked, setsid, TERM-ignoring children", "none outlives its call", _daemons_end
+    ),
+    Case(
+        "a child that keeps the pipe",
+        "processes",
+        "a shell tool that waits for the pipe to close never returns",
+        "answered at the exit, and the child is ended",
+        _answered_at_exit,
+    ),
+    Case("time-out", "processes", "a time-out that ends the leader only", "everything ends with it", _timeout_ends_all),
+    Case("yes", "processes", "output without end fills the memory", "cut while it streams", _endless_output, slow=True),
+    Case("kill -9 -1", "processes", "kills everything that one may signal", "reaches nobody outside", _kill_everybody),
+    shell(
+        "signals to the outside",
+        "processes",
+        "kill -0 tells who is there, kill -9 ends them",
+        "no process of the outside can be named",
+        f'kill -0 {os.getpid()} && [ "$(cat /proc/{os.getpid()}/comm)" != bash ] && '
+        f"grep -q tests.attacks /proc/{os.getpid()}/cmdline && echo REACHED",
+    ),
+    python(
+        "ptrace and process_vm_readv",
+        "processes",
+        "a debugger reads and changes whoever it may attach to",
+        "neither the sandbox's first process nor anybody else can be attached to",
+        "import platform\n"
+        "number = 117 if platform.machine() == 'aarch64' else 101\n"
+        "read = 270 if platform.machine() == 'aarch64' else 310\n"
+        "for pid in [1, os.getppid()]:\n"
+        "    if pid != os.getpid() and (pid == 1 or 'bwrap' in open(f'/proc/{pid}/comm').read()):\n"
+        "        found = libc.syscall(number, 16, pid, 0, 0)\n"
+        "        print('REACHED ptrace' if found == 0 else 'refused', pid)\n"
+        "        def memory():\n"
+        "            with open(f'/proc/{pid}/mem', 'rb') as file:\n"
+        "                return file.fileno()\n"
+        "        attempt(f'memory of {pid}', memory) if pid == 1 else None\n",
+        control=False,
+    ),
+    shell(
+        "TIOCSTI",
+        "processes",
+        "types into the terminal that the agent was started from",
+        "there is no controlling terminal",
+        "exec 3<>/dev/tty && echo REACHED; ps -o tty= -p $$ | grep -e pts -e tty && echo REACHED; true",
+        control=False,
+    ),
+    python(
+        "descriptors",
+        "processes",
+        "open files until nobody can open any",
+        "a bound holds for each process",
+        "held = []\n"
+        "import resource\n"
+        "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"
+        "try:\n"
+        "    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))\n"
+        "    while len(held) < 200_000:\n"
+        "        held.append(os.open('/dev/null', os.O_RDONLY))\n"
+        "except OSError as error:\n"
+        "    print('refused after', len(held), error)\n"
+        "else:\n"
+        "    print('REACHED', len(held))\n",
+        control=False,
+    ),
+    Case("memory", "processes", "allocate until the machine swaps", "a bound holds for each process", _memory),
+    python(
+        "the private /tmp",
+        "processes",
+        "fill the disk by way of /tmp",
+        "it has a size of its own and counts as nothing of the machine's",
+        "try:\n"
+        "    with open('/tmp/fill', 'wb') as file:\n"
+        "        for _ in range(600):\n"
+        "            file.write(bytes(1 << 20))\n"
+        "    print('REACHED 600 MiB in /tmp')\n"
+        "except OSError as error:\n"
+        "    print('refused', error)\n",
+        control=False,
+    ),
+    python(
+        "shared memory",
+        "processes",
+        "/dev/shm is memory",
+        "it has a size of its own",
+        "try:\n"
+        "    with open('/dev/shm/fill', 'wb') as file:\n"
+        "        for _ in range(300):\n"
+        "            file.write(bytes(1 << 20))\n"
+        "    print('REACHED 300 MiB in /dev/shm')\n"
+        "except OSError as error:\n"
+        "    print('refused', error)\n",
+        control=False,
+    ),
+    python(
+        "the longest file",
+        "processes",
+        "one file as long as the disk",
+        "a file has a bound",
+        "import signal\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
+        "def longest():\n"
+        "    with open('sparse', 'wb') as file:\n"
+        "        file.truncate(1 << 40)\n"
+        "    return os.path.getsize('sparse')\n"
+        "attempt('1 TiB', longest)\n"
+        "os.unlink('sparse')\n",
+        control=False,
+    ),
+    python(
+        "limits cannot be raised",
+        "processes",
+        "setrlimit back up",
+        "hard limits stay",
+        "import resource\n"
+        "for name in ('RLIMIT_NPROC', 'RLIMIT_NOFILE', 'RLIMIT_FSIZE', 'RLIMIT_AS', 'RLIMIT_CPU'):\n"
+        "    kind = getattr(resource, name)\n"
+        "    soft, hard = resource.getrlimit(kind)\n"
+        "    print(f'REACHED {name} has no bound') if hard == resource.RLIM_INFINITY else None\n"
+        "    attempt(name, lambda: resource.setrlimit(kind, (hard, hard + 1)))\n",
+        control=False,
+    ),
+    Case("fork bomb", "processes", "a few bytes that stop a machine", "bounded, and gone with its call", _fork_bomb),
+]
