@@ -1,0 +1,247 @@
+"""git's configuration: our reader and git's own agree, and what is harmless is a closed list."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail.runtime.gitconfig import Entry, Unreadable, beyond_the_list, harmless, harmless_url, read
+
+pytestmark = pytest.mark.proves("S-07")
+EMPTY = {"GIT_CONFIG_NOSYSTEM": "1", "HOME": "/nonexistent", "PATH": "/usr/bin:/bin"}
+
+
+def inside(path: str) -> bool:
+    return not path.startswith("/") and path.count("..") < 4
+
+
+def as_git_reads(data: bytes, folder: Path) -> list[Entry] | None:
+    """What git makes of a file: it runs nothing to list it. None where it refuses."""
+    file = folder / "config"
+    file.write_bytes(data)
+    done = subprocess.run(
+        ["git", "config", "--no-includes", "--list", "-z", "--file", str(file)],
+        capture_output=True,
+        env=EMPTY,
+        cwd=folder,
+        check=False,
+    )
+    if done.returncode != 0:
+        return None
+    entries: list[Entry] = []
+    for item in done.stdout.decode("utf-8", "surrogateescape").split("\0")[:-1]:
+        key, newline, value = item.partition("\n")
+        entries.append(Entry(key, value if newline else None))
+    return entries
+
+
+READ = {
+    '[core]\n\tbare = false\n[remote "origin"]\n\turl = /srv/x\n': [
+        ("core.bare", "false"),
+        ("remote.origin.url", "/srv/x"),
+    ],
+    "[a] b = c ; d\n[A]B=c # d\n": [("a.b", "c"), ("a.b", "c")],
+    "[a]\nb\nc =\nd = \n": [("a.b", None), ("a.c", ""), ("a.d", "")],
+    '[a]\nb = "x ; y" z "  "\n': [("a.b", "x ; y z   ")],
+    "[a]\nb = one\\\n two \\\n\tthree\n": [("a.b", "one two  three")],
+    '[a "S\\"u\\\\b"]\nb = \\t\\n\\"\\\\\n': [('a.S"u\\b.b', '\t\n"\\')],
+    "[a.B.c]\nd = 1\n": [("a.b.c.d", "1")],
+    "\ufeff[a]\r\nb = c\r\n": [("a.b", "c")],
+    "[a]b=1\n[include]\npath = ../evil\n": [("a.b", "1"), ("include.path", "../evil")],
+    "[a]\n  b   =   lots   of   room   \n": [("a.b", "lots   of   room")],
+    "": [],
+    "# only words": [],
+}
+
+
+@pytest.mark.parametrize("text", READ)
+def test_what_is_read_is_what_git_reads(text: str, tmp_path: Path) -> None:
+    assert read(text.encode()) == [Entry(*pair) for pair in READ[text]]
+    assert read(text.encode()) == as_git_reads(text.encode(), tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a\nb=c\n",
+        "[a]\n=b\n",
+        '[a "b]\nc=d\n',
+        "[a]\nb = \\x\n",
+        '[a]\nb = "c\n',
+        "[a]\nb c\n",
+        "[]\nb=c",
+        "[a b]\nc=d",
+    ],
+)
+def test_what_git_refuses_is_refused(text: str, tmp_path: Path) -> None:
+    with pytest.raises(Unreadable):
+        read(text.encode())
+    assert as_git_reads(text.encode(), tmp_path) is None
+
+
+@pytest.mark.parametrize("data", [b"[a]\nb = c\0d\n", b"b = c\n", b"[a]\n" + b"b = c\n" * 200_000])
+def test_what_reads_alike_only_for_some_is_refused(data: bytes) -> None:
+    with pytest.raises(Unreadable):
+        read(data)
+
+
+_TOKENS = [
+    *(
+        "[a]",
+        '[a "b"]',
+        "[core]",
+        "[a.b]",
+        "b",
+        "=",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        '"',
+        "\\",
+        "\\\n",
+        "\\n",
+        "\\t",
+        "#",
+        ";",
+    ),
+    *("x", "]", "[", "é", "include", "path", "fsmonitor", "-", ".", "'", "\\\\", '\\"', "  ", "\x0b", "\x7f"),
+]
+
+
+@settings(max_examples=150)
+@given(st.lists(st.sampled_from(_TOKENS), max_size=24))
+def test_any_text_is_read_as_git_reads_it_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, tokens: list[str]
+) -> None:
+    data = "[s]\n" + "".join(tokens)
+    theirs = as_git_reads(data.encode(), _folder(tmp_path_factory))
+    try:
+        ours = read(data.encode())
+    except Unreadable:
+        assert theirs is None
+        return
+    assert theirs is not None and _blanks(ours) == _blanks(theirs)
+
+
+def _blanks(entries: list[Entry]) -> list[Entry]:
+    """Versions of git differ in whether a tab within a value stays one."""
+    return [entry._replace(value=entry.value and entry.value.replace("\t", " ")) for entry in entries]
+
+
+_made: list[Path] = []
+
+
+def _folder(factory: pytest.TempPathFactory) -> Path:
+    if not _made:
+        _made.append(factory.mktemp("gitconfig"))
+    return _made[0]
+
+
+HARMLESS = [
+    *("core.bare=false", "core.repositoryformatversion=0", "core.filemode=true", "core.logallrefupdates=always"),
+    *("remote.origin.url=/srv/project.git", "remote.origin.url=https://example.org/x.git", "remote.o.url=../sibling"),
+    *(
+        "remote.origin.url=git@example.org:a/b.git",
+        "remote.origin.url=ssh://git@example.org:22/a",
+        "remote.o.url=file:///x",
+    ),
+    *("remote.origin.fetch=+refs/heads/*:refs/remotes/origin/*", "branch.main.remote=origin", "branch.main.remote=."),
+    *(
+        "branch.feature/x.merge=refs/heads/feature/x",
+        "branch.main.rebase=true",
+        "user.name=A. Person",
+        "user.email=a@b.c",
+    ),
+    *(
+        "init.defaultbranch=main",
+        "submodule.lib.url=../lib",
+        "submodule.lib.active=true",
+        "core.worktree=../../../lib/x",
+    ),
+    "extensions.objectformat=sha256",
+]
+HARMFUL = [
+    *("core.fsmonitor=evil", "core.hookspath=evil", "core.sshcommand=evil", "core.pager=evil", "core.editor=evil"),
+    *("core.gitproxy=evil", "core.askpass=evil", "core.attributesfile=x", "alias.st=!evil", "diff.external=evil"),
+    *(
+        "filter.x.clean=evil",
+        "filter.x.process=evil",
+        "merge.x.driver=evil",
+        "diff.x.textconv=evil",
+        "include.path=evil",
+    ),
+    *(
+        "includeif.gitdir:/.path=evil",
+        "credential.helper=!evil",
+        "credential.https://x.helper=evil",
+        "gpg.program=evil",
+    ),
+    *("url.ext::evil.insteadof=https://", "remote.origin.url=ext::sh -c evil", "remote.o.url=ext::evil"),
+    *(
+        "remote.origin.url=-oProxyCommand=evil",
+        "remote.origin.url=ssh://-oProxyCommand=evil/x",
+        "remote.o.url=git@-x:y",
+    ),
+    *(
+        "remote.origin.uploadpack=evil",
+        "remote.origin.receivepack=evil",
+        "remote.origin.vcs=ext",
+        "remote.origin.proxy=x",
+    ),
+    *(
+        "branch.main.remote=ext::evil",
+        "branch.main.remote=-x",
+        "submodule.lib.update=!evil",
+        "submodule.lib.url=ext::evil",
+    ),
+    *(
+        "core.worktree=/etc",
+        "core.worktree=../../../../../etc",
+        "http.proxy=x",
+        "protocol.ext.allow=always",
+        "core.bare=x",
+    ),
+    *("sequence.editor=evil", "uploadpack.packobjectshook=evil", "browser.x.cmd=evil", "sendemail.sendmailcmd=evil"),
+    *("remote.origin.url=https://x\ny", "user.name=a\x1b]0;x\x07", "trailer.x.command=evil", "safe.directory=*"),
+]
+
+
+@pytest.mark.parametrize("text", HARMLESS)
+def test_what_ordinary_git_writes_is_on_the_list(text: str) -> None:
+    key, _, value = text.partition("=")
+    assert harmless(Entry(key, value), inside)
+
+
+@pytest.mark.parametrize("text", HARMFUL)
+def test_what_runs_something_is_not(text: str) -> None:
+    key, _, value = text.partition("=")
+    if key.startswith("url."):
+        key, value = "url.ext::evil.insteadof", "https://"
+    assert not harmless(Entry(key, value), inside)
+
+
+@given(st.text(max_size=30))
+def test_no_url_that_git_hands_to_a_helper_is_harmless(url: str) -> None:
+    assert not harmless_url(f"ext::{url}")
+    assert not harmless_url(f"{url}::{url}")
+    assert not harmless_url(f"-{url}")
+
+
+def test_what_was_there_before_may_stay_and_may_not_change() -> None:
+    theirs = [Entry("core.hookspath", "tools/hooks"), Entry("alias.a", "b"), Entry("core.bare", "false")]
+
+    def plain(after: list[Entry]) -> list[str]:
+        return beyond_the_list(theirs, after, inside)
+
+    assert plain([*theirs, Entry("remote.o.url", "/x")]) == []
+    assert plain([*theirs[:2], Entry("core.bare", "true")]) == []
+    assert plain(theirs[1:]) == ["core.hookspath"]
+    assert plain([*theirs, Entry("core.fsmonitor", "x")]) == ["core.fsmonitor"]
+    assert plain([*theirs, theirs[1]]) == ["core.hookspath", "alias.a"]
+    assert plain([theirs[1], theirs[0]]) == ["alias.a", "core.hookspath"]
+    assert plain([theirs[0]._replace(value="evil"), theirs[1]]) == ["core.hookspath"]
