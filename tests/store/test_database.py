@@ -68,7 +68,7 @@ async def test_a_disk_without_room_to_open_a_database_is_called_that_and_no_dama
             store_connection.connect(left[0])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    assert "free some space" in store_connection.explained(left[0], failed.value)
+    assert "cannot be written" in store_connection.explained(left[0], failed.value)
 
 
 @pytest.mark.parametrize("content", [b"not a database " * 100, b"SQLite format 3\0" + b"\xff" * 5000])
