@@ -15,7 +15,8 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Tier
-from handrail.sandbox import landlock, launcher, mounts, protected, toolchains
+from handrail.sandbox import identity, landlock, launcher, mounts, protected, seccomp, toolchains
+from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import rlimits
 from handrail.sandbox.process import Confined, Ends
@@ -62,6 +63,9 @@ class Plan:
     """One start, put together: what the sandbox is made of, and what will run in it.
 
     :param options: bubblewrap's
+    :param filter: of system calls, in force from before the launcher
+    :param person: whom to become first; None for nobody else
+    :param staged: the sources of ``options`` that this person could not get to
     :param preparation: the first part of the launcher's letter
     :param standing: what each path that is mounted over was, when the plan was made
     :param call: the second part
@@ -70,6 +74,9 @@ class Plan:
 
     mode: Mode
     options: tuple[str, ...]
+    filter: bytes
+    person: Person | None
+    staged: tuple[str, ...]
     preparation: bytes
     standing: tuple[str, ...]
     call: bytes
@@ -79,7 +86,8 @@ class Plan:
     @property
     def key(self) -> object:
         """Equal for plans that the same ready-made sandbox could carry out."""
-        return self.options, self.preparation, self.standing, self.secrets is not None, self.merge_stderr
+        made_of = self.options, self.filter, self.person, self.staged, self.preparation
+        return made_of, self.standing, self.secrets is not None, self.merge_stderr
 
 
 class Bubblewrap:
@@ -88,16 +96,23 @@ class Bubblewrap:
     :param binary: the bubblewrap to start
     :param first: what its first process is
     :param landlock_abi: the version of Landlock to be put into force; 0 for none
+    :param system_calls: the seccomp filter; empty for none
     """
 
     def __init__(
-        self, binary: str, tier: Tier, *, first: Launcher | None = None, landlock_abi: int | None = None
+        self,
+        binary: str,
+        tier: Tier,
+        *,
+        first: Launcher | None = None,
+        landlock_abi: int | None = None,
+        system_calls: bytes | None = None,
     ) -> None:
         self._binary = binary
         self._tier = tier
         self._first = first
         self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
-        self._identity: Mapping[str, str] | None = None
+        self._git: Mapping[str, str] | None = None
 
     @property
     def tier(self) -> Tier:
@@ -135,16 +150,14 @@ class Bubblewrap:
         """
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
-        identity = self._identity
-        if identity is None:
-            identity = await asyncio.get_running_loop().run_in_executor(
-                None, toolchains.git_identity, profile.workspace
-            )
-            self._identity = identity
+        git = self._git
+        if git is None:
+            git = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity, profile.workspace)
+            self._git = git
         found = toolchains.find(profile.workspace)
         folders = mounts.folder_access(capabilities, profile, found)
         options = _options(capabilities, folders, profile)
-        environment = _environment(profile, found, identity)
+        environment = _environment(profile, found, git)
         if any("\0" in word for word in (*options, *argv, *environment, *environment.values())):
             raise ToolError(
                 "an argument, folder or variable has a NUL character in it, which no program can be given",
@@ -164,10 +177,20 @@ class Bubblewrap:
                 "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
             )
         mode: Mode = "shell" if as_shell else "exec"
-        ruleset = landlock.ruleset(self._landlock_abi, folders) if self._landlock_abi else None
+        ruleset = None
+        if self._landlock_abi:
+            ruleset = landlock.ruleset(self._landlock_abi, folders, tcp=profile.workspace_writable)
+        person = identity.person_for(profile.workspace)
+        staged: list[str] = []
+        if person is not None:
+            identity.prepare(profile, person)
+            options, staged = identity.staged(options, person)
         return Plan(
             mode,
             tuple(options),
+            seccomp.program(unix_sockets=profile.unix_sockets),
+            person,
+            tuple(staged),
             launcher.preparation(mode, ruleset, rlimits(profile.limits), environment),
             protected.standing(profile),
             launcher.shell_call("" if cwd == start else cwd, text)
@@ -209,18 +232,27 @@ class Bubblewrap:
             theirs[number + 2], ours["lifeline"] = os.pipe()
             theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
             ours["status"], theirs[number + 4] = os.pipe()
+            filtered: list[str] = []
+            if self._filter:
+                theirs[number + 5] = _memory_file(self._filter)
+                filtered = ["--seccomp", str(number + 5)]
+            theirs[number + 5] = _memory_file(plan.filter)
             for descriptor in ours.values():
                 os.set_blocking(descriptor, False)
             command = [
                 "bwrap",
                 *("--args", str(number + 3)),
                 *("--json-status-fd", str(number + 4)),
+                *("--seccomp", str(number + 5)),
                 "--",
                 *first.argv,
                 *(str(number + place) for place in range(3)),
                 *(str(other) for other in range(3, number)),
             ]
-            pid = _spawned(self._binary, command, {**theirs, **given})
+            program = self._binary
+            if plan.person is not None:
+                program, command = identity.command(plan.person, plan.staged, program, command)
+            pid = _spawned(program, command, {**theirs, **given})
             mine, ours = ours, {}
             return Confined(pid, Ends(**{"stderr": None, **mine}))  # pyright: ignore[reportArgumentType]
         finally:
@@ -253,7 +285,7 @@ def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], 
     ]
 
 
-def _environment(profile: Profile, found: toolchains.Toolchains, identity: Mapping[str, str]) -> dict[str, str]:
+def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str]) -> dict[str, str]:
     """The whole environment: a list of what is let in, never the kernel's own with things taken out."""
     return {
         "LANG": "C.UTF-8",
@@ -263,7 +295,7 @@ def _environment(profile: Profile, found: toolchains.Toolchains, identity: Mappi
         "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own
         "SHELL": "/bin/bash",
         "TERM": "dumb",
-        **identity,
+        **git,
         **found.environment,
         **profile.environment,
     }

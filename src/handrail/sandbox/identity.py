@@ -1,0 +1,151 @@
+"""Whose rights a sandbox's programs have: those of the workspace's owner, where Handrail itself runs as real root.
+
+Root in a user namespace is still the owner of all that root owns: files that only root may read, the kernel's settings,
+and no bound on processes. So bubblewrap is started as the user who owns the workspace. Where that is root, programs stay
+root; then the mounts, Landlock and the filter of system calls hold them, and ``handrail doctor`` says so.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import pwd
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Mechanism, Profile
+
+PERL = "/usr/bin/perl"
+STAGE = "/run"
+"""Covered, in bubblewrap's own mount namespace only, by the folders that the user could not get to."""
+_CALLS = {"x86_64": (272, 165, 116, 119, 117), "aarch64": (97, 40, 159, 149, 147)}
+"""unshare, mount, setgroups, setresgid and setresuid."""
+_BINDS = frozenset({"--bind", "--ro-bind"})
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """Who a sandbox's programs are."""
+
+    uid: int
+    gid: int
+
+
+def person_for(workspace: str) -> Person | None:
+    """The owner of a workspace, where this process can and has to become them; None to stay who it is."""
+    return None if os.geteuid() != 0 else _owner(workspace)[0]
+
+
+def mechanism(workspace: str) -> Mechanism:
+    """The same for people to read."""
+    uid = os.geteuid()
+    if uid != 0:
+        return Mechanism("identity", True, f"Handrail and its programs run as user {uid}, not as root")
+    person, reason, remedy = _owner(workspace)
+    if person is not None:
+        return Mechanism("identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root")
+    return Mechanism("identity", False, f"programs run with root's rights, in their namespaces: {reason}", remedy)
+
+
+def _owner(workspace: str) -> tuple[Person | None, str, str]:
+    try:
+        found = Path(workspace).stat()
+    except OSError as error:
+        return None, f"whose {workspace} is cannot be told: {error.strerror}", ""
+    if found.st_uid == 0:
+        ordinary = "run Handrail as an ordinary user, or give the workspace to one (chown -R)"
+        return None, "the workspace belongs to root", ordinary
+    if (missing := lacking()) is not None:
+        return None, missing, "install perl"
+    return Person(found.st_uid, _group(found.st_uid, found.st_gid)), "", ""
+
+
+def lacking() -> str | None:
+    """What becoming somebody else would need and this machine does not have."""
+    if platform.machine() not in _CALLS:
+        return f"becoming another user is not known how on {platform.machine()}"
+    if not os.access(PERL, os.X_OK):
+        return f"becoming another user needs {PERL}"
+    return None
+
+
+@lru_cache(maxsize=16)
+def _group(uid: int, otherwise: int) -> int:
+    try:
+        return pwd.getpwuid(uid).pw_gid
+    except KeyError:
+        return otherwise
+
+
+def staged(options: Sequence[str], person: Person) -> tuple[list[str], list[str]]:
+    """bubblewrap's options with other sources for what the person cannot get to, and what is to be found there."""
+    found = list(options)
+    sources: dict[str, str] = {}
+    for at, option in enumerate(options):
+        if option in _BINDS and _out_of_reach(source := options[at + 1], person):
+            found[at + 1] = sources.setdefault(source, f"{STAGE}/{len(sources)}")
+    return found, list(sources)
+
+
+def command(person: Person, sources: Sequence[str], binary: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The program to start in place of ``binary``, and its argv."""
+    numbers = (*_CALLS[platform.machine()], person.uid, person.gid)
+    words = (*map(str, numbers), STAGE, str(len(sources)), *sources, binary, *argv)
+    return PERL, ["perl", "-f", "-e", _script(), "--", *words]
+
+
+@lru_cache(maxsize=1)
+def _script() -> str:
+    return Path(__file__).with_name("become.pl").read_text("utf-8")
+
+
+def prepare(profile: Profile, person: Person) -> None:
+    """Give the person the scratch, and see that they can read what the call needs beside the workspace.
+
+    :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
+    """
+    if Path(profile.scratch).stat().st_uid != person.uid:
+        _give(profile.scratch, person)
+    for folder in profile.readable:
+        found = Path(folder).stat()
+        wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
+        if not _has(found, person, wanted):
+            raise ToolError(
+                f"{folder} cannot be read by user {person.uid}, who owns the workspace and as whom programs run; "
+                f"its operator would change that with chmod -R o+rX {folder}",
+                kind="unavailable",
+            )
+
+
+def _give(folder: str, person: Person) -> None:
+    """Root's own files beneath, following no link; what has a second name elsewhere stays whose it is."""
+    for _, _, files, descriptor in os.fwalk(folder, topdown=False):
+        for name in files:
+            found = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            if found.st_uid == 0 and found.st_nlink == 1:
+                os.chown(name, person.uid, person.gid, dir_fd=descriptor, follow_symlinks=False)
+        if os.fstat(descriptor).st_uid == 0:
+            os.fchown(descriptor, person.uid, person.gid)
+
+
+def _out_of_reach(path: str, person: Person) -> bool:
+    """Whether a folder on the way keeps the person from it; where an access list says more, it is taken to."""
+    if path == STAGE or path.startswith(f"{STAGE}/"):
+        return True
+    return not all(_enterable(str(folder), person.uid, person.gid) for folder in Path(path).parents)
+
+
+def _enterable(folder: str, uid: int, gid: int) -> bool:
+    try:
+        return _has(Path(folder).stat(), Person(uid, gid), 0o1)
+    except OSError:
+        return False
+
+
+def _has(found: os.stat_result, person: Person, bits: int) -> bool:
+    shift = 6 if found.st_uid == person.uid else 3 if found.st_gid == person.gid else 0
+    return (found.st_mode >> shift) & bits == bits
