@@ -21,6 +21,7 @@ from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.runtime.further_roots import further_roots
 from handrail.runtime.roots import FurtherRoots
+from handrail.runtime.secrets import SecretStore
 from handrail.store.folders import Folders
 
 
@@ -90,7 +91,9 @@ def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterato
     confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
     for appointed in all_agents(config, folders):
         (_, everybody), (_, of_agent) = config.tool_folders(appointed.manifest.id)
-        sources = ToolSources(everybody, of_agent, str(folders.workspace), confinement, (), appointed.checked)
+        sources = ToolSources(
+            everybody, of_agent, str(folders.workspace), confinement, (), appointed.checked, as_configured(config)
+        )
         generation, _, faults = equipped(sources, 1, appointed)
         yield Surveyed(appointed, None if faults or generation is None else len(generation), tuple(faults))
 
@@ -102,6 +105,11 @@ def equipped(
     looked = sources.look(number)
     rules, faults = appointed.rules(looked.known, looked.beyond)
     return looked.generation, rules, [*looked.faults, *faults]
+
+
+def as_configured(config: Configuration) -> SecretStore:
+    """The names that are configured, for looking tools through: whether their values are to be had is not tried."""
+    return SecretStore(dict.fromkeys(config.settings.secrets, ""))
 
 
 def _nothing_runs(_: object) -> NoReturn:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
+from handrail.config.secrets import resolve
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import wire_name
 from handrail.contract.requires import CapabilitySet, Layer, Variables
@@ -33,6 +35,7 @@ from handrail.registry.generation import Difference, Generation, described
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.succession import OpenTools, Succession
+from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
 from handrail.sandbox import tiers
 from handrail.session.context import Context, Shelf
@@ -51,6 +54,8 @@ class Rooms:
     interrupted: tuple[Interrupted, ...]
     variables: Variables
     ceiling: Layer | None
+    secrets: SecretStore
+    """The operator's, which tools of every process may be given."""
     watchdogs: tuple[Watchdog, ...]
     """The operator's, which see the calls of every process."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
@@ -67,24 +72,27 @@ class Rooms:
         tools: Iterable[Tool] = (),
         rules: Iterable[str] = (),
         watchdogs: Iterable[Watchdog] = (),
+        secrets: Mapping[str, str] | None = None,
     ) -> Context:
         """What the sessions of one process work with.
 
         :param tools: that it brings; without any it shares its agent's generations with others
         :param rules: session rules of all its sessions
+        :param secrets: that it gave; without any it shares its agent's generations with others
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
         given = tuple(tools)
         texts = _rule_texts(self.config, rules)
-        shared = not given
+        shared = not given and not secrets
+        store = self.secrets.with_values(secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
             parsed = _together(*appointed.rules(current.entries, current.beyond), texts, current)
         else:
-            fresh, parsed = self._shelf(appointed, given, texts)
+            fresh, parsed = self._shelf(appointed, given, texts, store)
             if shelf is not None:
                 self.outdated.append(shelf)
             if shared:
@@ -98,7 +106,7 @@ class Rooms:
             agent=appointed.manifest.as_data(),
         )
         book = RuleBook(appointed.shipped_rules()).with_rules(*parsed)
-        return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared)
+        return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared, secrets=store)
 
     async def aclose(self) -> None:
         """End the tools that stay up between calls."""
@@ -106,7 +114,7 @@ class Rooms:
             await shelf.succession.aclose()
 
     def _shelf(
-        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText]
+        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText], secrets: SecretStore
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
         (_, everybody), (_, of_agent) = self.config.tool_folders(appointed.manifest.id)
@@ -124,12 +132,13 @@ class Rooms:
                 writable=further.writable,
                 further=further.readable,
                 hidden=hidden,
+                secrets=secrets.chosen(spec.secrets),
             )
             layer = self._layer(appointed, shelf.succession.living)
             return call_set(spec, variables, layer, self.ceiling), profile
 
         confinement = Confinement(self.sandbox, _profile_of, own)
-        sources = ToolSources(everybody, of_agent, workspace, confinement, given, appointed.checked)
+        sources = ToolSources(everybody, of_agent, workspace, confinement, given, appointed.checked, secrets)
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(
             sources,
@@ -160,7 +169,9 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     settings, folders = config.settings, store.folders
     # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
     variables = Variables(workspace=(str(folders.workspace),), ad_hoc=(str(folders.outputs),))
-    shaper = Shaper(Redactor(secrets), Artifacts(folders.artifacts), folders.output)
+    known = await resolve(settings.secrets, os.environ)
+    redactor, known = _registered(known, secrets)
+    shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output)
     lasting = Lifetimes(
         int(settings.approvals.request_days * 24 * HOUR_NS), int(settings.approvals.grant_hours * HOUR_NS)
     )
@@ -176,8 +187,26 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         interrupted,
         variables,
         ceiling_layer(settings.ceiling, variables),
+        known,
         tuple(ExternalWatchdog(w.command, timeout_ms=w.timeout_ms) for w in settings.watchdogs),
     )
+
+
+def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
+    """All that is known, redacted from now on. A configured value that cannot be is not handed to any tool either.
+
+    :raises ValueError: for such a value among ``given``, which a program passed
+    """
+    redactor = Redactor(given)
+    try:
+        redactor.learn(configured.chosen(configured.names))
+    except ValueError:
+        for name in sorted(configured.names):
+            try:
+                redactor.learn(configured.chosen((name,)))
+            except ValueError as error:
+                configured = configured.without(name, f"its value cannot be redacted: {error}")
+    return redactor, configured
 
 
 class RuleText(NamedTuple):

@@ -168,7 +168,11 @@ class HeldKernel(Kernel):
         if context is None:
             brought = self._brought
             context = self._others[agent] = self.rooms.context(
-                agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs
+                agent,
+                tools=brought.tools,
+                rules=brought.rules,
+                watchdogs=brought.watchdogs,
+                secrets=brought.secrets,
             )
         return context
 
@@ -206,6 +210,7 @@ class HeldKernel(Kernel):
             client=client,
             seen=lasting.seen(session_id),
             hidden=(str(folders.state),),
+            secrets=context.secrets,
         )
         own = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], context.generation)
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
@@ -352,7 +357,9 @@ async def hold(
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
         agent = brought.agent or settings.settings.agent
-        own = rooms.context(agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs)
+        own = rooms.context(
+            agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs, secrets=brought.secrets
+        )
         kernel = HeldKernel(rooms, own, brought.face, brought)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()

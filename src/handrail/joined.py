@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.config import Configuration
+from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.people import Attendant, question_of
@@ -32,6 +34,7 @@ from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.registry.generation import Difference, Generation
+from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import NOBODY_TO_ASK
 from handrail.session.session import new_session_id
 from handrail.store.approvals import ApprovalReader
@@ -57,7 +60,7 @@ class JoinedKernel(Kernel):
         self._brought = brought
         self._successor = successor
         tools = [found.tool for found in usable(brought.tools)]
-        self._bench = Bench(tools)
+        self._bench = Bench(tools, SecretStore(brought.secrets or {}))
         self._described = describe(tools)
         self._sessions: dict[str, JoinedSession] = {}
         self._opening: set[str] = set()
@@ -316,6 +319,15 @@ class Successor:
         await self._held.aclose()
 
 
+async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
+    """What is given, and what the tools that are brought declare and this process has configured."""
+    given = dict(brought.secrets or {})
+    declared = {name for found in usable(brought.tools) for name in found.tool.spec.secrets if name not in given}
+    configured = settings.settings.secrets
+    known = await resolve({name: configured[name] for name in sorted(declared & configured.keys())}, os.environ)
+    return {**known.chosen(known.names), **given}
+
+
 @asynccontextmanager
 async def join(
     held: WorkspaceHeld,
@@ -337,6 +349,7 @@ async def join(
             "set it in handrail.toml, or start this process first"
         )
     brought = replace(brought, rules=(*(rule.text for rule in settings.brought_rules), *brought.rules))
+    brought = replace(brought, secrets=await _secrets_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)
     kernel = JoinedKernel(held.folders, settings, brought, successor)

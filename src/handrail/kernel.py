@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -67,7 +67,7 @@ class Brought:
     """None: the configured one."""
     tools: tuple[Tool, ...] = ()
     rules: tuple[str, ...] = ()
-    secrets: Mapping[str, str] | None = None
+    secrets: Mapping[str, str] | None = field(default=None, repr=False)
     watchdogs: tuple[Watchdog, ...] = ()
     settings: tuple[str, ...] = ()
 
@@ -97,7 +97,8 @@ class Kernel(ABC):
 
         :param tools: tools given in code, beside the built-ins, the tool folders and entry points
         :param rules: session rules, as ``"allow bash git status"``
-        :param secrets: name to value; the values are redacted wherever they appear
+        :param secrets: name to value; tools of this process may be given those that they declare, and the values are
+            redacted wherever they appear
         :param state: where state is kept instead of the platform's state folder
         :param config: the configuration file instead of the platform's
         :param watchdogs: see every call before it runs, in this order, and can only narrow

@@ -32,6 +32,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert in_force == {
         "agent": "default",
         "ceiling": "default",
+        "secrets": "default",
         "limits.lock_wait_ms": f"{layers.config}:2",
         "limits.grace_ms": f"{layers.own}:2",
         "approvals.request_days": "HANDRAIL_APPROVALS__REQUEST_DAYS",
@@ -149,6 +150,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "rules": ('["allow read"]', ("allow read",)),
         "watchdogs": ('[{"command": ["w"]}]', [{"command": ["w"], "timeout_ms": 5000}]),
         "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
+        "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
     for key in keys():
         text, expected = given.get(key, ("7", 7))

@@ -95,7 +95,7 @@ async def test_what_needs_hosts_or_secrets_is_loaded_withheld_and_answered_with_
     put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}})
     put_tool(tools, "anywhere", network=True)
     put_tool(tools, "billing", secrets=["BILLING_KEY"])
-    async with temporary_kernel(tmp_path, rules=["allow *"], secrets={"BILLING_KEY": "0123456789"}) as kernel:
+    async with temporary_kernel(tmp_path, rules=["allow *"], secrets={"OTHER_KEY": "0123456789"}) as kernel:
         session = await kernel.session()
         for name, word in (("weather", "api.example.org"), ("anywhere", "hosts"), ("billing", "BILLING_KEY")):
             answer = await session.call(name, {})

@@ -153,8 +153,8 @@ def test_aliases_are_checked_against_all_names() -> None:
 @pytest.mark.parametrize(
     ("spec", "reason"),
     [
-        ({"secrets": ("key",)}, "declares secrets (key)"),
-        ({"config": {"key": ConfigKey("k", secret=True)}}, "declares secrets (key)"),
+        ({"secrets": ("key",)}, "declares secrets that are not known here: key (nobody gave it; add key = "),
+        ({"config": {"key": ConfigKey("k", secret=True)}}, "settings that are secret (key)"),
         ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
         ({"requires": {"net": {"hosts": ["a.example.org"]}}}, "requires hosts (a.example.org)"),
         ({"mode": "background"}, "mode is 'background'"),

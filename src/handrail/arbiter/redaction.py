@@ -6,7 +6,6 @@ their characters go. Whoever registers nothing pays nothing: every method then g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,11 +13,11 @@ from typing import Any, cast
 import orjson
 
 from handrail.arbiter.secret_forms import Forms
+from handrail.runtime.secrets import fault_in_name
 from handrail.runtime.surface import Values
 
 MIN_SECRET = 4
 """Characters. A shorter value would occur in ordinary text and redact that."""
-_NAME = re.compile(r"[\w./:-]+")
 
 
 class Redactor:
@@ -41,8 +40,8 @@ class Redactor:
         """
         every = dict(self._secrets)
         for name, value in secrets.items():
-            if not _NAME.fullmatch(name):
-                raise ValueError(f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :")
+            if problem := fault_in_name(name):
+                raise ValueError(problem)
             if fault := fault_in(value):
                 raise ValueError(f"the secret {name!r} {fault}")
             every[name] = every.get(name, frozenset()) | {value}

@@ -15,7 +15,7 @@ from handrail.contract.names import nearest
 
 PREFIX = "HANDRAIL_"
 _PROGRAMS = ("STATE", "HEADLESS", "DEBUG", "MODEL")
-_TOLD = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG")
+_TOLD = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG", "SECRETS_FD")
 """What tools and watchdogs are told, which may start Handrail in turn."""
 OTHERS = frozenset(PREFIX + name for name in (*_PROGRAMS, *_TOLD))
 """Variables of that prefix that are no settings."""

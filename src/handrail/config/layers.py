@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
+from handrail.config.secrets import faults_in_secrets
 from handrail.config.settings import LISTS, Settings, keys
 from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault
@@ -63,7 +64,10 @@ class Layer:
 
     def faults(self) -> list[Fault]:
         """What is wrong with it, each at its place."""
-        found = [Fault(self.place(where), where, text) for where, text in faults_of(Settings, self.table).items()]
+        problems = faults_of(Settings, {key: value for key, value in self.table.items() if key != "secrets"})
+        if "secrets" in self.table:  # apart: what is wrong with one is said without repeating it
+            problems |= dict(faults_in_secrets(self.table["secrets"]))
+        found = [Fault(self.place(where), where, text) for where, text in problems.items()]
         if found:
             return found
         settings = Settings.model_validate_json(json.dumps(self.table))

@@ -48,6 +48,14 @@ class WatchdogSettings(_Table):
     ] = 5_000
 
 
+class SecretReference(_Table):
+    """Where the value of a secret stands: exactly one of these."""
+
+    env: Annotated[str | None, Field(description="The variable that holds it.")] = None
+    file: Annotated[str | None, Field(description="A file of mode 0600 that holds it.")] = None
+    command: Annotated[tuple[str, ...] | None, Field(description="A program that prints it, and its arguments.")] = None
+
+
 class Settings(_Table):
     """All settings of a Handrail configuration."""
 
@@ -66,6 +74,12 @@ class Settings(_Table):
         Requires | None,
         Field(description="What no agent on this machine may exceed; left out, what its tools declare is the bound."),
     ] = None
+    secrets: Annotated[
+        dict[str, SecretReference],
+        Field(
+            description="Secrets that tools may be given by name, each by where its value stands; the value itself is never written here. Not in a workspace's file."
+        ),
+    ] = {}
     limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()
     approvals: Annotated[ApprovalSettings, Field(description="How long a person's part in a call stays good.")] = (
         ApprovalSettings()

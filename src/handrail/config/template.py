@@ -28,6 +28,10 @@ _HEADS = {
 _EXAMPLES = {
     "rules": ('rules = ["allow bash git status", "ask bash git push *", "deny fs.write secrets/**"]',),
     "ceiling": ('ceiling = { fs = { read = ["{workspace}"], write = ["src"] }, shell = [{ cmd = "git" }] }',),
+    "secrets": (
+        'secrets = { GITHUB_TOKEN = { env = "GITHUB_TOKEN" }, MAIL = { file = "~/.config/mail-password" }, '
+        'DEPLOY = { command = ["pass", "show", "deploy"] } }',
+    ),
 }
 
 
@@ -36,7 +40,7 @@ def template(kind: Literal["configuration", "workspace"]) -> str:
     lines = [*_remark(_HEADS[kind]), ""]
     inner = tables()
     for key, field in Settings.model_fields.items():
-        if key == "watchdogs" and kind == "workspace":
+        if key in ("watchdogs", "secrets") and kind == "workspace":
             continue
         lines += _remark(field.description or "")
         if key in inner:

@@ -68,6 +68,15 @@ def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
                 f"{FILE_NAME} of the configuration folder",
             )
         )
+    if "secrets" in table:
+        faults.append(
+            Fault(
+                layer.place("secrets"),
+                "secrets",
+                "a workspace's file cannot name secrets: whoever wrote it would choose which of your files and programs "
+                f"are read; put them into the {FILE_NAME} of the configuration folder",
+            )
+        )
     rules: Any = table.get("rules")
     for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
         where = f"rules[{number}]"

@@ -179,6 +179,62 @@ class Shell(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Response:
+    """What a server answered, whatever its status.
+
+    :param url: of the last hop, in canonical form
+    :param headers: in order, names in lower case
+    :param body: decoded (gzip, deflate), at most as many bytes as were asked for
+    :param more: whether there was more of it
+    :param passed: the URLs of the hops before the last
+    """
+
+    url: str
+    status: int
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+    more: bool = False
+    passed: tuple[str, ...] = ()
+
+    def header(self, name: str) -> str | None:
+        """The first value of a header, by its name in any case."""
+        return next((value for key, value in self.headers if key == name.lower()), None)
+
+
+class Net(Protocol):
+    """Fetches over http and https from the hosts that the call may reach.
+
+    Every hop is judged by the call's capability set and the rules, where ask counts as deny, and so is every address that
+    its host leads to. An address that is not public is reached only by a literal grant.
+    """
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        max_bytes: int = 16 * 1024 * 1024,
+        timeout_ms: int = 30_000,
+        max_redirects: int = 5,
+        on_body: Callable[[bytes], None] | None = None,
+    ) -> Response:
+        """Fetch one URL.
+
+        Redirects are followed, each as a new request; to another origin only the plainest headers go with it and no
+        body, so a redirect that would take one there is answered as it is.
+
+        :param max_bytes: of the decoded body; what comes after is not read
+        :param timeout_ms: for all hops together
+        :param on_body: told each kept piece of the last hop's body as it comes
+        :raises ToolError: ``denied`` where a host may not be reached; ``invalid_input`` for a URL or header that is none;
+            ``timeout``; ``limit`` for too many redirects; ``backend`` where a server cannot be reached or understood
+        """
+        ...
+
+
 class State(Protocol):
     """A tool's own values in the session, JSON-able, kept across restarts."""
 
@@ -188,8 +244,10 @@ class State(Protocol):
 
 
 class Secrets(Protocol):
+    """The secrets that the tool declared, by name. A value that it returns, tells or writes into the log is redacted."""
+
     def get(self, name: str) -> str:
-        """:raises ToolError: ``denied`` unless the tool declared the secret."""
+        """:raises ToolError: ``denied`` unless the tool declared the secret, ``unavailable`` where nobody gave it"""
         ...
 
 
@@ -267,6 +325,8 @@ class Runtime(Protocol):
     def search(self) -> Search: ...
     @property
     def shell(self) -> Shell: ...
+    @property
+    def net(self) -> Net: ...
     @property
     def secrets(self) -> Secrets: ...
     @property

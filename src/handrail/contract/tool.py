@@ -26,6 +26,9 @@ class Tool(abc.ABC):
     """Runs inside the kernel's process as its operator's own code, and is labelled so. False only where the
     operating system confines what the tool does."""
 
+    own_secrets: frozenset[str] | None = None
+    """The names of the secrets that it gets where it runs. None: those of the kernel that it is called by."""
+
     @abc.abstractmethod
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         """Carry out one call with validated ``args``.

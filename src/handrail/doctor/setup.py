@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
+from handrail.agents import as_configured
 from handrail.contract.errors import LoadError, StartError
 from handrail.doctor.check import Check, alone
 from handrail.doctor.holder import of_holder
@@ -90,7 +91,8 @@ def _loaded(found: Configuration, workspace: str) -> Iterable[Entry]:
     """The tools that a start would have, none of which is run."""
     (_, everybody), (_, of_agent) = found.tool_folders(found.settings.agent)
     confinement = Confinement(tiers.choose(), _never, _never)
-    return ToolSources(everybody, of_agent, workspace, confinement).load(1).entries.values()
+    sources = ToolSources(everybody, of_agent, workspace, confinement, secrets=as_configured(found))
+    return sources.load(1).entries.values()
 
 
 def _never(_: object) -> NoReturn:

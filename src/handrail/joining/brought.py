@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any
@@ -55,6 +55,7 @@ class BroughtTool(Tool):
 
     def __init__(self, description: Description, process: str, home: BroughtTools) -> None:
         self.spec = description.spec
+        self.own_secrets = home.secrets
         self.definition = description.definition
         self.takes_runtime = description.takes_runtime
         self._home = home
@@ -101,10 +102,12 @@ class BroughtTools:
 
     :param connection: to it; nothing is sent on it yet
     :param described: what it says of them, as :func:`~handrail.joining.describing.describe` makes it
+    :param secrets: the names of those that it has for them
     :raises LoadError: with every fault of that
     """
 
-    def __init__(self, connection: Connection, described: object) -> None:
+    def __init__(self, connection: Connection, described: object, secrets: Iterable[str] = ()) -> None:
+        self.secrets = frozenset(secrets)
         self._connection = connection
         self._numbers = itertools.count(1)
         self._runs: dict[int, _Run] = {}

@@ -31,6 +31,7 @@ from handrail.joining.values import (
     whole,
 )
 from handrail.joining.wire import Connection
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 __all__ = ["Bench", "describe"]
 
@@ -58,10 +59,12 @@ class Bench:
     """Where this process carries out what it brought.
 
     :param tools: tools, classes of tools or modules of such
+    :param secrets: what these may be given; they do not come from the holder
     :raises LoadError: with every fault of these
     """
 
-    def __init__(self, tools: Iterable[object]) -> None:
+    def __init__(self, tools: Iterable[object], secrets: SecretStore = NO_SECRETS) -> None:
+        self._secrets = secrets
         self._tools: dict[tuple[str, str], Tool] = {}
         self._connection: Connection | None = None
         self._running: dict[int, _Running] = {}
@@ -116,7 +119,7 @@ class Bench:
         if connection is None:
             raise Refused("unavailable", "the process that brought it is not ready yet")
         number: int = asked["run"]
-        runtime = RemoteRuntime(connection, number, tool.spec, asked["around"], self._streams)
+        runtime = RemoteRuntime(connection, number, tool.spec, asked["around"], self._streams, self._secrets)
         running = _Running(runtime, bool(getattr(tool, "blocking", False)))
         running.work = asyncio.get_running_loop().create_task(_carried_out(tool, asked["arguments"], runtime))
         table = self._running

@@ -121,7 +121,7 @@ class Guest:
         self.face: str = told["face"][:_MAX_FACE]
         self._rules: Sequence[str] = told["rules"]
         try:
-            self._brought = BroughtTools(connection, told["tools"])
+            self._brought = BroughtTools(connection, told["tools"], told["secrets"])
             self._host.learn(told["secrets"])
             self.context = self._context(told["agent"])
         except HandrailError as error:

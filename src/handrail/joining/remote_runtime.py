@@ -35,6 +35,7 @@ from handrail.joining.framing import Message
 from handrail.joining.operations import Refused
 from handrail.joining.values import Malformed, an_object, failure_of, pack
 from handrail.joining.wire import Connection, ConnectionLost
+from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
 
 Ask = Callable[..., Any]
 
@@ -78,11 +79,18 @@ class RemoteRuntime:
     """Implements :class:`~handrail.contract.runtime.Runtime` over a connection.
 
     :param number: of the run, by which the holder knows whose doors are asked for
+    :param secrets: those of this process, which are for its own tools
     :param around: what does not change during a call; empty for a tool that takes no runtime
     """
 
     def __init__(
-        self, connection: Connection, number: int, spec: ToolSpec, around: Mapping[str, Any], streams: Streams
+        self,
+        connection: Connection,
+        number: int,
+        spec: ToolSpec,
+        around: Mapping[str, Any],
+        streams: Streams,
+        secrets: SecretStore = NO_SECRETS,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._connection = connection
@@ -91,6 +99,7 @@ class RemoteRuntime:
         self._streams = streams
         self._unsaid: Message | None = None
         self.tool_id = spec.id
+        self.secrets: Secrets = DeclaredSecrets(spec, secrets)
         self.cancellation = RemoteCancellation()
         self.files = RemoteFiles(self)
         self.search = RemoteSearch(self)
@@ -130,12 +139,6 @@ class RemoteRuntime:
     @property
     def config(self) -> Mapping[str, str]:
         return self._around["config"]
-
-    @property
-    def secrets(self) -> Secrets:
-        raise ToolError(
-            f"{self.tool_id} has no secrets: no door hands secrets to a tool on this kernel", kind="unavailable"
-        )
 
     def progress(self, message: str, *, fraction: float | None = None) -> None:
         self._on_the_loop(self._say_progress, {"run": self._number, "message": str(message), "fraction": fraction})

@@ -28,6 +28,7 @@ from handrail.contract.schema import path_text
 from handrail.registry.generation import Entry, Generation
 from handrail.registry.loading import reason_to_withhold
 from handrail.registry.sources.folders import content_of, loose, problem_with_folder
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 AGENT_FILE = "agent.toml"
 
@@ -99,13 +100,17 @@ def faults_in_names(agent: AgentManifest, everything: Generation) -> Iterator[tu
             yield path_text(("aliases", alias)), f"is the name of the tool {other.id!r} already; choose another alias"
 
 
-def generation_of(agent: AgentManifest, everything: Generation, tier: Tier) -> Generation:
+def generation_of(
+    agent: AgentManifest, everything: Generation, tier: Tier, secrets: SecretStore = NO_SECRETS
+) -> Generation:
     """The part of ``everything`` that an agent without faults has, under its aliases too.
 
     A tool that it gives hosts to requires them here, and is withheld where they cannot be enforced.
     """
     entries = [
-        _with_additions(agent, entry, tier) for tool_id, entry in everything.entries.items() if agent.has_tool(tool_id)
+        _with_additions(agent, entry, tier, secrets)
+        for tool_id, entry in everything.entries.items()
+        if agent.has_tool(tool_id)
     ]
     beyond = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
     return Generation(everything.number, entries, agent.aliases, everything.quarantined, beyond)
@@ -127,7 +132,7 @@ def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:
     return parse_agent(content, str(file), folder.name)
 
 
-def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier) -> Entry:
+def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: SecretStore) -> Entry:
     addition = agent.requires.tools.get(entry.id)
     if addition is None or not addition.net.hosts:
         return entry
@@ -137,7 +142,10 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier) -> Entry:
         entry.spec, requires=requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
     )
     return replace(
-        entry, spec=spec, definition_hash=spec.definition_hash, withheld=reason_to_withhold(entry.tool, tier, spec)
+        entry,
+        spec=spec,
+        definition_hash=spec.definition_hash,
+        withheld=reason_to_withhold(entry.tool, tier, spec, secrets=secrets),
     )
 
 

@@ -17,6 +17,7 @@ from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
 from handrail.registry.generation import IN_PROCESS, Entry, Generation
 from handrail.registry.sources.source import Found, Rank, Source
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 
 def load_generation(
@@ -26,15 +27,17 @@ def load_generation(
     number: int = 1,
     aliases: Mapping[str, str] | None = None,
     strict: bool = False,
+    secrets: SecretStore = NO_SECRETS,
 ) -> Generation:
     """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
 
     :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
     :param aliases: an operator's further names, alias to id
     :param strict: whether faults of foreign sources are fatal too
+    :param secrets: what tools may be given; one that declares another is withheld
     :raises LoadError: with all faults of the operator's own sources
     """
-    table = _Table(tier)
+    table = _Table(tier, secrets)
     for source in sources:
         fatal = strict or not source.foreign
         loaded = source.load()
@@ -57,8 +60,9 @@ class _Row:
 class _Table:
     """The tools taken so far, by id, and by wire name."""
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, secrets: SecretStore) -> None:
         self.tier = tier
+        self.secrets = secrets
         self.rows: dict[str, _Row] = {}
         self.ids_by_wire: dict[str, str] = {}
         self.faults: list[Fault] = []
@@ -86,7 +90,7 @@ class _Table:
             schema,
             place,
             spec.definition_hash,
-            withheld=reason_to_withhold(tool, self.tier),
+            withheld=reason_to_withhold(tool, self.tier, secrets=self.secrets),
             confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
         )
@@ -133,7 +137,9 @@ def confinement_of(tool: Tool, tier: Tier) -> str:
     return f"{IN_PROCESS}+{tier.name}" if tool.spec.requires.shell else IN_PROCESS
 
 
-def reason_to_withhold(tool: Tool, tier: Tier, spec: ToolSpec | None = None) -> str | None:
+def reason_to_withhold(
+    tool: Tool, tier: Tier, spec: ToolSpec | None = None, *, secrets: SecretStore = NO_SECRETS
+) -> str | None:
     """Why this kernel must not run a sound tool, in a sentence for its operator, or None.
 
     What cannot be enforced or served is refused; nothing runs with less than it declares, or less confined.
@@ -142,9 +148,14 @@ def reason_to_withhold(tool: Tool, tier: Tier, spec: ToolSpec | None = None) -> 
     """
     spec = spec or tool.spec
     reasons: list[str] = []
-    secret = [*spec.secrets, *(key for key, setting in spec.config.items() if setting.secret)]
+    if unknown := _unknown_secrets(tool, spec, secrets):
+        reasons.append(f"available, but needs configuration: it declares secrets that are not known here: {unknown}")
+    secret = [key for key, setting in spec.config.items() if setting.secret]
     if secret:
-        reasons.append(f"it declares secrets ({', '.join(secret)}), and there is no door that hands secrets to a tool")
+        reasons.append(
+            f"it needs settings that are secret ({', '.join(secret)}), and nobody can give a tool any yet; "
+            "its author declares them under secrets"
+        )
     needed = (key for key, setting in spec.config.items() if setting.required and setting.default is None)
     if unset := [key for key in needed if key not in secret]:
         reasons.append(
@@ -161,6 +172,17 @@ def reason_to_withhold(tool: Tool, tier: Tier, spec: ToolSpec | None = None) -> 
         remedy = f" ({tier.remedy})" if tier.remedy else ""
         reasons.append(f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}")
     return "; ".join(reasons) or None
+
+
+def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
+    """The secrets that cannot be handed over, each with what its operator does about it."""
+    if tool.own_secrets is not None:
+        return ", ".join(
+            f"{name} (the process that brought the tool gave none of this name)"
+            for name in spec.secrets
+            if name not in tool.own_secrets
+        )
+    return ", ".join(why for name in spec.secrets if (why := secrets.reason_missing(name)) is not None)
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from handrail.contract.errors import ToolError
@@ -26,6 +26,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
+from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
 from handrail.runtime.shell import SandboxedShell
 
 NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
@@ -57,6 +58,8 @@ class Surroundings:
     seen: SeenFiles = field(default_factory=SeenFiles)
     hidden: tuple[str, ...] = ()
     """Folders that no program may see, wherever they lie: the kernel's own state."""
+    secrets: SecretStore = NO_SECRETS
+    """Those of whoever opened the session; a tool gets of them what it declared."""
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
         """The sandbox profile of this session: its roots, and its scratch as HOME."""
@@ -100,6 +103,8 @@ class CallRuntime:
     # A door stands on the class until it is touched, which keeps making a runtime cheap.
     kept: Any = None
     """What the tool wants shown should it be stopped."""
+    without_secrets: str | None = None
+    """Why this call gets none, whatever its tool declared."""
     _files: RootedFiles | None = None
     _search: RipgrepSearch | None = None
     _shell: SandboxedShell | None = None
@@ -181,14 +186,16 @@ class CallRuntime:
 
     @property
     def profile(self) -> Profile:
-        """The folders of this call's session, for executables that are started on its behalf."""
-        return self._around.profile(workspace_writable=self._spec.side_effect != "read")
+        """The folders of this call's session, and the secrets that the tool declared, for executables that are started
+        on its behalf. What the shell door starts gets no secrets."""
+        profile = self._around.profile(workspace_writable=self._spec.side_effect != "read")
+        if self._spec.secrets and self.without_secrets is None:
+            profile = replace(profile, secrets=self._around.secrets.chosen(self._spec.secrets))
+        return profile
 
     @property
     def secrets(self) -> Secrets:
-        raise ToolError(
-            f"{self.tool_id} has no secrets: no door hands secrets to a tool on this kernel", kind="unavailable"
-        )
+        return DeclaredSecrets(self._spec, self._around.secrets, self.without_secrets)
 
     @property
     def state(self) -> State:

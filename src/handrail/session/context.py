@@ -18,6 +18,7 @@ from handrail.registry.generation import Difference, Generation
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.succession import Succession
 from handrail.runtime.roots import NO_FURTHER, FurtherRoots
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 
 class Shelf:
@@ -78,6 +79,7 @@ class Context:
 
     :ivar further: the agent's roots beside the workspace
     :ivar rules: those that every session of it starts with
+    :ivar secrets: what its sessions' tools may be given
     :ivar shared: whether other contexts see the same generations, so that they do not end with this one
     """
 
@@ -90,6 +92,7 @@ class Context:
         further: FurtherRoots = NO_FURTHER,
         *,
         shared: bool,
+        secrets: SecretStore = NO_SECRETS,
     ) -> None:
         self.manifest = manifest
         self.further = further
@@ -97,6 +100,7 @@ class Context:
         self.authority = authority
         self.rules = rules
         self.shared = shared
+        self.secrets = secrets
         shelf.authorities.append(authority)
 
     @property

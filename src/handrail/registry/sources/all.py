@@ -17,6 +17,7 @@ from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.plugins import PluginSource
 from handrail.registry.sources.python import PythonSource
 from handrail.registry.sources.source import Source
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ToolSources:
     :param agent: the folder of this agent's
     :param given: tools given in code
     :param manifest: which of all these the agent has
+    :param secrets: what they may be given
     """
 
     everybody: Path
@@ -50,6 +52,7 @@ class ToolSources:
     confinement: Confinement
     given: tuple[Tool, ...] = ()
     manifest: CheckedAgent = CheckedAgent(AgentManifest())  # noqa: RUF009 - both are immutable
+    secrets: SecretStore = NO_SECRETS
 
     def load(self, number: int) -> Generation:
         """What the agent has of all of them, as generation ``number``.
@@ -71,7 +74,7 @@ class ToolSources:
         checked = checked.with_faults(faults_in_names(checked.manifest, everything))
         if checked.faults:
             return Looked(None, frozenset(everything.entries), frozenset(), checked.faults)
-        generation = generation_of(checked.manifest, everything, self.confinement.sandbox.tier)
+        generation = generation_of(checked.manifest, everything, self.confinement.sandbox.tier, self.secrets)
         return Looked(generation, frozenset(generation.entries), generation.beyond, ())
 
     def _everything(self, number: int) -> Generation:
@@ -82,4 +85,4 @@ class ToolSources:
             PythonSource(self.given),
             PluginSource(),
         ]
-        return load_generation(sources, tier=self.confinement.sandbox.tier, number=number)
+        return load_generation(sources, tier=self.confinement.sandbox.tier, number=number, secrets=self.secrets)

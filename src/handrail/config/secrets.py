@@ -1,0 +1,158 @@
+"""``[secrets]``: names of values that stand elsewhere, in a variable, in a file, or with a program that knows them.
+
+A value itself is never in a configuration file: such files are copied, shown and committed. What is wrong with an entry
+is said without repeating it, since it may be a value that somebody wrote there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from handrail.config.settings import SecretReference
+from handrail.contract.schema import path_text
+from handrail.runtime.secrets import SecretStore, fault_in_name
+
+MAX_BYTES = 64 * 1024
+COMMAND_TIMEOUT_S = 30.0
+_KINDS = ("env", "file", "command")
+_FORM = '{ env = "VARIABLE" }, { file = "/absolute/path" } or { command = ["program", "argument"] }'
+_FLAGS = os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+
+
+def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
+    """``(place, problem)`` of a table of references; no text repeats what stands there."""
+    if not isinstance(given, Mapping):
+        yield "secrets", f"is no table; expected NAME = {_FORM}"
+        return
+    for name, reference in cast("Mapping[str, Any]", given).items():
+        place = path_text(("secrets", name))
+        if problem := fault_in_name(name):
+            yield place, problem
+        yield from ((place, problem) for problem in _faults_in_reference(name, reference))
+
+
+def _faults_in_reference(name: str, given: Any) -> Iterator[str]:
+    if isinstance(given, (str, int, float)):
+        yield (
+            f"holds a value. A configuration file never does: put the value into a variable, a file of mode 0600 or a "
+            f"password manager, and write {name} = {_FORM}. If it was a real one, consider it known to others"
+        )
+        return
+    if not isinstance(given, Mapping):
+        yield f"is no reference; expected {_FORM}"
+        return
+    table = cast("Mapping[str, Any]", given)
+    if unknown := [key for key in table if key not in _KINDS]:
+        yield f"has the unknown key{'s' if len(unknown) > 1 else ''} {', '.join(map(repr, unknown))}; expected {_FORM}"
+        return
+    if len(table) != 1:
+        yield f"says {' and '.join(table) or 'nothing'}; expected exactly one of {_FORM}"
+        return
+    ((kind, where),) = table.items()
+    if kind == "command":
+        parts = cast("list[Any]", where) if isinstance(where, list) else []
+        if not parts or not all(isinstance(part, str) and "\0" not in part for part in parts) or not parts[0]:
+            yield "command: expected a list of texts, the program and its arguments"
+    elif not isinstance(where, str) or not where or "\0" in where:
+        yield f"{kind}: expected a text that is not empty"
+    elif kind == "file" and not Path(where).expanduser().is_absolute():
+        yield "file: expected an absolute path, or one that begins with ~"
+    elif kind == "env" and "=" in where:
+        yield "env: expected the name of a variable"
+
+
+async def resolve(references: Mapping[str, SecretReference], environment: Mapping[str, str]) -> SecretStore:
+    """The values that are to be had now. One that is not leaves a reason, and keeps nobody from starting."""
+    outcomes = await asyncio.gather(*(_resolved(one, environment) for one in references.values()))
+    values: dict[str, str] = {}
+    missing: dict[str, str] = {}
+    for name, (value, why) in zip(references, outcomes, strict=True):
+        if value is not None:
+            values[name] = value
+        else:
+            missing[name] = why
+    return SecretStore(values, missing)
+
+
+async def _resolved(reference: SecretReference, environment: Mapping[str, str]) -> tuple[str | None, str]:
+    if reference.env is not None:
+        value = environment.get(reference.env)
+        return value or None, f"the variable {reference.env} is {'not set' if value is None else 'empty'}; set it"
+    if reference.file is not None:
+        return await asyncio.to_thread(_of_file, Path(reference.file).expanduser())
+    assert reference.command is not None
+    return await _of_command(reference.command)
+
+
+def _of_file(path: Path) -> tuple[str | None, str]:
+    """The content of a file that nobody else may read, without its last line end."""
+    try:
+        descriptor = os.open(path, _FLAGS)
+    except OSError as error:
+        return None, f"{path} cannot be opened: {error.strerror or error}; a link is not followed"
+    try:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
+            return None, f"{path} is no regular file"
+        if os.name == "posix":
+            if found.st_uid not in (0, os.geteuid()):
+                return None, f"{path} belongs to user {found.st_uid}; run: chown {os.geteuid()} {path}"
+            if found.st_mode & 0o077:
+                return None, f"{path} may be read by others; run: chmod 600 {path}"
+        if found.st_size > MAX_BYTES:
+            return None, f"{path} has more than {MAX_BYTES // 1024} KiB"
+        content = os.read(descriptor, MAX_BYTES + 1)
+    except OSError as error:
+        return None, f"{path} cannot be read: {error.strerror or error}"
+    finally:
+        os.close(descriptor)
+    return _text_of(content, str(path))
+
+
+async def _of_command(argv: tuple[str, ...]) -> tuple[str | None, str]:
+    """What the operator's own program says, without its last line end. Its stderr is not looked at: it may hold values."""
+    program = argv[0]
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return None, f"{program} cannot be started: {getattr(error, 'strerror', None) or type(error).__name__}"
+    assert process.stdout is not None
+    try:
+        async with asyncio.timeout(COMMAND_TIMEOUT_S):
+            content = b""
+            while len(content) <= MAX_BYTES and (piece := await process.stdout.read(MAX_BYTES)):
+                content += piece
+            code = await process.wait() if len(content) <= MAX_BYTES else 0
+    except TimeoutError:
+        return None, f"{program} did not answer within {COMMAND_TIMEOUT_S:g} s"
+    finally:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+    if code != 0:
+        return None, f"{program} ended with exit code {code}"
+    return _text_of(content, program)
+
+
+def _text_of(content: bytes, where: str) -> tuple[str | None, str]:
+    if len(content) > MAX_BYTES:
+        return None, f"{where} gave more than {MAX_BYTES // 1024} KiB"
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        return None, f"{where} gave what is no UTF-8 text"
+    text = text.removesuffix("\n").removesuffix("\r")
+    return text or None, f"{where} gave nothing"

@@ -1,0 +1,102 @@
+"""Named secrets, and who may have which: a tool gets those that it declared, by name, and no other.
+
+A value goes to a tool in this process through :class:`DeclaredSecrets`, to an executable by an inherited descriptor
+(``Profile.secrets``); never into arguments, an argv or an environment. Programs that the shell door starts get none.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+
+from handrail.contract.errors import ToolError
+from handrail.contract.spec import ToolSpec
+
+NAME = re.compile(r"[\w./:-]+")
+"""What a secret may be called; a name may be shown to anybody."""
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+
+def fault_in_name(name: str) -> str | None:
+    """Why a secret cannot be called so, or None."""
+    if NAME.fullmatch(name):
+        return None
+    return f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :"
+
+
+class SecretStore:
+    """What is known by name, and why the rest that was configured is not.
+
+    :param values: name to value
+    :param missing: name to the reason why its value could not be had
+    """
+
+    __slots__ = ("_missing", "_values")
+
+    def __init__(self, values: Mapping[str, str] = _NONE, missing: Mapping[str, str] = _NONE) -> None:
+        self._values = dict(values)
+        self._missing = dict(missing)
+
+    def __repr__(self) -> str:
+        return f"<secrets {', '.join(sorted(self._values)) or 'none'}>"  # never a value
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._values)
+
+    def with_values(self, values: Mapping[str, str]) -> SecretStore:
+        """These as well, the given ones before those of the same name."""
+        return SecretStore({**self._values, **values}, self._missing) if values else self
+
+    def without(self, name: str, why: str) -> SecretStore:
+        """All but ``name``, which is missing for this reason."""
+        values = {other: value for other, value in self._values.items() if other != name}
+        return SecretStore(values, {**self._missing, name: why})
+
+    def chosen(self, names: Iterable[str]) -> dict[str, str]:
+        """Those of ``names`` that are known."""
+        return {name: self._values[name] for name in names if name in self._values}
+
+    def reason_missing(self, name: str) -> str | None:
+        """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""
+        if name in self._values:
+            return None
+        remedy = f'add {name} = {{ env = "…" }} (or file, or command) under [secrets] of handrail.toml, or pass it to Kernel.open'
+        if (why := self._missing.get(name)) is not None:
+            return f"{name} ({why})"
+        return f"{name} (nobody gave it; {remedy})"
+
+
+NO_SECRETS = SecretStore()
+
+
+class DeclaredSecrets:
+    """Implements :class:`~handrail.contract.runtime.Secrets` for one tool."""
+
+    __slots__ = ("_refusal", "_spec", "_store")
+
+    def __init__(self, spec: ToolSpec, store: SecretStore, refusal: str | None = None) -> None:
+        """
+        :param refusal: why this call gets none, whatever its tool declared
+        """
+        self._spec = spec
+        self._store = store
+        self._refusal = refusal
+
+    def __repr__(self) -> str:
+        return f"<secrets of {self._spec.id}: {', '.join(self._spec.secrets) or 'none'}>"
+
+    def get(self, name: str) -> str:
+        tool = self._spec.id
+        if name not in self._spec.secrets:
+            raise ToolError(
+                f"{tool} did not declare the secret {name!r}, so it is not given to it; its author adds it to secrets, "
+                f"as in secrets=[{name!r}]",
+                kind="denied",
+            )
+        if self._refusal is not None:
+            raise ToolError(f"{tool} gets no secrets in this call: {self._refusal}", kind="denied")
+        if (why := self._store.reason_missing(name)) is not None:
+            raise ToolError(f"{tool} needs a secret that is not known here: {why}", kind="unavailable")
+        return self._store.chosen((name,))[name]
