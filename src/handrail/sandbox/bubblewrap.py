@@ -63,7 +63,7 @@ class Plan:
     """One start, put together: what the sandbox is made of, and what will run in it.
 
     :param options: bubblewrap's
-    :param filter: of system calls, in force from before the launcher
+    :param filter: of system calls, in force from before the launcher; empty for none
     :param person: whom to become first; None for nobody else
     :param staged: the sources of ``options`` that this person could not get to
     :param preparation: the first part of the launcher's letter
@@ -96,6 +96,7 @@ class Bubblewrap:
     :param binary: the bubblewrap to start
     :param first: what its first process is
     :param landlock_abi: the version of Landlock to be put into force; 0 for none
+    :param filtered: whether there is a filter of system calls
     :param system_calls: the seccomp filter; empty for none
     """
 
@@ -112,6 +113,7 @@ class Bubblewrap:
         self._tier = tier
         self._first = first
         self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
+        self._filtered = filtered
         self._git: Mapping[str, str] | None = None
 
     @property
@@ -188,7 +190,7 @@ class Bubblewrap:
         return Plan(
             mode,
             tuple(options),
-            seccomp.program(unix_sockets=profile.unix_sockets),
+            seccomp.program(unix_sockets=profile.unix_sockets) if self._filtered else b"",
             person,
             tuple(staged),
             launcher.preparation(mode, ruleset, rlimits(profile.limits), environment),
@@ -233,17 +235,16 @@ class Bubblewrap:
             theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
             ours["status"], theirs[number + 4] = os.pipe()
             filtered: list[str] = []
-            if self._filter:
-                theirs[number + 5] = _memory_file(self._filter)
+            if plan.filter:
+                theirs[number + 5] = _memory_file(plan.filter)
                 filtered = ["--seccomp", str(number + 5)]
-            theirs[number + 5] = _memory_file(plan.filter)
             for descriptor in ours.values():
                 os.set_blocking(descriptor, False)
             command = [
                 "bwrap",
                 *("--args", str(number + 3)),
                 *("--json-status-fd", str(number + 4)),
-                *("--seccomp", str(number + 5)),
+                *filtered,
                 "--",
                 *first.argv,
                 *(str(number + place) for place in range(3)),
