@@ -96,8 +96,7 @@ class Bubblewrap:
     :param binary: the bubblewrap to start
     :param first: what its first process is
     :param landlock_abi: the version of Landlock to be put into force; 0 for none
-    :param filtered: whether there is a filter of system calls
-    :param system_calls: the seccomp filter; empty for none
+    :param system_calls: the filter instead of the shipped one; empty for none
     """
 
     def __init__(
@@ -113,7 +112,7 @@ class Bubblewrap:
         self._tier = tier
         self._first = first
         self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
-        self._filtered = filtered
+        self._system_calls = system_calls
         self._git: Mapping[str, str] | None = None
 
     @property
@@ -190,7 +189,7 @@ class Bubblewrap:
         return Plan(
             mode,
             tuple(options),
-            seccomp.program(unix_sockets=profile.unix_sockets) if self._filtered else b"",
+            self._system_calls if self._system_calls is not None else _filter(profile),
             person,
             tuple(staged),
             launcher.preparation(mode, ruleset, rlimits(profile.limits), environment),
@@ -284,6 +283,10 @@ def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], 
         "--chdir",
         profile.workspace if inside else profile.scratch,
     ]
+
+
+def _filter(profile: Profile) -> bytes:
+    return seccomp.program(unix_sockets=profile.unix_sockets)
 
 
 def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str]) -> dict[str, str]:
