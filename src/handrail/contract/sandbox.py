@@ -6,7 +6,7 @@ that asks for less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -51,6 +51,23 @@ class Attempt:
     refused: str | None = None
 
 
+class Denials(Protocol):
+    """What the rules of a session keep from programs, whichever call started them."""
+
+    @property
+    def key(self) -> Hashable:
+        """Equal for equal answers."""
+        ...
+
+    def hides(self, path: str, /) -> bool:
+        """Whether an absolute, canonical path is not to be read."""
+        ...
+
+    def fixes(self, path: str, /) -> bool:
+        """Whether it is not to be written."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """The folders and bounds of one sandbox, beside its capability set.
@@ -61,7 +78,8 @@ class Profile:
     ``masked`` files, which rules keep from being read. ``pinned`` paths inside what is writable are read-only and stay
     where they are. ``secrets`` are handed over by a descriptor, never in the environment. ``gate`` judges each host
     (and port) that the program wants to reach, on top of the set's hosts; it gives the reason of a refusal, or None.
-    ``on_attempt`` is told of each such host when it is decided.
+    ``on_attempt`` is told of each such host when it is decided. From ``denials`` a guard finds what is to be masked and
+    pinned; to ``quarantine`` it moves what a program made under a protected name.
     """
 
     workspace: str
@@ -79,6 +97,8 @@ class Profile:
     secrets: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     gate: Callable[[str, int], str | None] | None = None
     on_attempt: Callable[[Attempt], None] | None = None
+    denials: Denials | None = None
+    quarantine: str = ""
     unix_sockets: bool = False
     """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Hashable, Iterable
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
@@ -74,12 +74,32 @@ def pins(tree: Tree, *, vcs: bool) -> tuple[str, ...]:
     return tuple(found)
 
 
-def masks(tree: Tree, hidden: Callable[[str], bool], key: int) -> tuple[str, ...]:
+def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
+    """The outermost paths of a tree that ``named`` says yes to, to be bound read-only.
+
+    :raises ToolError: ``unavailable`` where there are too many to be mounted over
+    """
+    outermost: dict[str, None] = {}
+    for folder, names in tree.judged(named, key):
+        for name in names:
+            path = folder.child(name)[0]
+            if not beneath_any(folder.path, outermost):
+                outermost[path] = None
+    if len(outermost) > MOST_MOUNTS:
+        raise ToolError(
+            f"the rules keep {len(outermost)} places of the workspace from being written, and a sandbox can keep "
+            f"{MOST_MOUNTS}; a rule that names their folder keeps them all at once",
+            kind="unavailable",
+        )
+    return tuple(outermost)
+
+
+def masks(tree: Tree, hidden: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
     """The paths of a tree that ``hidden`` names, and the folders that nobody could look into.
 
     A folder is hidden whole where it is named itself and so is everything in it.
 
-    :param hidden: takes a path relative to the root
+    :param hidden: takes an absolute path
     :param key: the same for the same answers
     :raises ToolError: ``unavailable`` where there are too many to be mounted over
     """
@@ -142,7 +162,7 @@ def _whole(tree: Tree, named: dict[str, tuple[Folder, tuple[str, ...]]]) -> froz
     return frozenset(whole)
 
 
-def beneath_any(path: str, folders: frozenset[str]) -> bool:
+def beneath_any(path: str, folders: Container[str]) -> bool:
     """Whether ``path`` is one of ``folders``, or in one."""
     if path in folders:
         return True

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 
 from handrail.contract.protected import GIT_NAMES, Protection, leads_on, plain, protection, suspicious
@@ -76,7 +76,7 @@ class Folder:
         self.protected: tuple[Protected, ...] = ()
         self.repository = False
         self.closed = False
-        self.judged: dict[int, tuple[str, ...]] = {}
+        self.judged: dict[Hashable, tuple[str, ...]] = {}
 
     def child(self, name: str) -> tuple[str, str]:
         """The absolute path of an entry, and its path relative to the root."""
@@ -222,16 +222,16 @@ class Tree:
         """The folders that could not be looked into."""
         return [folder.path for folder in self.order if folder.closed]
 
-    def judged(self, hidden: Callable[[str], bool], key: int) -> Iterator[tuple[Folder, tuple[str, ...]]]:
-        """Each folder with the names in it (files and folders) that ``hidden`` says yes to, remembered by ``key``.
+    def judged(self, named: Callable[[str], bool], key: Hashable) -> Iterator[tuple[Folder, tuple[str, ...]]]:
+        """Each folder with the names in it (files and folders) that ``named`` says yes to, remembered by ``key``.
 
-        :param hidden: takes a path relative to the root
+        :param named: takes an absolute path
         """
         for folder in self.order:
             found = folder.judged.get(key)
             if found is None:
                 names = (*folder.files, *folder.folders)
-                found = tuple(name for name in names if hidden(folder.child(name)[1]))
+                found = tuple(name for name in names if named(folder.child(name)[0]))
                 if len(folder.judged) >= _MOST_JUDGES:
                     folder.judged.pop(next(iter(folder.judged)))
                 folder.judged[key] = found
