@@ -97,7 +97,8 @@ class Folders:
         folder = self.state / part / self.key / session_id
         _private(self.state / part)
         _private(folder.parent)
-        _private(folder)
+        # Root gives a scratch to the user as whom programs run; nobody but root gets to it through the folders around.
+        _private(folder, given_away=part == "scratch" and os.name != "nt" and os.geteuid() == 0)
         return folder
 
 
@@ -268,10 +269,10 @@ def _root(path: Path) -> None:
         )
 
 
-def _private(path: Path) -> None:
+def _private(path: Path, *, given_away: bool = False) -> None:
     try:
         path.mkdir(mode=0o700, exist_ok=True)
-        found = _status(path)
+        found = _status(path, given_away=given_away)
     except OSError as error:
         raise unwritable(path, error) from None
     if os.name != "nt" and found.st_mode & 0o077:
@@ -297,13 +298,13 @@ def _name(folders: Folders) -> None:
         pass
 
 
-def _status(path: Path) -> os.stat_result:
+def _status(path: Path, *, given_away: bool = False) -> os.stat_result:
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode):
         raise StartError(
             f"{path} is not a folder but should be one of Handrail's state; move it away, or use --state DIR"
         )
-    if os.name != "nt" and found.st_uid != os.geteuid():
+    if os.name != "nt" and found.st_uid != os.geteuid() and not given_away:
         raise StartError(
             f"the state folder {path} belongs to user {found.st_uid}, not to you (user {os.geteuid()}); "
             "choose one of your own with --state DIR"
