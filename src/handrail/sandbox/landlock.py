@@ -1,8 +1,10 @@
 """What Landlock lets a sandboxed program do: a ruleset as plain data, which the launcher inside puts into force.
 
 It repeats what the mounts say in a second way that does not depend on them: reading and starting programs in the
-folders that are mounted, writing only in those mounted writable, no TCP but to the proxy, no abstract socket and no
-signal beyond the sandbox. bubblewrap cannot start under Landlock, so it is the launcher that restricts itself.
+folders that are mounted, writing only in those mounted writable, no abstract socket and no signal beyond the sandbox.
+A read-only call has no TCP but to the proxy; others have their own loopback, where tests start servers: Landlock knows
+ports and no addresses, and that there is nothing but a loopback is what the launcher sees to before it restricts.
+bubblewrap cannot start under Landlock, so it is the launcher that restricts itself.
 
 Follows linux/landlock.h. What an older kernel does not know is left out of what is handled; a rule never carries
 more than is handled.
@@ -63,12 +65,15 @@ def abi() -> int:
     return max(0, int(found))
 
 
-def ruleset(version: int, folders: Mapping[str, Literal["ro", "rw"]], connect: Iterable[int] = ()) -> Ruleset:
+def ruleset(
+    version: int, folders: Mapping[str, Literal["ro", "rw"]], *, tcp: bool = False, connect: Iterable[int] = ()
+) -> Ruleset:
     """What a sandbox with these mounts is given.
 
     :param version: the kernel's, at least 1
     :param folders: what is mounted beside the system, with its access
-    :param connect: the TCP ports of its own loopback that it may connect to
+    :param tcp: leave TCP, in the sandbox's own network namespace, as it is
+    :param connect: the ports that may be connected to without ``tcp``
     """
     files = handled_of_files(version)
     rights = [("/", READ_DIR), *((path, READING) for path in _SYSTEM), ("/proc", READ_FILE | READ_DIR)]
@@ -76,13 +81,13 @@ def ruleset(version: int, folders: Mapping[str, Literal["ro", "rw"]], connect: I
     rights += ((path, WRITING if access == "rw" else READING) for path, access in folders.items())
     numbers = [files]
     if version >= 4:
-        numbers.append(BIND_TCP | CONNECT_TCP)
+        numbers.append(0 if tcp else BIND_TCP | CONNECT_TCP)
     if version >= 6:
         numbers.append(SCOPE_ABSTRACT_SOCKETS | SCOPE_SIGNALS)
     return Ruleset(
         struct.pack(f"={len(numbers)}Q", *numbers),
         tuple((path, wanted & files) for path, wanted in rights),
-        tuple((port, CONNECT_TCP) for port in connect) if version >= 4 else (),
+        tuple((port, CONNECT_TCP) for port in connect) if version >= 4 and not tcp else (),
     )
 
 

@@ -105,6 +105,11 @@ class Confined:
         """Whether the sandbox is there and its program has not begun."""
         return self._letter >= 0 and self._pidfd >= 0 and not self._killed
 
+    async def until_known(self) -> bool:
+        """Wait until :attr:`inner_pid` says which process to look into. False: it ended instead."""
+        await asyncio.wait({self._known, self._gone}, return_when=asyncio.FIRST_COMPLETED)
+        return self._inner_pid > 0 and not self._gone.done()
+
     async def until_ready(self) -> bool:
         """Wait until the launcher has restricted itself and waits for its call. False: it ended instead."""
         if self._ready is None:
