@@ -1,0 +1,39 @@
+"""The corpus of shell texts and their decisions. Nothing here runs any of them."""
+
+from __future__ import annotations
+
+import pytest
+from _pytest.mark.structures import ParameterSet
+from tests.policy import shell_cases
+from tests.policy.desk import Desk
+from tests.policy.shell_cases import ShellCase
+from tests.policy.shell_program_cases import PROGRAMS, WRONG
+
+pytestmark = [pytest.mark.attack("shell"), pytest.mark.proves("P-05")]
+
+_CASES: list[ShellCase] = [
+    *shell_cases.EXPANSIONS,
+    *shell_cases.STRUCTURE,
+    *shell_cases.CHARACTERS,
+    *shell_cases.REDIRECTED,
+    *shell_cases.COMPOUND,
+    *shell_cases.MISREAD,
+    *(ShellCase(text, "ask", f"{one.program}: {why}") for one in PROGRAMS for text, why in one.harmful),
+    *(ShellCase(text, "allow", f"{one.program}: harmless") for one in PROGRAMS for text in one.harmless),
+]
+
+
+def _parameter(case: ShellCase) -> ParameterSet:
+    marks = [pytest.mark.xfail(reason=WRONG[case.text], strict=True)] if case.text in WRONG else []
+    return pytest.param(case, id=f"{case.why}: {case.text[:40]!a}", marks=marks)
+
+
+@pytest.mark.parametrize("case", [_parameter(case) for case in _CASES])
+def test_it_is_decided_as_the_corpus_says(desk: Desk, case: ShellCase) -> None:
+    verdict = desk.bash(case.text, *case.rules)
+    assert verdict.action == case.decision, f"{case.text!r} ({case.why}): {verdict.reason}"
+
+
+def test_the_corpus_holds_three_hundred_texts_and_no_text_twice() -> None:
+    keys = [(case.text, case.rules) for case in _CASES]
+    assert len(keys) == len(set(keys)) >= 300
