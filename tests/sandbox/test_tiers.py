@@ -34,7 +34,7 @@ def test_a_bubblewrap_that_confines_nothing_is_not_believed(tmp_path: Path, monk
     monkeypatch.setattr(tiers, "binaries", lambda: iter([fake]))
     tier = tiers.probe()
     assert tier.name == "none"
-    assert "own network namespace" in tier.detail
+    assert "it shares the mnt namespace of this machine" in tier.detail
 
 
 def test_a_bubblewrap_that_fails_is_passed_over_for_the_next(

@@ -19,6 +19,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Mechanism, Profile
 
+AS_SOMEBODY = "run Handrail as an ordinary user, or give the workspace to one (chown -R): its owner's rights are enough"
 PERL = "/usr/bin/perl"
 STAGE = "/run"
 """Covered, in bubblewrap's own mount namespace only, by the folders that the user could not get to."""
@@ -57,8 +58,7 @@ def _owner(workspace: str) -> tuple[Person | None, str, str]:
     except OSError as error:
         return None, f"whose {workspace} is cannot be told: {error.strerror}", ""
     if found.st_uid == 0:
-        ordinary = "run Handrail as an ordinary user, or give the workspace to one (chown -R)"
-        return None, "the workspace belongs to root", ordinary
+        return None, "the workspace belongs to root", AS_SOMEBODY
     if (missing := lacking()) is not None:
         return None, missing, "install perl"
     return Person(found.st_uid, _group(found.st_uid, found.st_gid)), "", ""

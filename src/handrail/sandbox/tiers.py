@@ -1,26 +1,47 @@
 """What this machine can enforce: found out by trying it, once per process.
 
-There is no weaker way to start a program. Where bubblewrap does not work, :func:`choose` gives a sandbox that
-refuses, saying what is missing and how to get it.
+There is no weaker way to start a program. Where one of the layers is missing, :func:`choose` gives a sandbox that
+refuses, saying what is missing and how to get it. Only an operator can say by name which layer may be missing; the
+sandbox's name then says so too, and with it every result.
 """
 
 from __future__ import annotations
 
+import asyncio
+import ctypes
+import errno
 import os
-import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, get_args
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer
-from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
-from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries, command_options
+from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Sandbox, Tier
+from handrail.sandbox import identity, landlock, seccomp
+from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
+from handrail.sandbox.limits import rlimits
 
+Optional = Literal["landlock", "seccomp"]
+"""The layers that an operator can do without by name. Nothing replaces the namespaces."""
 _TRY_S = 20
 _INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
+_SPACES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
+_SCRIPT = """
+for kind in user mnt pid ipc uts net; do readlink /proc/self/ns/$kind; done
+while read -r name value; do
+  case $name in Seccomp:|NoNewPrivs:|CapEff:|Uid:) echo "$name $value" ;; esac
+done < /proc/self/status
+while read -r line; do echo "limit $line"; done < /proc/self/limits
+(echo handrail > /proc/self/comm) 2> /dev/null && echo "proc: written"
+: > tried && echo "workspace: written"
+"""
+"""What a program inside sees of its confinement. The last but one only Landlock refuses: the mount of /proc lets it."""
 
 
 class Refusing:
@@ -48,26 +69,46 @@ class Refusing:
         )
 
 
-def probe() -> Tier:
-    """The tier of this machine. Starts ``true`` with every option that a real call is given."""
-    return choose().tier
+def probe(without: frozenset[str] = frozenset()) -> Tier:
+    """The tier of this machine. Starts a program in a sandbox as a real call does, and looks from inside."""
+    return choose(without).tier
 
 
-@lru_cache(maxsize=1)
-def choose() -> Sandbox:
-    """The sandbox to use: the first bubblewrap that works, else one that refuses."""
+@lru_cache(maxsize=4)
+def choose(without: frozenset[str] = frozenset()) -> Sandbox:
+    """The sandbox to use: the first bubblewrap that works, else one that refuses.
+
+    :param without: which of :data:`Optional` may be missing, by an operator's word
+    """
     if not sys.platform.startswith("linux"):
         return Refusing(Tier("none", f"there is no sandbox for {sys.platform} in this version", "use Linux"))
     tried: list[tuple[str, str]] = []
     for binary in binaries():
-        failure = _failure(binary)
-        if failure is None:
-            return Bubblewrap(binary, Tier("bubblewrap", f"{binary}: namespaces of its own, no network"))
-        tried.append((binary, failure))
+        seen = _looked_at(binary)
+        if isinstance(seen, str):
+            tried.append((binary, seen))
+            continue
+        mechanisms = tuple(_mechanisms(seen))
+        missing = [one for one in mechanisms if one.held is False and one.name not in (*without, "processes")]
+        if missing:
+            detail = "; ".join(f"{one.name}: {one.detail}" for one in missing)
+            remedies = "; ".join(one.remedy for one in missing if one.remedy)
+            return Refusing(Tier("none", detail, remedies, mechanisms))
+        lacking = [one.name for one in mechanisms if one.held is False and one.name in get_args(Optional)]
+        name = f"bubblewrap without {' and '.join(lacking)}" if lacking else "bubblewrap"
+        about = f"{binary}: namespaces of its own, no network" + _layers(lacking)
+        return Bubblewrap(binary, Tier(name, about, "", mechanisms), system_calls=b"" if "seccomp" in lacking else None)
     if not tried:
-        return Refusing(Tier("none", "bubblewrap is not installed", _INSTALL))
+        missing_program = Mechanism("namespaces", False, "bubblewrap is not installed", _INSTALL)
+        return Refusing(Tier("none", "bubblewrap is not installed", _INSTALL, (missing_program, *_not_tried())))
     detail = "; ".join(f"{binary} failed: {failure}" for binary, failure in tried)
-    return Refusing(Tier("none", detail, remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())))
+    cure = remedy(detail, Path("/proc/sys"), Path(SYSTEM_BWRAP).exists())
+    return Refusing(Tier("none", detail, cure, (Mechanism("namespaces", False, detail, cure), *_not_tried())))
+
+
+def _layers(lacking: Sequence[str]) -> str:
+    have = [name for name in get_args(Optional) if name not in lacking]
+    return f", {' and '.join(have)} within" if have else ""
 
 
 def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
@@ -89,12 +130,17 @@ def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
         )
     if "nknown option" in failure:
         return _INSTALL
+    if "install perl" in failure:
+        return "apt install perl-base"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return (
             "this is a container: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
             "--security-opt systempaths=unconfined"
         )
-    return "allow this user to create user, mount, pid and network namespaces"
+    return (
+        "allow this user to create user, mount, pid and network namespaces; within another sandbox or container, "
+        "start that one so that it allows them"
+    )
 
 
 def _setting(path: Path) -> int | None:
@@ -104,32 +150,170 @@ def _setting(path: Path) -> int | None:
         return None
 
 
-def _failure(binary: str) -> str | None:
-    """Why ``binary`` does not confine here; None if it does."""
+@dataclass(slots=True)
+class _Seen:
+    """What a program saw of its confinement: namespaces, and lines of /proc by their first word."""
+
+    spaces: dict[str, str] = field(default_factory=dict[str, str])
+    status: dict[str, str] = field(default_factory=dict[str, str])
+    limits: list[str] = field(default_factory=list[str])
+    written: set[str] = field(default_factory=set[str])
+
+
+def _looked_at(binary: str) -> _Seen | str:
+    """What is seen in a sandbox by ``binary``, or why there is none."""
     with tempfile.TemporaryDirectory(prefix="handrail-probe-") as folder:
         place = os.path.realpath(folder)
-        workspace, scratch = Path(place, "workspace"), Path(place, "scratch")
-        workspace.mkdir()
-        scratch.mkdir()
-        whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),))
+        found: list[_Seen | str] = []
+        # A loop of its own on a thread of its own: whoever asks may have one running.
+        thread = threading.Thread(target=lambda: found.append(asyncio.run(_tried(binary, place))))
+        thread.start()
+        thread.join()
+        return found[0] if found else "the attempt to use it failed"
+
+
+async def _tried(binary: str, place: str) -> _Seen | str:
+    workspace, scratch = Path(place, "workspace"), Path(place, "scratch")
+    workspace.mkdir()
+    scratch.mkdir()
+    whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),))
+    system_calls = None if seccomp.machine() else b""
+    sandbox = Bubblewrap(binary, Tier("probe", ""), system_calls=system_calls)
+    try:
+        process = await sandbox.start(
+            CapabilitySet((whole,)), Profile(str(workspace), str(scratch)), ("/bin/sh", "-c", _SCRIPT)
+        )
         try:
-            options = command_options(CapabilitySet((whole,)), Profile(str(workspace), str(scratch)))
-            done = subprocess.run(
-                [binary, *options, "--", "/bin/sh", "-c", ": > tried && readlink /proc/self/ns/net"],
-                cwd=place,  # what a binary that confines nothing writes goes with the folder
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_TRY_S,
-                check=False,
-                env={},
-            )
-        except (OSError, subprocess.SubprocessError, ToolError) as error:
-            return str(error)
-        if done.returncode != 0:
-            return done.stderr.decode("utf-8", "replace").strip()[:500] or f"it ended with {done.returncode}"
-        network = done.stdout.decode("ascii", "replace").strip()
-        if not network or network == str(Path("/proc/self/ns/net").readlink()):
-            return "it ran the program in the machine's own network namespace"
-        if not (workspace / "tried").exists():
-            return "the workspace could not be written"
-    return None
+            async with asyncio.timeout(_TRY_S):
+                out, errors, _ = await process.communicate(b"", 1 << 16)
+                code = await process.wait()
+        finally:
+            await process.kill()
+    except TimeoutError:
+        return f"it did not answer within {_TRY_S} s"
+    except (ToolError, OSError, ValueError) as error:
+        return str(error)
+    if code != 0:
+        return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
+    seen = _Seen()
+    for line in out.decode("utf-8", "replace").splitlines():
+        word, _, rest = line.partition(" ")
+        if "[" in line and word.endswith("]"):
+            seen.spaces[line.partition(":")[0]] = line
+        elif word == "limit":
+            seen.limits.append(rest)
+        elif rest == "written":
+            seen.written.add(word.rstrip(":"))
+        else:
+            seen.status[word.rstrip(":")] = rest.strip()
+    if not (workspace / "tried").exists() or "workspace" not in seen.written:
+        return "the workspace could not be written"
+    return seen
+
+
+def _mechanisms(seen: _Seen) -> list[Mechanism]:
+    return [
+        _namespaces(seen),
+        _network(seen),
+        _privileges(seen),
+        _seccomp(seen),
+        _landlock(seen),
+        *_limits(seen),
+    ]
+
+
+def _not_tried() -> tuple[Mechanism, ...]:
+    """What stands on namespaces, where there are none; Landlock can be asked for all the same."""
+    reason = "not tried without namespaces"
+    version, why = _landlock_version()
+    of_landlock = (
+        Mechanism("landlock", None, f"the kernel has version {version}; {reason}")
+        if version
+        else Mechanism("landlock", False, why, _LANDLOCK)
+    )
+    names = ("network", "privileges", "seccomp")
+    return (*(Mechanism(name, None, reason) for name in names), of_landlock, Mechanism("limits", None, reason))
+
+
+def _own(seen: _Seen, kind: str) -> bool:
+    inside = seen.spaces.get(kind)
+    return inside is not None and inside != str(Path(f"/proc/self/ns/{kind}").readlink())
+
+
+def _namespaces(seen: _Seen) -> Mechanism:
+    shared = [about for kind, about in _SPACES.items() if not _own(seen, kind)]
+    if shared:
+        return Mechanism("namespaces", False, f"it shares the machine's own: {', '.join(shared)}", _INSTALL)
+    return Mechanism("namespaces", True, f"of its own for {', '.join(_SPACES.values())}")
+
+
+def _network(seen: _Seen) -> Mechanism:
+    if not _own(seen, "net"):
+        return Mechanism("network", False, "it ran a program in the machine's own network namespace", _INSTALL)
+    return Mechanism("network", True, "a namespace of its own with nothing but its loopback")
+
+
+def _privileges(seen: _Seen) -> Mechanism:
+    none = set(seen.status.get("CapEff", "?")) == {"0"}
+    if none and seen.status.get("NoNewPrivs") == "1":
+        return Mechanism("privileges", True, "none in its namespaces, and none to be gained by a set-uid program")
+    return Mechanism("privileges", False, f"capabilities {seen.status.get('CapEff', 'unknown')}", _INSTALL)
+
+
+def _seccomp(seen: _Seen) -> Mechanism:
+    machine = seccomp.machine()
+    if machine is None:
+        about = f"there is no filter of system calls for {os.uname().machine}"
+        return Mechanism("seccomp", False, about, f"use x86_64 or aarch64; {_by_name('seccomp')}")
+    if seen.status.get("Seccomp") != "2":
+        about = "the filter of system calls is not in force"
+        return Mechanism("seccomp", False, about, f"use a kernel with CONFIG_SECCOMP_FILTER; {_by_name('seccomp')}")
+    count = len(seccomp.NUMBERS[machine])
+    return Mechanism("seccomp", True, f"a filter for {machine} that refuses or looks into {count} system calls")
+
+
+def _by_name(layer: str) -> str:
+    return f'to do without it, say so by name in the configuration: [sandbox] without = ["{layer}"]'
+
+
+_LANDLOCK = (
+    "use Linux 5.13 or newer with Landlock among its security modules: CONFIG_SECURITY_LANDLOCK=y, and landlock in lsm= "
+    f"on the kernel's command line; {_by_name('landlock')}"
+)
+
+
+def _landlock_version() -> tuple[int, str]:
+    """The version, or 0 and why there is none."""
+    if version := landlock.abi():
+        return version, ""
+    call = ctypes.CDLL(None, use_errno=True).syscall
+    call(landlock.CREATE_RULESET, None, ctypes.c_size_t(0), ctypes.c_uint(1))
+    disabled = ctypes.get_errno() == errno.EOPNOTSUPP
+    return 0, "this kernel has Landlock but was started without it" if disabled else "this kernel has no Landlock"
+
+
+def _landlock(seen: _Seen) -> Mechanism:
+    version, why = _landlock_version()
+    if not version:
+        return Mechanism("landlock", False, why, _LANDLOCK)
+    if "proc" in seen.written:
+        return Mechanism("landlock", False, "it is not in force: what it forbids could be written", _LANDLOCK)
+    return Mechanism("landlock", True, f"version {version}, in force on files{', TCP' if version >= 4 else ''}")
+
+
+def _limits(seen: _Seen) -> list[Mechanism]:
+    limits = Limits()
+    names = {"Max cpu time": 0, "Max file size": 1, "Max data size": 2, "Max processes": 6, "Max open files": 7}
+    wanted = rlimits(limits)
+    wrong: list[str] = []
+    for title, number in names.items():
+        line = next((line for line in seen.limits if line.startswith(title)), "")
+        soft = line.removeprefix(title).split()
+        if not soft or soft[0] != str(wanted[number][0]):
+            wrong.append(title.removeprefix("Max "))
+    if wrong:
+        return [Mechanism("limits", False, f"not in force: {', '.join(wrong)}")]
+    held = Mechanism("limits", True, "processor time, memory of each process, file size, open files, /tmp, /dev/shm")
+    if os.geteuid() != 0:
+        return [held, Mechanism("processes", True, f"at most {limits.processes} in a sandbox")]
+    return [held, Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)]
