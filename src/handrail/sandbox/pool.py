@@ -1,0 +1,172 @@
+"""Sandboxes made ready before they are needed: each is used once, and only for a call that it was made for.
+
+Making a sandbox takes several times as long as starting a shell without one. So once a call has been carried out, the
+next one of its kind is made in the background: namespaces, mounts, limits and Landlock in force, and for shell texts
+a bash that waits for its text. What a ready sandbox is, its key, is everything that a start would be given now, and
+what each mounted path is at this moment: where anything differs, a sandbox is made anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Tier
+from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.process import Confined
+
+MOST = 8
+"""Ready sandboxes of one pool; the one that waits longest goes first."""
+MOST_ALIKE = 3
+"""Of one key, while so many calls of that key run at once; else one."""
+AGE_S = 60.0
+"""A ready sandbox that nobody took ends after so long, and is not replaced."""
+_AFTERWARDS_S = 0.02
+"""After a call's end: its answer goes first."""
+_LONG_CALL_S = 1.0
+"""A call that runs longer has its successor made meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    """What calls of one kind have in common, to plan the next one by."""
+
+    capabilities: CapabilitySet
+    profile: Profile
+    argv: tuple[str, ...]
+    merge_stderr: bool
+
+
+class Pooled:
+    """Implements :class:`handrail.contract.sandbox.Sandbox` on another one, and owns what it makes ready.
+
+    Belongs to one event loop. Calls with descriptors of their own or with hosts are started as they come.
+    """
+
+    def __init__(self, sandbox: Bubblewrap, *, most: int = MOST, age_s: float = AGE_S) -> None:
+        self._sandbox = sandbox
+        self._most = most
+        self._age_s = age_s
+        self._ready: dict[Confined, tuple[object, str]] = {}
+        """By age, with key and scratch."""
+        self._running: dict[object, int] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    @property
+    def tier(self) -> Tier:
+        return self._sandbox.tier
+
+    @property
+    def ready(self) -> int:
+        """How many sandboxes wait for a call."""
+        return len(self._ready)
+
+    async def start(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+    ) -> Process:
+        if descriptors or self._closed or capabilities.uses("net.fetch"):
+            return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+        plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr, ready_made=True)
+        key = plan.key
+        process = self._taken(key)
+        if process is None:
+            # One that did not wait starts the shell with its text, which is sooner.
+            plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr)
+            process = self._sandbox.prepare(plan)
+        process.begin(plan.call, plan.secrets or b"")
+        shell = tuple(argv[:-1]) == SHELL_ARGV
+        secrets = dict.fromkeys(profile.secrets, "")
+        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None)
+        kind = _Kind(capabilities, likewise, (*SHELL_ARGV, "true") if shell else ("true",), merge_stderr)
+        self._replaced(process, kind, key)
+        return process
+
+    async def release(self, scratch: str) -> None:
+        """End what is ready for the session with this scratch folder."""
+        await self._end([process for process, (_, whose) in self._ready.items() if whose == scratch])
+
+    async def aclose(self) -> None:
+        """End all that is ready, and make no more. What runs goes on."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._end(list(self._ready))
+
+    def _taken(self, key: object) -> Confined | None:
+        for process, (its, _) in self._ready.items():
+            if its == key and process.waits:
+                del self._ready[process]
+                return process
+        return None
+
+    def _replaced(self, process: Confined, kind: _Kind, key: object) -> None:
+        """Have the next one of this kind made, once the call has ended or turns out to be long."""
+        loop = asyncio.get_running_loop()
+        self._running[key] = self._running.get(key, 0) + 1
+
+        def make() -> None:
+            long.cancel()
+            if not self._closed:
+                task = loop.create_task(self._make(kind))
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+
+        def ended() -> None:
+            self._running[key] -= 1
+            if not self._running[key]:
+                del self._running[key]
+            if not long.cancelled():
+                loop.call_later(_AFTERWARDS_S, make)
+
+        long = loop.call_later(_LONG_CALL_S, make)
+        process.when_gone(ended)
+
+    async def _make(self, kind: _Kind) -> None:
+        try:
+            plan = await self._sandbox.plan(
+                kind.capabilities, kind.profile, kind.argv, merge_stderr=kind.merge_stderr, ready_made=True
+            )
+            key = plan.key
+            alike = sum(its == key for its, _ in self._ready.values())
+            if alike >= max(1, min(MOST_ALIKE, self._running.get(key, 0))):
+                return
+            process = self._sandbox.prepare(plan)
+        except ToolError:
+            return  # the next call is told why, if it still is so
+        self._ready[process] = key, kind.profile.scratch
+        process.when_gone(lambda: self._forgotten(process))
+        try:
+            await self._end(list(self._ready)[: -self._most])
+            if await process.until_ready():
+                asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
+            else:
+                await self._end([process])
+        except asyncio.CancelledError:
+            await self._end([process])
+            raise
+
+    def _forgotten(self, process: Confined) -> None:
+        self._ready.pop(process, None)
+
+    def _expired(self, process: Confined) -> None:
+        if process in self._ready:
+            task = asyncio.get_running_loop().create_task(self._end([process]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _end(self, processes: Sequence[Confined]) -> None:
+        for process in processes:
+            self._ready.pop(process, None)
+        await asyncio.gather(*(process.kill() for process in processes))
