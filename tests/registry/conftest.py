@@ -13,7 +13,7 @@ import pytest
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
-from handrail.contract.sandbox import Profile, Tier
+from handrail.contract.sandbox import Attempt, Profile, Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.sources.executables import Confinement
@@ -60,6 +60,9 @@ class _Doors:
 
     def may(self) -> May:
         return _everything
+
+    def reached(self, attempt: Attempt) -> None:
+        pass
 
     def tell(self, message: str, fraction: float | None) -> None:
         return None

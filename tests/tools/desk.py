@@ -15,6 +15,7 @@ from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
+from handrail.contract.sandbox import Attempt
 from handrail.contract.schema import compile_schema
 from handrail.contract.tool import Tool
 from handrail.runtime.roots import May
@@ -43,6 +44,9 @@ class Doors:
 
     def may(self) -> May:
         return self.judge
+
+    def reached(self, attempt: Attempt) -> None:
+        pass
 
     def tell(self, message: str, fraction: float | None) -> None:
         return

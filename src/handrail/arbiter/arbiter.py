@@ -351,6 +351,8 @@ class Arbiter:
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by}
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
+        if call.reached:
+            metadata["network"] = call.network()
         return metadata
 
     # ── 8 commit ─────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from handrail.contract.events import Event, EventKind
 from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
+from handrail.contract.sandbox import Attempt
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
@@ -107,6 +108,8 @@ class Call:
     """What they said yes to, to be used when it begins."""
     told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
     """The questions that were asked before it began, and their answers."""
+    reached: tuple[Attempt, ...] = ()
+    """The hosts that it wanted to reach, each once; the first of very many."""
 
     def __init__(
         self,
@@ -204,6 +207,15 @@ class Call:
     def elapsed_ms(self) -> float:
         """Since it began to run, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
+
+    def network(self) -> dict[str, Any]:
+        """The hosts that it reached and those that it was refused, for its result. A name can have a secret in it."""
+        text = self.redactor.text
+        refused = ((f"{one.host}:{one.port}", one.refused) for one in self.reached if one.refused is not None)
+        return {
+            "reached": [text(f"{one.host}:{one.port}") for one in self.reached if one.refused is None],
+            "refused": [{"host": text(host), "reason": text(reason)} for host, reason in refused],
+        }
 
     def answer_error(self, kind: ErrorKind, text: str, data: Any = None, **metadata: Any) -> Result:
         return Result.error(kind, text, data, duration_ms=self.elapsed_ms, **metadata)

@@ -20,8 +20,11 @@ from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
+from handrail.contract.sandbox import Attempt
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
+
+_MOST_REACHED = 100
 
 
 class ToolRuns:
@@ -203,6 +206,11 @@ class _Doors:
         else:  # a tool's thread, perhaps with a loop of its own: whoever watches lives on the kernel's
             with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
                 home.call_soon_threadsafe(emit)
+
+    def reached(self, attempt: Attempt) -> None:
+        call = self.of
+        if attempt not in call.reached and len(call.reached) < _MOST_REACHED:
+            call.reached = (*call.reached, attempt)
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
         told = self.of.told

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -49,8 +49,8 @@ class FsRequires(_Model):
 class NetRequires(_Model):
     """Outbound hosts: ``api.example.org``, ``*.example.org``, ``host:8443``, or ``*`` for every public host.
 
-    A host without a port is meant with 80 and 443; ``host:*`` is every port. A private address is reached only where it is named
-    itself, as in ``10.0.0.5:8080``.
+    A host without a port is meant with 80 and 443; ``host:*`` is every port. A private address is reached only where it
+    is named itself, as in ``10.0.0.5:8080``.
     """
 
     hosts: tuple[str, ...] = ()
@@ -170,6 +170,12 @@ class CapabilitySet:
 
     def narrowed(self, *layers: Layer) -> CapabilitySet:
         return CapabilitySet((*self.layers, *layers))
+
+    def offline(self) -> CapabilitySet:
+        """The same without any host."""
+        if not self.uses("net.fetch"):
+            return self
+        return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
     def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
         """The first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""

@@ -20,7 +20,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.tool import Tool
 from handrail.joining.describing import Description, of_capabilities, read_descriptions
-from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN, Door, questions
+from handrail.joining.doors import DOORS, PREFIX, STREAMS, Door, questions
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
 from handrail.joining.values import (
@@ -220,8 +220,8 @@ class BroughtTools:
         run = self._runs.get(asked["run"])
         if run is None or run.over:
             raise Refused("not_running", f"{name}: no call of this process runs under the number {asked['run']}")
-        if name == SHELL_RUN and (stream := arguments["on_output"]) is not None:
-            arguments["on_output"] = partial(self._output, stream)
+        if (listener := STREAMS.get(name)) is not None and (stream := arguments[listener]) is not None:
+            arguments[listener] = partial(self._output, stream)
         task = asyncio.current_task()
         assert task is not None
         run.doors.add(task)

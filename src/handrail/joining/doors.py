@@ -21,6 +21,7 @@ from handrail.contract.runtime import (
     Match,
     Option,
     Question,
+    Response,
     Runtime,
     Written,
 )
@@ -82,6 +83,8 @@ _lines = shape(
     cut=each(whole),
 )
 _written = shape(Written, path=text, created=flag, size=whole, sha256=text, before=optional(some_bytes))
+_pair = each(text)
+_response = shape(Response, url=text, status=whole, headers=each(_pair), body=some_bytes, more=flag, passed=each(text))
 _completed = shape(Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole))
 
 
@@ -100,6 +103,10 @@ def _nothing(value: Any) -> None:
     return None
 
 
+def _texts(value: Any) -> dict[str, str]:
+    return {text(name): text(one) for name, one in an_object(value).items()}
+
+
 def _words(value: Any) -> list[str]:
     return [text(word) for word in a_list(value)]
 
@@ -108,8 +115,9 @@ async def _called(on: Runtime, given: Given) -> Any:
     return (await on.call(**given)).to_dict()
 
 
-SHELL_RUN = "shell.run"
-"""The one door that says something before its answer: ``stream`` is by which number, or None for silence."""
+SHELL_RUN, NET_REQUEST = "shell.run", "net.request"
+STREAMS: Mapping[str, str] = MappingProxyType({SHELL_RUN: "on_output", NET_REQUEST: "on_body"})
+"""The doors that say something before their answer, and the argument by which number; None there for silence."""
 
 DOORS: Mapping[str, Door] = MappingProxyType(
     {
@@ -161,6 +169,20 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             },
             lambda on, given: on.shell.run(**given),
             _completed,
+        ),
+        NET_REQUEST: Door(
+            {
+                "method": text,
+                "url": text,
+                "headers": optional(_texts),
+                "body": some_bytes,
+                "max_bytes": whole,
+                "timeout_ms": whole,
+                "max_redirects": whole,
+                "on_body": optional(whole),
+            },
+            lambda on, given: on.net.request(**given),
+            _response,
         ),
         "state.get": Door({"key": text}, lambda on, given: on.state.get(**given), anything),
         "state.put": Door({"key": text, "value": anything}, lambda on, given: on.state.put(**given), _nothing),

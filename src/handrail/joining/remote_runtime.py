@@ -25,12 +25,13 @@ from handrail.contract.runtime import (
     FileStat,
     Found,
     Question,
+    Response,
     Secrets,
     Written,
 )
 from handrail.contract.spec import ToolSpec
 from handrail.joining.describing import capabilities_of
-from handrail.joining.doors import DOORS, PREFIX, SHELL_RUN
+from handrail.joining.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
 from handrail.joining.framing import Message
 from handrail.joining.operations import Refused
 from handrail.joining.values import Malformed, an_object, failure_of, pack
@@ -104,6 +105,7 @@ class RemoteRuntime:
         self.files = RemoteFiles(self)
         self.search = RemoteSearch(self)
         self.shell = RemoteShell(self)
+        self.net = RemoteNet(self)
         self.state = RemoteState(self)
         self.people = RemotePeople(self)
 
@@ -192,8 +194,31 @@ class RemoteRuntime:
             return self._streams.open(listener)
         return self._streams.open(lambda piece: _called_in(here, listener, piece))
 
-    def silent(self, stream: int) -> None:
-        self._streams.close(stream)
+    async def listening(self, door: str, listener: Callable[[bytes], None] | None, **arguments: Any) -> Any:
+        """As :meth:`ask`, for a door that tells ``listener`` of pieces before it answers."""
+        name = STREAMS[door]
+        if listener is None:
+            return await self.ask(door, **arguments, **{name: None})
+        failures: list[BaseException] = []
+
+        def listen(piece: bytes) -> None:
+            try:
+                if not failures:
+                    listener(piece)
+            except Exception as error:  # ends the run, as it does where the program is
+                failures.append(error)
+                running.cancel()
+
+        stream = self.streaming(listen)
+        running = asyncio.ensure_future(self.ask(door, **arguments, **{name: stream}))
+        try:
+            return await running
+        except asyncio.CancelledError:
+            if failures:
+                raise failures[0] from None
+            raise
+        finally:
+            self._streams.close(stream)
 
     def _on_the_loop(self, call: Callable[[Message], None], body: Message) -> None:
         try:
@@ -305,28 +330,38 @@ class RemoteShell:
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         given: Any = command if isinstance(command, str) else list(command)
-        if on_output is None:
-            return await self._on.ask(SHELL_RUN, command=given, cwd=cwd, stdin=stdin, on_output=None)
-        failures: list[BaseException] = []
+        return await self._on.listening(SHELL_RUN, on_output, command=given, cwd=cwd, stdin=stdin)
 
-        def listen(piece: bytes) -> None:
-            try:
-                if not failures:
-                    on_output(piece)
-            except Exception as error:  # ends the run, as it does where the program is
-                failures.append(error)
-                running.cancel()
 
-        stream = self._on.streaming(listen)
-        running = asyncio.ensure_future(self._on.ask(SHELL_RUN, command=given, cwd=cwd, stdin=stdin, on_output=stream))
-        try:
-            return await running
-        except asyncio.CancelledError:
-            if failures:
-                raise failures[0] from None
-            raise
-        finally:
-            self._on.silent(stream)
+class RemoteNet:
+    """Implements :class:`~handrail.contract.runtime.Net`: the holder judges, dials and reads."""
+
+    def __init__(self, on: RemoteRuntime) -> None:
+        self._on = on
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        max_bytes: int = 16 * 1024 * 1024,
+        timeout_ms: int = 30_000,
+        max_redirects: int = 5,
+        on_body: Callable[[bytes], None] | None = None,
+    ) -> Response:
+        return await self._on.listening(
+            NET_REQUEST,
+            on_body,
+            method=method,
+            url=url,
+            headers=None if headers is None else dict(headers),
+            body=body,
+            max_bytes=max_bytes,
+            timeout_ms=timeout_ms,
+            max_redirects=max_redirects,
+        )
 
 
 class RemoteState:

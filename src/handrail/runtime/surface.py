@@ -14,6 +14,7 @@ from handrail.contract.runtime import (
     Cancellation,
     ClientContext,
     Files,
+    Net,
     People,
     Question,
     Search,
@@ -21,7 +22,7 @@ from handrail.contract.runtime import (
     Shell,
     State,
 )
-from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.sandbox import Attempt, Profile, Sandbox
 from handrail.contract.spec import ToolSpec
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
@@ -86,6 +87,10 @@ class Doors(Protocol):
 
     def tell(self, message: str, fraction: float | None) -> None: ...
 
+    def reached(self, attempt: Attempt) -> None:
+        """Keep for the call's record that it wanted to reach a host. Safe from any thread."""
+        ...
+
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
@@ -108,6 +113,7 @@ class CallRuntime:
     _files: RootedFiles | None = None
     _search: RipgrepSearch | None = None
     _shell: SandboxedShell | None = None
+    _net: Net | None = None
 
     def __init__(
         self,
@@ -165,7 +171,7 @@ class CallRuntime:
             self._require(bool(self._spec.requires.fs.read), "fs.read", '{"fs": {"read": ["{workspace}"]}}')
             around = self._around
             self._search = RipgrepSearch(
-                around.roots, around.sandbox, around.profile(), self.capabilities, self._doors.may()
+                around.roots, around.sandbox, around.profile(), self.capabilities.offline(), self._doors.may()
             )
         return self._search
 
@@ -177,12 +183,33 @@ class CallRuntime:
             writable = self._spec.side_effect != "read"
             self._shell = SandboxedShell(
                 around.sandbox,
-                around.profile(workspace_writable=writable),
+                self._online(around.profile(workspace_writable=writable)),
                 self.capabilities,
                 around.roots,
                 self._doors.may(),
             )
         return self._shell
+
+    @property
+    def net(self) -> Net:
+        if self._net is None:
+            hosts = bool(self._spec.requires.net.hosts)
+            self._require(hosts, "net.hosts", '{"net": {"hosts": ["api.example.org"]}}')
+            from handrail.runtime.net import CheckedNet  # HTTP and TLS are for the tools that fetch
+
+            self._net = CheckedNet(self.capabilities, self._doors.may(), self._doors.reached)
+        return self._net
+
+    def _online(self, profile: Profile) -> Profile:
+        """``profile`` with the rules' judge of hosts, where the call's set has any."""
+        if not self.capabilities.uses("net.fetch"):
+            return profile
+        may = self._doors.may()
+
+        def gate(host: str, port: int) -> str | None:
+            return may("net.fetch", f"{host}:{port}")
+
+        return replace(profile, gate=gate, on_attempt=self._doors.reached)
 
     @property
     def profile(self) -> Profile:
@@ -191,7 +218,7 @@ class CallRuntime:
         profile = self._around.profile(workspace_writable=self._spec.side_effect != "read")
         if self._spec.secrets and self.without_secrets is None:
             profile = replace(profile, secrets=self._around.secrets.chosen(self._spec.secrets))
-        return profile
+        return self._online(profile)
 
     @property
     def secrets(self) -> Secrets:

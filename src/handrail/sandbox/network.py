@@ -120,12 +120,14 @@ async def fronted(
     :param begin: lets it begin
     :raises ToolError: ``backend`` when its network cannot be set up
     """
+    proxy: Proxy | None = None
     try:
-        listener = await listener_in(process.inner_pid, process.pid)
-        proxy = await front(listener, capabilities, profile)
+        proxy = await front(await listener_in(process.inner_pid, process.pid), capabilities, profile)
         begin()
         return Fronted(process, proxy)
     except BaseException:
+        if proxy is not None:
+            await proxy.aclose()
         await process.kill()
         raise
 

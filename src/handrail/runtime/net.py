@@ -1,0 +1,209 @@
+"""The net door of the runtime: fetches over http and https, with every hop judged and every address checked.
+
+The same check as the sandbox's proxy (:mod:`handrail.sandbox.egress`): the host is judged by the call's set and the
+rules (where ask counts as deny), every address of it is checked and the checked one is dialled, while the certificate
+is verified for the host's name. A redirect is a new request, judged anew; what a tool adds to a request for one
+origin does not go to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import lru_cache
+from urllib.parse import quote, urljoin
+
+from handrail.contract.errors import ToolError
+from handrail.contract.hosts import WebAddress, bracketed, read_url
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.runtime import Response
+from handrail.contract.sandbox import Attempt
+from handrail.runtime.fetching import Body, Exchange, Fields, fault_in_field, fault_in_method
+from handrail.runtime.roots import May, visible
+from handrail.sandbox.egress import Egress, Resolver
+
+MOST_BYTES = 256 * 1024 * 1024
+MOST_REDIRECTS = 20
+_ACCEPTED = "gzip, deflate"
+_REDIRECTS = (301, 302, 303, 307, 308)
+_TO_ANY_ORIGIN = frozenset(("accept", "accept-language", "content-type", "range", "user-agent"))
+"""What is sent on to another origin; any other field may be a credential."""
+_OF_A_BODY = frozenset(("content-type", "content-encoding", "content-language", "content-location"))
+_UNRESERVED = "".join(chr(code) for code in range(0x21, 0x7F))
+
+
+class CheckedNet:
+    """Implements :class:`handrail.contract.runtime.Net`.
+
+    :param may: judges ``net.fetch`` for ``host:port``
+    :param on_attempt: told of each host when it is decided
+    :param trust: whose certificates count; the system's where it is left out
+    """
+
+    def __init__(
+        self,
+        capabilities: CapabilitySet,
+        may: May,
+        on_attempt: Callable[[Attempt], None] | None = None,
+        *,
+        resolver: Resolver | None = None,
+        trust: ssl.SSLContext | None = None,
+    ) -> None:
+        self._egress = Egress(capabilities, lambda host, port: may("net.fetch", f"{host}:{port}"), resolver)
+        self._on_attempt = on_attempt
+        self._trust = trust
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+        max_bytes: int = 16 * 1024 * 1024,
+        timeout_ms: int = 30_000,
+        max_redirects: int = 5,
+        on_body: Callable[[bytes], None] | None = None,
+    ) -> Response:
+        fields = _checked(method, headers or {}, max_bytes, timeout_ms, max_redirects)
+        address = _read(url, "")
+        try:
+            async with asyncio.timeout(timeout_ms / 1000):
+                return await self._followed(method.upper(), address, fields, body, max_bytes, max_redirects, on_body)
+        except TimeoutError:
+            text = f"{address.host} did not answer whole within {timeout_ms} ms; ask for less, or allow more"
+            raise ToolError(text, kind="timeout") from None
+
+    async def _followed(
+        self,
+        method: str,
+        address: WebAddress,
+        fields: Fields,
+        body: bytes,
+        max_bytes: int,
+        max_redirects: int,
+        on_body: Callable[[bytes], None] | None,
+    ) -> Response:
+        passed: list[str] = []
+        while True:
+            reader, writer = await self._connected(method, address)
+            try:
+                exchange = Exchange(reader, writer)
+                answer = await exchange.ask(method, address.target, _head(address, method, fields, body), body)
+                told = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in answer.headers]
+                following = _next(method, address, fields, body, answer.status_code, told) if max_redirects else None
+                if following is None:
+                    coding = ", ".join(value for name, value in told if name == "content-encoding").strip().lower()
+                    if method == "HEAD" or answer.status_code in (204, 304):
+                        coding = ""
+                    gathering = Body(coding, max_bytes, on_body)
+                    content = await gathering.gather(exchange.pieces())
+                    return Response(
+                        str(address), answer.status_code, tuple(told), content, gathering.more, tuple(passed)
+                    )
+            finally:
+                writer.transport.abort()
+            if len(passed) >= max_redirects:
+                hops = " → ".join((*passed, str(address)))
+                raise ToolError(f"there are more than {max_redirects} redirects: {hops}"[:2000], kind="limit")
+            passed.append(str(address))
+            method, address, fields, body = following
+
+    async def _connected(self, method: str, address: WebAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to a checked address; over TLS, to one that proved the host's name.
+
+        :raises ToolError: ``denied`` where it may not be reached, ``backend`` where it cannot
+        """
+        host = address.host
+        attempt = Attempt(bracketed(host.name), host.port or 0, method)
+        try:
+            way = await self._egress.way(host)
+        except ToolError as error:
+            self._tell(replace(attempt, refused=error.text))
+            raise
+        self._tell(attempt)
+        connection = await self._egress.dial(way)
+        try:
+            if address.scheme == "http":
+                return await asyncio.open_connection(sock=connection)
+            context = self._trust or await asyncio.to_thread(_system_trust)
+            return await asyncio.open_connection(sock=connection, ssl=context, server_hostname=address.host.name)
+        except ssl.SSLCertVerificationError as error:
+            connection.close()
+            text = f"{address.host} has no certificate for that name that can be trusted: {error.verify_message}"
+            raise ToolError(text, kind="backend") from None
+        except (ssl.SSLError, OSError) as error:
+            connection.close()
+            text = f"{address.host} cannot be spoken to: {error.strerror or error}"
+            raise ToolError(text[:500], kind="backend") from None
+        except BaseException:
+            connection.close()
+            raise
+
+    def _tell(self, attempt: Attempt) -> None:
+        if self._on_attempt is not None:
+            self._on_attempt(attempt)
+
+
+@lru_cache(maxsize=1)
+def _system_trust() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _checked(method: str, headers: Mapping[str, str], max_bytes: int, timeout_ms: int, max_redirects: int) -> Fields:
+    """:raises ToolError: ``invalid_input`` with the first thing that cannot be sent"""
+    problem = fault_in_method(method)
+    for name, value in headers.items():
+        problem = problem or fault_in_field(name, value)
+    if not 0 <= max_bytes <= MOST_BYTES:
+        problem = problem or f"max_bytes is {max_bytes}; it is from 0 to {MOST_BYTES}"
+    if timeout_ms <= 0:
+        problem = problem or f"timeout_ms is {timeout_ms}; it is more than 0"
+    if not 0 <= max_redirects <= MOST_REDIRECTS:
+        problem = problem or f"max_redirects is {max_redirects}; it is from 0 to {MOST_REDIRECTS}"
+    if problem is not None:
+        raise ToolError(problem, kind="invalid_input")
+    return [(name.lower(), value) for name, value in headers.items()]
+
+
+def _read(url: str, why: str) -> WebAddress:
+    try:
+        return read_url(url)
+    except ValueError as error:
+        raise ToolError(f"{why}{error}", kind="denied" if why else "invalid_input") from None
+
+
+def _head(address: WebAddress, method: str, fields: Fields, body: bytes) -> Fields:
+    names = {name for name, _ in fields}
+    head: Fields = [("host", address.authority), *fields, ("accept-encoding", _ACCEPTED), ("connection", "close")]
+    if "user-agent" not in names:
+        head.append(("user-agent", "handrail"))
+    if "accept" not in names:
+        head.append(("accept", "*/*"))
+    if body or method in ("POST", "PUT", "PATCH"):
+        head.append(("content-length", str(len(body))))
+    return head
+
+
+def _next(
+    method: str, address: WebAddress, fields: Fields, body: bytes, status: int, told: Fields
+) -> tuple[str, WebAddress, Fields, bytes] | None:
+    """The request that a redirect leads to; None where the answer is none, or is left to the tool to follow.
+
+    A body is not taken to another origin: it was meant for the one that it was sent to.
+    """
+    location = next((value for name, value in told if name == "location"), None)
+    if status not in _REDIRECTS or location is None:
+        return None
+    target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
+    following = _read(target, f"{address.host} redirects to {visible(location)[:200]}: ")
+    if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
+        method, body = "GET", b""
+        fields = [field for field in fields if field[0] not in _OF_A_BODY]
+    if (following.scheme, following.host) != (address.scheme, address.host):
+        if body:
+            return None
+        fields = [field for field in fields if field[0] in _TO_ANY_ORIGIN]
+    return method, following, fields, body
