@@ -98,6 +98,9 @@ class ToolSpec:
     locks_background: tuple[LockSpec, ...] = ()
     cancellable: Literal["cooperative", "process"] = "cooperative"
     persistent: bool = False
+    only_its_command: bool = False
+    """It does nothing but run its one command through ``runtime.shell``: a call whose command is proved to change
+    nothing then runs read-only, beside others. Said in code only, never by a manifest."""
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None

@@ -24,6 +24,11 @@ SECRET_LIKE = (
 """Files that tend to hold secrets; asked about, at any depth, unless a rule speaks of them."""
 
 
+def is_session_internal(tool_id: str) -> bool:
+    """Whether a tool is one of :data:`SESSION_INTERNAL`."""
+    return any(tool_id == one or (one[-1] == "*" and tool_id.startswith(one[:-1])) for one in SESSION_INTERNAL)
+
+
 def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """The shipped rules.
 

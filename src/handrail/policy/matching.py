@@ -22,7 +22,8 @@ from handrail.contract.patterns import (
     pattern_length,
     text_regex,
 )
-from handrail.policy.rules import STRICTNESS, Rule, is_glob
+from handrail.policy import read_only
+from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, is_glob
 from handrail.policy.words import ArgvPattern, WordFault, pattern_words
 
 Kind = Literal["command", "path", "host", "arguments"]
@@ -127,7 +128,7 @@ class Ranking:
 def ranked(rule: Rule, kind: Kind) -> Ranked:
     """``rule`` ready to be compared with subjects of ``kind``. A pattern that makes no sense for it matches nothing,
     except in a deny: that matches everything, since what it was meant to stop is unknown."""
-    permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) else 2
+    permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) or rule.effect else 2
     allowing = rule.action == "allow"
     literal, length = len(literal_prefix(rule.pattern)), pattern_length(rule.pattern)
     argv: ArgvPattern | None = None
@@ -139,6 +140,9 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
     elif kind == "host":
         matches = _host_test(rule.pattern)
     else:
+        if kind == "command" and rule.pattern == READ_ONLY:
+            rank = (int(rule.final), permission, 0, 1, STRICTNESS[rule.action])
+            return Ranked(rule, rank, read_only.changes_nothing)
         try:
             words = pattern_words(rule.pattern)
             whole = " ".join(words)

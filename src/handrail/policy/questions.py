@@ -6,7 +6,9 @@ part that depends only on the tool and the book, made once and used for every ca
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Any, Literal, cast
 
 from handrail.contract import protected
@@ -14,10 +16,11 @@ from handrail.contract.errors import ToolError
 from handrail.contract.patterns import text_regex
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
-from handrail.policy import programs, wrappers
+from handrail.policy import programs, read_only, wrappers
 from handrail.policy.capabilities import refusal
+from handrail.policy.defaults import is_session_internal
 from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject, ranked
-from handrail.policy.rules import STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
+from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
 from handrail.policy.verdict import Finding, Verdict
@@ -40,6 +43,7 @@ class Prepared:
         "_caps",
         "_constant",
         "_reader",
+        "_reading",
         "capabilities",
         "kind",
         "origin",
@@ -55,11 +59,15 @@ class Prepared:
         self.capabilities = capabilities
         self.origin = origin
         self.kind: Kind = kind_of(spec)
-        about = [rule for rule in rules if _is_about_tool(rule, spec.id, origin)]
+        about = [rule for rule in rules if _is_about_tool(rule, spec, origin)]
         self.tool = Ranking((r for r in about if r.scope != "default"), self.kind)
         self.tool_default = Ranking((r for r in about if r.scope == "default"), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
         self._reader = TargetReader(spec)
+        self._reading: Prepared | None = None
+        """What it is for a call that is proved to change nothing, where rules speak of side effects."""
+        if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules):
+            self._reading = Prepared(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: Verdict | None = None
         if not self._reader and self.tool.constant and self.tool_default.constant:
             verdict = self._judge({}, ())
@@ -78,10 +86,12 @@ class Prepared:
         except ToolError as error:
             finding = Finding("deny", "fault", note=error.text)
             return Verdict(self, arguments, (), (finding,), finding)
-        return self._judge(arguments, targets)
+        return self.judge_targets(arguments, targets)
 
     def judge_targets(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
         """As :meth:`judge`, for targets that have been read already."""
+        if self._reading is not None and changes_nothing(targets):
+            return self._reading._judge(arguments, targets)
         return self._judge(arguments, targets)
 
     def _judge(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
@@ -235,10 +245,27 @@ class Prepared:
                 return plain
             found = self._unwrapped(argv[at:], target, by_arguments)
             return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
+        if action == "allow" and rule is not None and rule.pattern == READ_ONLY:
+            return self._guarded(plain)
         concern = programs.concern(argv) if action == "allow" else None
         if concern is None or any(_names(candidate, concern.words) for candidate in (tool, used)):
             return plain
         return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+
+    def _guarded(self, found: Finding) -> Finding:
+        """``found``, for a command that is allowed because it only reads: unless it names what is not read unasked.
+
+        By name alone; what a search comes upon is the sandbox's matter, which masks such files.
+        """
+        assert found.argv is not None
+        own, shipped = self.capability_rules("fs.read")
+        for word in read_only.names_path(found.argv):
+            path = posixpath.normpath(word)
+            subject = PathSubject(path, None if path[:1] == "/" or path[:2] == ".." else path)
+            used = own.winner(subject) or shipped.winner(subject)
+            if used is not None and used.rule.action != "allow":
+                return found._replace(action=used.rule.action, rule=used.rule)
+        return found
 
     def _denied(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
         tool = by_arguments if self.kind == "arguments" else self.tool.winner(argv) if self.kind == "command" else None
@@ -299,8 +326,20 @@ def _names_all(finding: Finding) -> bool:
     )
 
 
-def _is_about_tool(rule: Rule, tool_id: str, origin: str | None) -> bool:
-    permission = rule.permission
+def changes_nothing(targets: Sequence[Target]) -> bool:
+    """Whether a call that does nothing but run its command is proved to change nothing."""
+    return bool(targets) and all(
+        target.redirected == "plain"
+        if not isinstance(target.subject, Script)
+        else read_only.of_script(target.subject) is None
+        for target in targets
+    )
+
+
+def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
+    permission, tool_id = rule.permission, spec.id
+    if rule.effect:
+        return rule.effect == spec.side_effect and not is_session_internal(tool_id)
     if permission.startswith("mcp:"):
         return origin is not None and _matches_origin(permission, origin)
     if permission in CAPABILITIES:

@@ -27,6 +27,11 @@ STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
 FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 """A deny of these is never outweighed by a more specific rule."""
 
+EFFECT = "effect:"
+READ_ONLY = "{read-only}"
+"""The one variable of command patterns: every command that :mod:`handrail.policy.read_only` proves to change nothing."""
+
+_EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
 _PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!-]+")
 
@@ -56,6 +61,11 @@ class Rule:
     @property
     def final(self) -> bool:
         return self.action == "deny" and self.scope in FINAL_SCOPES
+
+    @property
+    def effect(self) -> str:
+        """The side effect that it is about, for a permission like ``effect:write``; else ``""``."""
+        return self.permission[len(EFFECT) :] if self.permission.startswith(EFFECT) else ""
 
     @property
     def unconditional(self) -> bool:
@@ -111,6 +121,13 @@ def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | 
     if permission.startswith("mcp:"):
         parts = permission.split(":")
         return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL"
+    if permission.startswith(EFFECT):
+        if permission in _EFFECTS:
+            return None
+        near = nearest(permission, _EFFECTS, 1)
+        return f"{permission!r} is no side effect; there are {', '.join(_EFFECTS)}" + (
+            f"; did you mean {near[0]!r}?" if near else ""
+        )
     if permission in CAPABILITIES or is_glob(permission):
         return None
     if not ID_PATTERN.match(permission):
@@ -147,12 +164,16 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RuleBook:
-    """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does."""
+    """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does.
+
+    :param mode: the mode whose rules are among them (:mod:`handrail.policy.modes`)
+    """
 
     rules: tuple[Rule, ...] = ()
+    mode: str = "ask"
 
     def with_rules(self, *rules: Rule) -> RuleBook:
-        return RuleBook((*self.rules, *(rule for rule in rules if rule not in self.rules)))
+        return RuleBook((*self.rules, *(rule for rule in rules if rule not in self.rules)), self.mode)
 
     def of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self.rules if rule.scope == scope)

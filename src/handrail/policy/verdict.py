@@ -112,6 +112,15 @@ class Verdict:
         return self._reason
 
     @property
+    def reads_only(self) -> bool:
+        """Whether the call does nothing but run a command that is proved to change nothing, so that it runs read-only."""
+        if not self.prepared.spec.only_its_command:
+            return False
+        from handrail.policy.questions import changes_nothing
+
+        return changes_nothing(self.targets)
+
+    @property
     def by_rules(self) -> dict[str, Any]:
         """The record of a call that rules alone allow, made once for a verdict that stands for many calls. Not to be
         changed."""

@@ -47,6 +47,7 @@ class Bash(Tool):
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
+        only_its_command=True,
         timeout_ms=LONGEST_MS,
         timeout_argument="timeout_ms",
         max_output=MAX_OUTPUT,

@@ -1,0 +1,66 @@
+"""Modes: how much a session does without asking, each a set of rules in a scope of its own, visible like any other.
+
+A deny of a mode is final, as one of the agent's manifest is. Everything else in a mode is an ordinary rule: a more
+specific one of the project or the session holds against it. Protected paths, watchdogs, capabilities and the policies
+for single programs hold in every mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, get_args
+
+from handrail.contract.names import nearest
+from handrail.policy.defaults import SECRET_LIKE
+from handrail.policy.rules import READ_ONLY, Rule, RuleBook, parse_rule
+
+Mode = Literal["plan", "ask", "accept-edits", "auto"]
+
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""The narrowest first."""
+DEFAULT_MODE: Mode = "ask"
+
+_FILE_TOOLS = ("write", "edit", "multi_edit", "apply_patch", "file.patch", "json_write")
+"""The built-in tools that change files of the workspace and nothing else."""
+_SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
+_READING = f"allow bash {READ_ONLY}"
+
+MEANINGS: Mapping[Mode, str] = {
+    "plan": "Looks and thinks: nothing that writes or reaches outside runs; commands proved read-only do.",
+    "ask": "Asks about whatever no rule allows. Adds no rule of its own.",
+    "accept-edits": "File tools write in the workspace without asking, and commands proved read-only run; the rest is asked about.",
+    "auto": "Also runs every command that is understood, since the sandbox holds it; what is unclear is still asked about.",
+}
+TEXTS: Mapping[Mode, tuple[str, ...]] = {
+    "plan": ("deny effect:write", "deny effect:external", "deny fs.write", _READING),
+    "ask": (),
+    "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS, _READING),
+    "auto": ("allow fs.write **", *_SECRETS, "allow bash", _READING, "ask effect:external"),
+}
+"""The rules of each mode."""
+
+
+def read_mode(text: str) -> Mode:
+    """:raises ValueError: naming the modes there are"""
+    for mode in MODES:
+        if mode == text:
+            return mode
+    near = nearest(text, MODES, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{text[:40]!r} is no mode; there are {', '.join(MODES)}{hint}")
+
+
+def rules_of(mode: Mode) -> tuple[Rule, ...]:
+    """The rules of a mode, in its scope."""
+    return tuple(parse_rule(text, scope="mode", source=f"mode {mode}") for text in TEXTS[mode])
+
+
+def in_mode(book: RuleBook, mode: Mode) -> RuleBook:
+    """The same book in another mode."""
+    kept = RuleBook(tuple(rule for rule in book if rule.scope != "mode"), mode)
+    return RuleBook((*kept.rules, *rules_of(mode)), mode)
+
+
+def narrows(mode: Mode, than: Mode) -> bool:
+    """Whether ``mode`` lets less run than another."""
+    return MODES.index(mode) < MODES.index(than)
