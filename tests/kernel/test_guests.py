@@ -281,9 +281,7 @@ async def test_what_is_too_large_to_greet_with_is_told_at_once(tmp_path: Path) -
         with pytest.raises(StartError, match="bytes"):
             async with joined_kernel(tmp_path, secrets={"KEY": huge}):
                 pass
-        async with joined_kernel(
-            tmp_path, secrets={"KEY": huge[: 1024 * 1024]}, rules=["deny bash x*"] * 5_000
-        ) as joined:
+        async with joined_kernel(tmp_path, rules=[f"deny bash {huge[:200]}*"] * 5_000) as joined:
             assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok
         assert (await (await held.session()).call("glob", {"pattern": "*"})).ok
 

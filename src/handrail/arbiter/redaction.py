@@ -20,6 +20,10 @@ MIN_SECRET = 4
 """Characters. A shorter value would occur in ordinary text and redact that."""
 
 
+MAX_SECRET = 16 * 1024
+"""Characters. A longer one is a document, and to look for all its forms would hold every call up."""
+
+
 class Redactor:
     """Knows the secrets of one kernel, those that its processes brought along included."""
 
@@ -206,6 +210,8 @@ def fault_in(value: object) -> str | None:
         return f"is a {type(value).__name__}; expected text"
     if len(value) < MIN_SECRET:
         return f"has {len(value)} characters; expected at least {MIN_SECRET}, since a shorter value occurs in ordinary text"
+    if len(value) > MAX_SECRET:
+        return f"has {len(value):,} characters; expected at most {MAX_SECRET:,}"
     if not value.strip():
         return "is only white space; expected a value that does not occur in ordinary text"
     try:

@@ -273,16 +273,17 @@ def _cases(text: str) -> tuple[str, ...]:
 def _joined(atoms: Sequence[Atom]) -> tuple[Atom, ...]:
     """Neighbours without a choice as one atom."""
     joined: list[Atom] = []
+    run: list[str] = []
     for atom in atoms:
-        if (
-            len(atom) == 1
-            and joined
-            and len(joined[-1]) == 1
-            and not (atom[0][0] in "%\\&" or joined[-1][0][0] in "%\\&")
-        ):
-            joined[-1] = (joined[-1][0] + atom[0],)
-        else:
-            joined.append(atom)
+        if len(atom) == 1 and atom[0][0] not in "%\\&":
+            run.append(atom[0])
+            continue
+        if run:
+            joined.append(("".join(run),))
+            run = []
+        joined.append(atom)
+    if run:
+        joined.append(("".join(run),))
     return tuple(joined)
 
 

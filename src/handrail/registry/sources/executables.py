@@ -16,7 +16,6 @@ read-only beside it, and nothing of it outlives the call.
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Runtime
-from handrail.contract.sandbox import Process, Profile, Sandbox
+from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.shapes import recognise
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -34,8 +33,6 @@ from handrail.contract.tool import Tool
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128
 MAX_TAIL = 2_000
-SECRETS_FD = 3
-"""The descriptor that secrets come on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,7 @@ class ExecutableTool(Tool):
                 "HANDRAIL_AGENT": runtime.agent,
             },
         )
-        process = await self.started(runtime.capabilities, profile)
+        process = await self.confinement.sandbox.start(runtime.capabilities, profile, (self.executable,))
         kept = bytearray()
 
         def keep(piece: bytes) -> None:
@@ -92,18 +89,6 @@ class ExecutableTool(Tool):
         finally:
             await process.kill()
         return answer_of(output, errors, code)
-
-    async def started(self, capabilities: CapabilitySet, profile: Profile) -> Process:
-        """The program, with the secrets of ``profile`` on a descriptor, from where no other program reads them."""
-        if not profile.secrets:
-            return await self.confinement.sandbox.start(capabilities, profile, (self.executable,))
-        environment = {**profile.environment, "HANDRAIL_SECRETS_FD": str(SECRETS_FD)}
-        held = _in_memory(as_json(dict(profile.secrets)))
-        try:
-            profile = replace(profile, environment=environment, secrets={})
-            return await self.confinement.sandbox.start(capabilities, profile, (self.executable,), {SECRETS_FD: held})
-        finally:
-            os.close(held)
 
     def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
         """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write."""
@@ -119,23 +104,6 @@ class ExecutableTool(Tool):
             workspace_writable=profile.workspace_writable and self.spec.side_effect != "read",
             environment={**profile.environment, **told, **environment},
         )
-
-
-def _in_memory(content: bytes) -> int:
-    """A file of memory alone that is read from its start and cannot be changed."""
-    import fcntl  # not on every platform; where there is none, nothing is started
-
-    descriptor = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        rest = memoryview(content)
-        while rest:
-            rest = rest[os.write(descriptor, rest) :]
-        os.lseek(descriptor, 0, os.SEEK_SET)
-        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK)
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
 
 
 def as_json(value: object) -> bytes:

@@ -113,7 +113,7 @@ class PersistentTool(ExecutableTool):
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.own(self.spec)
         self._fruitless += 1  # until a call has been answered
-        process = await self.started(capabilities, self.around(profile, {}))
+        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), (self.executable,))
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
         return process

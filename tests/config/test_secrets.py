@@ -1,0 +1,93 @@
+"""``[secrets]``: references to values, never values; what cannot be had leaves a reason."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.config.places import Layers
+
+from handrail.config.secrets import resolve
+from handrail.config.settings import SecretReference
+from handrail.runtime.secrets import SecretStore
+
+pytestmark = pytest.mark.proves("S-06")
+VALUE = "hunter2-value"
+
+
+@pytest.mark.parametrize(
+    ("entry", "why"),
+    [
+        (f'"{VALUE}"', "holds a value"),
+        ("31337313373133", "holds a value"),
+        (f'["{VALUE}"]', "is no reference"),
+        (f'{{ value = "{VALUE}" }}', "unknown key 'value'"),
+        ("{}", "says nothing"),
+        (f'{{ env = "A", file = "/{VALUE}" }}', "says env and file"),
+        ('{ env = "" }', "not empty"),
+        (f'{{ env = "A={VALUE}" }}', "name of a variable"),
+        (f'{{ file = "{VALUE}" }}', "absolute path"),
+        (f'{{ command = "echo {VALUE}" }}', "list of texts"),
+        ("{ command = [] }", "list of texts"),
+    ],
+)
+def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: Layers, entry: str, why: str) -> None:
+    layers.config.write_text(f"[secrets]\nTOKEN = {entry}\n")
+    (fault,) = layers.faults()
+    assert why in fault and f"{layers.config}:2" in fault and "TOKEN" in fault
+    assert "hunter2" not in fault and "31337" not in fault
+    (fault,) = layers.faults({"HANDRAIL_SECRETS": f"{{TOKEN = {entry}}}"})[1:]
+    assert "hunter2" not in fault
+
+
+def test_a_workspaces_file_names_no_secrets(layers: Layers) -> None:
+    layers.own.write_text('[secrets]\nTOKEN = { file = "/etc/shadow" }\n')
+    assert any("cannot name secrets" in fault for fault in layers.faults())
+
+
+async def one(reference: SecretReference, environment: dict[str, str] | None = None) -> tuple[str | None, str]:
+    store = await resolve({"T": reference}, environment or {})
+    assert isinstance(store, SecretStore) and VALUE not in repr(store)
+    return store.chosen(["T"]).get("T"), store.reason_missing("T") or ""
+
+
+async def test_a_variable_a_file_and_a_program_give_values(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text(f"{VALUE}\n")
+    file.chmod(0o600)
+    assert await one(SecretReference(env="V"), {"V": VALUE}) == (VALUE, "")
+    assert await one(SecretReference(file=str(file))) == (VALUE, "")
+    assert await one(SecretReference(command=("printf", "%s\\n", VALUE))) == (VALUE, "")
+
+
+async def test_what_cannot_be_had_says_why_and_what_to_do(tmp_path: Path) -> None:
+    loose, link, folder, large, odd = (tmp_path / name for name in ("loose", "link", "folder", "large", "odd"))
+    loose.write_text(VALUE)
+    loose.chmod(0o644)
+    link.symlink_to(loose)
+    folder.mkdir()
+    large.write_bytes(b"x" * 70_000)
+    odd.write_bytes(b"\xff\xfe\xff\xff")
+    os.mkfifo(tmp_path / "fifo", 0o600)
+    for path in (large, odd):
+        path.chmod(0o600)
+    cases = [
+        (SecretReference(env="V"), "V is not set"),
+        (SecretReference(file=str(loose)), f"chmod 600 {loose}"),
+        (SecretReference(file=str(link)), "a link is not followed"),
+        (SecretReference(file=str(folder)), "no regular file"),
+        (SecretReference(file=str(tmp_path / "fifo")), "no regular file"),
+        (SecretReference(file=str(tmp_path / "gone")), "No such file"),
+        (SecretReference(file=str(large)), "more than 64 KiB"),
+        (SecretReference(file=str(odd)), "no UTF-8"),
+        (SecretReference(command=("sh", "-c", f"echo {VALUE}; exit 3")), "exit code 3"),
+        (SecretReference(command=("true",)), "gave nothing"),
+        (SecretReference(command=(str(tmp_path / "gone"),)), "cannot be started"),
+        (SecretReference(command=("yes",)), "more than 64 KiB"),
+    ]
+    for reference, why in cases:
+        value, reason = await one(reference)
+        assert value is None and why in reason, (reference, reason)
+        assert VALUE not in reason or "sh" in reason
+    assert (await one(SecretReference(env="V"), {"V": ""}))[1].startswith("T (the variable V is empty")

@@ -1,0 +1,98 @@
+"""A kernel's secrets reach the tools that declare them, whoever opened it, and nobody else's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail import Kernel, Runtime, ToolError, tool
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("S-06")
+VALUE = "hunter2-of-the-test"
+
+
+@tool(id="vault.length", side_effect="read", locks=[], secrets=["TOKEN"])
+async def length(runtime: Runtime) -> dict[str, object]:
+    """How long the token is."""
+    token = runtime.secrets.get("TOKEN")
+    try:
+        runtime.secrets.get("OTHER")
+    except ToolError as refused:
+        return {"length": len(token), "shown": f"<{token}>", "other": refused.kind}
+    return {"length": -1}
+
+
+@tool(id="vault.ask", side_effect="read", locks=[], secrets=["TOKEN"], requires={"capabilities": ["call"]})
+async def ask_another(runtime: Runtime) -> object:
+    """Have another tool look for the token."""
+    runtime.secrets.get("TOKEN")
+    return (await runtime.call("vault.none", {})).to_dict()
+
+
+@tool(id="vault.none", side_effect="read", locks=[])
+async def without(runtime: Runtime) -> str:
+    """Look for a token without having declared it."""
+    return runtime.secrets.get("TOKEN")
+
+
+TOOLS = (length, ask_another, without)
+
+
+def configured(folder: Path, value: str = VALUE) -> str:
+    file = folder / "token"
+    file.write_text(value + "\n")
+    file.chmod(0o600)
+    return f'[secrets]\nTOKEN = {{ file = "{file}" }}\nOTHER = {{ env = "HANDRAIL_TEST_NOT_SET" }}\n'
+
+
+@pytest.mark.proves("O-07")
+async def test_a_configured_secret_reaches_the_tool_that_declares_it_and_is_redacted(tmp_path: Path) -> None:
+    async with temporary_kernel(
+        tmp_path, tools=TOOLS, rules=["allow vault.*"], settings=configured(tmp_path)
+    ) as kernel:
+        session = await kernel.session()
+        result = await session.call("vault.length", {})
+        assert result.data == {"length": len(VALUE), "shown": "<[secret:TOKEN]>", "other": "denied"}
+        shown = repr([value.to_dict() for value in kernel.config.values]) + repr(kernel.doctor())
+        assert "hunter2" not in shown and "TOKEN" in shown
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    assert VALUE.encode() not in kept
+
+
+async def test_a_call_that_a_tool_makes_has_none_of_its_callers_secrets(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow vault.*"], secrets={"TOKEN": VALUE}) as kernel:
+        inner = (await (await kernel.session()).call("vault.ask", {})).data
+        assert inner["metadata"]["error_kind"] == "denied" and "did not declare" in inner["error_text"]
+
+
+async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, settings=configured(tmp_path, "abc")) as kernel:
+        withheld = kernel.generation.entries["vault.length"].withheld
+        assert withheld is not None and "cannot be redacted" in withheld and "3 characters" in withheld
+
+
+async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> None:
+    rules, state, config = ["allow vault.*"], tmp_path / "state", tmp_path / "config" / "handrail.toml"
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, secrets={"TOKEN": VALUE}) as holder:
+        assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
+        async with Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
+            assert bare.generation.entries["vault.length"].withheld is not None, "the holder's are not theirs"
+        async with Kernel.open(
+            tmp_path / "ws", tools=TOOLS, rules=rules, secrets={"TOKEN": "hunter2-theirs"}, state=state, config=config
+        ) as joined:
+            assert type(joined) is not type(holder)
+            result = await (await joined.session()).call("vault.length", {})
+            assert result.data["length"] == len("hunter2-theirs") and result.data["shown"] == "<[secret:TOKEN]>"
+        assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
+
+
+async def test_a_process_that_joins_has_its_configured_secrets_for_what_it_brings(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, settings=configured(tmp_path)):
+        config = tmp_path / "config" / "handrail.toml"
+        async with Kernel.open(
+            tmp_path / "ws", tools=TOOLS, rules=["allow vault.*"], state=tmp_path / "state", config=config
+        ) as joined:
+            result = await (await joined.session()).call("vault.length", {})
+            assert result.data["length"] == len(VALUE), result

@@ -1,0 +1,138 @@
+"""What a program is given of secrets: those its manifest declares, on a descriptor, and nowhere else to be seen."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from tests.registry.conftest import Place, Simple
+
+from handrail.contract.errors import LoadError, ToolError
+from handrail.contract.sandbox import Tier
+from handrail.registry.generation import Entry
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.python import PythonSource
+from handrail.runtime.secrets import SecretStore
+from handrail.sandbox import tiers
+
+pytestmark = pytest.mark.proves("S-06")
+VALUES = {"TOKEN": "hunter2-token", "OTHER": "hunter2-other"}
+LOOK = """
+def look():
+    import glob, os
+    fd = os.environ.get("HANDRAIL_SECRETS_FD")
+    given = json.loads(os.read(int(fd), 100_000)) if fd else None
+    seen = [str(dict(os.environ)), str(sys.argv)]
+    for name in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"):
+        try:
+            seen.append(open(name, "rb").read().decode("utf-8", "replace"))
+        except OSError:
+            pass
+    return {"given": given, "elsewhere": any("hunter2" in text for text in seen), "looked": len(seen)}
+"""
+ONCE = f"#!/usr/bin/env python3\nimport json, sys\n{LOOK}\njson.load(sys.stdin)\nprint(json.dumps(look()))\n"
+STAYS = (
+    f"#!/usr/bin/env python3\nimport json, sys\n{LOOK}\nfound = look()\nfor line in sys.stdin:\n"
+    "    print(json.dumps({'id': json.loads(line)['id'], 'result': found}), flush=True)\n"
+)
+
+
+def load(place: Place, store: SecretStore) -> dict[str, Entry]:
+    sandbox = tiers.choose()
+    if not sandbox.tier.confines:
+        pytest.skip("this machine cannot confine programs")
+    confinement = Confinement(
+        sandbox,
+        lambda runtime: runtime.profile,  # type: ignore[attr-defined]
+        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.chosen(spec.secrets))),
+    )
+    source = FolderSource(place.tools, "global", confinement)
+    return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
+
+
+async def called(place: Place, entry: Entry, store: SecretStore) -> Any:
+    runtime = place.runtime(entry.spec)
+    runtime._around.secrets = store  # pyright: ignore[reportPrivateUsage]
+    try:
+        return await entry.tool.execute({}, runtime)
+    finally:
+        await entry.tool.aclose()
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_a_program_reads_the_declared_ones_from_a_descriptor_and_finds_them_nowhere_else(
+    place: Place, persistent: bool
+) -> None:
+    """Source: tokens in environments and argv, which every process of the user can read."""
+    place.put("fetch", STAYS if persistent else ONCE, secrets=["TOKEN"], persistent=persistent)
+    place.put("plain", STAYS if persistent else ONCE, persistent=persistent)
+    store = SecretStore(VALUES)
+    entries = load(place, store)
+    found = await called(place, entries["fetch"], store)
+    assert found["given"] == {"TOKEN": VALUES["TOKEN"]}
+    assert found["elsewhere"] is False and found["looked"] > 2
+    assert (await called(place, entries["plain"], store))["given"] is None
+
+
+def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_remedy(place: Place) -> None:
+    place.put("fetch", ONCE, secrets=["TOKEN", "GONE", "BROKEN"])
+    store = SecretStore(VALUES, {"BROKEN": "the variable X is not set; set it"})
+    withheld = load(place, store)["fetch"].withheld
+    assert withheld is not None and withheld.startswith("available, but needs configuration")
+    assert "GONE (nobody gave it; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
+    assert "TOKEN" not in withheld and "hunter2" not in withheld
+    assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].withheld is None
+
+
+def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> None:
+    theirs = Simple("theirs", secrets=("TOKEN",))
+    theirs.own_secrets = frozenset({"OTHER"})
+    mine = Simple("mine", secrets=("TOKEN",))
+    entries = load_generation(
+        [PythonSource((theirs, mine))], tier=Tier("none", ""), secrets=SecretStore(VALUES)
+    ).entries
+    assert entries["mine"].withheld is None
+    assert "TOKEN (the process that brought the tool gave none" in (entries["theirs"].withheld or "")
+
+
+def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) -> None:
+    spec = Simple("fetch", secrets=("TOKEN", "GONE")).spec
+    runtime = place.runtime(spec)
+    runtime._around.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
+    assert runtime.secrets.get("TOKEN") == VALUES["TOKEN"]
+    for name, kind, why in (("OTHER", "denied", "did not declare"), ("GONE", "unavailable", "nobody gave it")):
+        with pytest.raises(ToolError, match=why) as refused:
+            runtime.secrets.get(name)
+        assert refused.value.kind == kind
+    assert dict(runtime.profile.secrets) == {"TOKEN": VALUES["TOKEN"]}
+    runtime.without_secrets = "it only reads"
+    assert not runtime.profile.secrets
+    with pytest.raises(ToolError, match="it only reads"):
+        runtime.secrets.get("TOKEN")
+    assert not any("hunter2" in repr(shown) for shown in (runtime.secrets, runtime.profile, SecretStore(VALUES)))
+
+
+async def test_what_the_shell_starts_gets_no_secrets(place: Place) -> None:
+    spec = Simple(
+        "fetch",
+        secrets=("TOKEN",),
+        requires=Simple("x").spec.requires.model_validate({"shell": [{"cmd": "sh"}], "fs": {"read": ["{workspace}"]}}),
+    ).spec
+    if not tiers.choose().tier.confines:
+        pytest.skip("this machine cannot confine programs")
+    runtime = place.runtime(spec)
+    runtime._around.secrets = SecretStore(VALUES)  # pyright: ignore[reportPrivateUsage]
+    done = await runtime.shell.run(["sh", "-c", "env; cat /proc/[0-9]*/environ | tr '\\0' '\\n'; ls -l /proc/self/fd/"])
+    assert b"PATH=" in done.output and b"hunter2" not in done.output
+    assert b"SECRETS_FD" not in done.output and b"handrail-secrets" not in done.output
+
+
+def test_a_manifest_with_secrets_that_are_no_texts_is_refused(place: Place) -> None:
+    place.put("fetch", ONCE, secrets=[1])
+    with pytest.raises(LoadError, match="secrets"):
+        load(place, SecretStore())
+    assert json.dumps(VALUES)
