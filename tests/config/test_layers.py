@@ -29,10 +29,9 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
+    untouched = {"agent", "ceiling", "secrets", *(key for key in keys() if key.startswith("sandbox."))}
     assert in_force == {
-        "agent": "default",
-        "ceiling": "default",
-        "secrets": "default",
+        **dict.fromkeys(untouched, "default"),
         "limits.lock_wait_ms": f"{layers.config}:2",
         "limits.grace_ms": f"{layers.own}:2",
         "approvals.request_days": "HANDRAIL_APPROVALS__REQUEST_DAYS",
@@ -150,6 +149,9 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "rules": ('["allow read"]', ("allow read",)),
         "watchdogs": ('[{"command": ["w"]}]', [{"command": ["w"], "timeout_ms": 5000}]),
         "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
+        "sandbox.unix_sockets": ("true", True),
+        "sandbox.without": ('["landlock"]', ["landlock"]),
+        "sandbox.unconfined": ('["bash"]', ["bash"]),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
     for key in keys():

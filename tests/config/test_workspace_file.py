@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 
@@ -9,6 +10,7 @@ import pytest
 from tests.config.places import Layers
 
 from handrail.config import Settings
+from handrail.store import trust
 
 pytestmark = pytest.mark.proves("F-11")
 
@@ -86,6 +88,17 @@ def test_a_faulty_file_stops_the_start_trusted_or_not(layers: Layers) -> None:
     assert "is not TOML" in layers.faults()[0]
     layers.own.write_text('[[watchdogs]]\ncommand = ["./evil"]\n')
     assert "outside the sandbox" in layers.faults()[0]
+
+
+@pytest.mark.parametrize("setting", ['unconfined = ["bash"]', 'without = ["landlock"]', "cpu_s = 0", "cpu_s = 1"])
+def test_a_workspaces_file_cannot_change_what_confines_programs_even_where_it_is_trusted(
+    layers: Layers, setting: str
+) -> None:
+    content = f"[sandbox]\n{setting}\n"
+    layers.own.write_text(content)
+    trust.grant(layers.folders, hashlib.sha256(content.encode()).hexdigest(), clock=lambda: 1)
+    (fault,) = layers.faults()
+    assert fault.startswith(f"{layers.own}:1: sandbox:") and "cannot change the sandbox" in fault
 
 
 def test_only_the_file_itself_is_read(layers: Layers) -> None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
+from handrail.contract.sandbox import Limits
 
 FILE_NAME = WORKSPACE_FILE
 _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
+_MIB = 1024 * 1024
+_MANY = 2**31 - 1
 
 
 class _Table(BaseModel):
@@ -37,6 +40,59 @@ class ApprovalSettings(_Table):
     grant_hours: Annotated[
         int, Field(gt=0, le=87600, description="After how many hours an approval that was not used lapses.")
     ] = 24
+
+
+class SandboxSettings(_Table):
+    """``[sandbox]``: what the programs of a call may use up, and what of their confinement an operator does without."""
+
+    cpu_s: Annotated[
+        int, Field(ge=0, le=_MANY, description="Processor time of each process, in seconds; 0 for no bound.")
+    ] = 3600
+    memory_mib: Annotated[
+        int, Field(ge=0, le=_MANY, description="Private memory of each process, in MiB; 0 for no bound.")
+    ] = 8192
+    processes: Annotated[
+        int, Field(ge=0, le=_MANY, description="Processes and threads of one call together; 0 for no bound.")
+    ] = 2048
+    file_mib: Annotated[
+        int, Field(ge=0, le=_MANY, description="The longest file that a program may write, in MiB; 0 for no bound.")
+    ] = 16384
+    open_files: Annotated[
+        int, Field(ge=0, le=_MANY, description="Files that a process may have open; 0 for no bound of its own.")
+    ] = 4096
+    tmp_mib: Annotated[int, Field(gt=0, le=_MANY, description="The private /tmp of each call, in MiB.")] = 256
+    shm_mib: Annotated[int, Field(gt=0, le=_MANY, description="The private /dev/shm of each call, in MiB.")] = 64
+    unix_sockets: Annotated[
+        bool,
+        Field(
+            description="Whether programs may make Unix sockets, and so reach every server that listens in the workspace."
+        ),
+    ] = False
+    without: Annotated[
+        tuple[Literal["landlock", "seccomp"], ...],
+        Field(
+            description="Layers that this machine may lack: programs run without them, and every result says so. Where there is one, it is used."
+        ),
+    ] = ()
+    unconfined: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Ids of tools whose programs run without any sandbox, with all that you may do. Every result and record of theirs says so."
+        ),
+    ] = ()
+
+    @property
+    def limits(self) -> Limits:
+        """As a sandbox takes them."""
+        return Limits(
+            cpu_s=self.cpu_s or None,
+            memory_bytes=self.memory_mib * _MIB or None,
+            processes=self.processes or None,
+            file_bytes=self.file_mib * _MIB or None,
+            open_files=self.open_files or None,
+            tmp_bytes=self.tmp_mib * _MIB,
+            shm_bytes=self.shm_mib * _MIB,
+        )
 
 
 class WatchdogSettings(_Table):
@@ -84,6 +140,12 @@ class Settings(_Table):
     approvals: Annotated[ApprovalSettings, Field(description="How long a person's part in a call stays good.")] = (
         ApprovalSettings()
     )
+    sandbox: Annotated[
+        SandboxSettings,
+        Field(
+            description="What the programs of a call may use up, and what of their confinement you do without. Not in a workspace's file."
+        ),
+    ] = SandboxSettings()
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(
@@ -94,6 +156,14 @@ class Settings(_Table):
 
 LISTS = ("rules", "watchdogs")
 """Keys whose items add up over the layers."""
+
+
+OPERATORS = {
+    "watchdogs": "cannot name watchdogs: they run outside the sandbox",
+    "secrets": "cannot name secrets: whoever wrote it would choose which of your files and programs are read",
+    "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
+}
+"""Keys that a workspace's file cannot have, trusted or not, and why."""
 
 
 def tables() -> dict[str, type[BaseModel]]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from handrail.config.settings import FILE_NAME, Settings, WatchdogSettings, tables
+from handrail.config.settings import FILE_NAME, OPERATORS, Settings, WatchdogSettings, tables
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
 """Ships with the package; :func:`schema` is what it has to hold."""
@@ -40,7 +40,7 @@ def template(kind: Literal["configuration", "workspace"]) -> str:
     lines = [*_remark(_HEADS[kind]), ""]
     inner = tables()
     for key, field in Settings.model_fields.items():
-        if key in ("watchdogs", "secrets") and kind == "workspace":
+        if key in OPERATORS and kind == "workspace":
             continue
         lines += _remark(field.description or "")
         if key in inner:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from handrail.config.layers import Kind, Layer
 from handrail.config.reading import content_of, parsed
-from handrail.config.settings import FILE_NAME
+from handrail.config.settings import FILE_NAME, OPERATORS
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest
 from handrail.policy.rules import ACTIONS
@@ -59,24 +59,10 @@ def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
     if not file.trusted:
         layer = Layer(layer.kind, layer.table, layer.place, _held_back)
     faults: list[Fault] = []
-    if "watchdogs" in table:
-        faults.append(
-            Fault(
-                layer.place("watchdogs"),
-                "watchdogs",
-                "a workspace's file cannot name watchdogs: they run outside the sandbox; put them into the "
-                f"{FILE_NAME} of the configuration folder",
-            )
-        )
-    if "secrets" in table:
-        faults.append(
-            Fault(
-                layer.place("secrets"),
-                "secrets",
-                "a workspace's file cannot name secrets: whoever wrote it would choose which of your files and programs "
-                f"are read; put them into the {FILE_NAME} of the configuration folder",
-            )
-        )
+    for key, reason in OPERATORS.items():
+        if key in table:
+            text = f"a workspace's file {reason}; [{key}] belongs into the {FILE_NAME} of the configuration folder"
+            faults.append(Fault(layer.place(key), key, text))
     rules: Any = table.get("rules")
     for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
         where = f"rules[{number}]"
