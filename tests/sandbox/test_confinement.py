@@ -170,13 +170,6 @@ async def test_a_set_that_names_some_files_of_a_folder_is_refused(ground: Ground
     assert caught.value.kind == "unavailable"
 
 
-async def test_a_set_with_hosts_is_refused(ground: Ground) -> None:
-    layer = Layer("tool", hosts=("example.org",))
-    with pytest.raises(ToolError, match="network") as caught:
-        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
-    assert caught.value.kind == "unavailable"
-
-
 async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> None:
     (ground.workspace / "out").symlink_to(ground.outside)
     layer = Layer("tool", fs_read=(f"{ground.workspace}/out",))

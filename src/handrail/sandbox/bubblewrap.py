@@ -14,8 +14,8 @@ import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Process, Profile, Tier
-from handrail.sandbox import identity, landlock, launcher, mounts, protected, seccomp, toolchains
+from handrail.contract.sandbox import Limits, Process, Profile, Tier
+from handrail.sandbox import identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import rlimits
@@ -66,9 +66,12 @@ class Plan:
     :param filter: of system calls, in force from before the launcher; empty for none
     :param person: whom to become first; None for nobody else
     :param staged: the sources of ``options`` that this person could not get to
-    :param preparation: the first part of the launcher's letter
+    :param folders: what is mounted beside the system, with its access
+    :param tcp: whether the sandbox has a loopback of its own to serve on
+    :param connect: the ports that it may connect to if it has none
+    :param environment: a waiting shell's; a program's comes with its call
     :param standing: what each path that is mounted over was, when the plan was made
-    :param call: the second part
+    :param call: the second part of the launcher's letter
     :param secrets: the JSON text for the program's descriptor, where it has secrets
     """
 
@@ -77,7 +80,11 @@ class Plan:
     filter: bytes
     person: Person | None
     staged: tuple[str, ...]
-    preparation: bytes
+    folders: tuple[tuple[str, mounts.Access], ...]
+    tcp: bool
+    connect: tuple[int, ...]
+    limits: Limits
+    environment: tuple[tuple[str, str], ...]
     standing: tuple[str, ...]
     call: bytes
     secrets: bytes | None
@@ -86,8 +93,8 @@ class Plan:
     @property
     def key(self) -> object:
         """Equal for plans that the same ready-made sandbox could carry out."""
-        made_of = self.options, self.filter, self.person, self.staged, self.preparation
-        return made_of, self.standing, self.secrets is not None, self.merge_stderr
+        made_of = self.mode, self.options, self.filter, self.person, self.staged, self.folders, self.tcp, self.connect
+        return made_of, self.limits, self.environment, self.standing, self.secrets is not None, self.merge_stderr
 
 
 class Bubblewrap:
@@ -129,8 +136,20 @@ class Bubblewrap:
         merge_stderr: bool = False,
     ) -> Process:
         plan = await self.plan(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
-        process = self.prepare(plan, descriptors)
-        process.begin(plan.call, plan.secrets or b"")
+        return await self.begun(self.prepare(plan, descriptors), plan, capabilities, profile)
+
+    async def begun(self, process: Confined, plan: Plan, capabilities: CapabilitySet, profile: Profile) -> Process:
+        """Let the program of a waiting sandbox begin; where it has hosts, once the proxy to them answers in it.
+
+        :raises ToolError: ``backend`` when its network cannot be set up; it is ended then
+        """
+
+        def begin() -> None:
+            process.begin(plan.call, plan.secrets or b"")
+
+        if capabilities.uses("net.fetch"):
+            return await network.fronted(process, begin, capabilities, profile)
+        begin()
         return process
 
     async def plan(
@@ -159,7 +178,9 @@ class Bubblewrap:
         folders = mounts.folder_access(capabilities, profile, found)
         options = _options(capabilities, folders, profile)
         environment = _environment(profile, found, git)
-        if any("\0" in word for word in (*options, *argv, *environment, *environment.values())):
+        if capabilities.uses("net.fetch"):
+            environment |= network.environment(capabilities)
+        if "\0" in "".join((*options, *argv, *environment, *environment.values())):
             raise ToolError(
                 "an argument, folder or variable has a NUL character in it, which no program can be given",
                 kind="invalid_input",
@@ -178,9 +199,6 @@ class Bubblewrap:
                 "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
             )
         mode: Mode = "shell" if as_shell else "exec"
-        ruleset = None
-        if self._landlock_abi:
-            ruleset = landlock.ruleset(self._landlock_abi, folders, tcp=profile.workspace_writable)
         person = identity.person_for(profile.workspace)
         staged: list[str] = []
         if person is not None:
@@ -192,7 +210,11 @@ class Bubblewrap:
             self._system_calls if self._system_calls is not None else _filter(profile),
             person,
             tuple(staged),
-            launcher.preparation(mode, ruleset, rlimits(profile.limits), environment),
+            tuple(folders.items()),
+            profile.workspace_writable,
+            (network.PROXY_PORT,) if capabilities.uses("net.fetch") else (),
+            profile.limits,
+            tuple(environment.items()) if as_shell else (),
             protected.standing(profile),
             launcher.shell_call("" if cwd == start else cwd, text)
             if as_shell and text is not None
@@ -228,7 +250,7 @@ class Bubblewrap:
                 number += 1
             here, there = socket.socketpair()
             ours["channel"], theirs[number] = here.detach(), there.detach()
-            ours["letter"] = _memory_file(plan.preparation)
+            ours["letter"] = _memory_file(self._preparation(plan))
             theirs[number + 1] = os.dup(ours["letter"])
             theirs[number + 2], ours["lifeline"] = os.pipe()
             theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
@@ -259,6 +281,12 @@ class Bubblewrap:
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
+    def _preparation(self, plan: Plan) -> bytes:
+        ruleset = None
+        if self._landlock_abi:
+            ruleset = landlock.ruleset(self._landlock_abi, dict(plan.folders), tcp=plan.tcp, connect=plan.connect)
+        return launcher.preparation(plan.mode, ruleset, rlimits(plan.limits), dict(plan.environment))
+
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     """All of bubblewrap's options for one call.
@@ -270,12 +298,6 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
 
 
 def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], profile: Profile) -> list[str]:
-    if capabilities.uses("net.fetch"):
-        raise ToolError(
-            "this call's capability set has network hosts, and this sandbox gives no network at all; "
-            "run it with a set without hosts",
-            kind="unavailable",
-        )
     inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
     return [
         *_FIXED,

@@ -111,6 +111,10 @@ class Waiting(Process, Protocol):
         """Its first process, as this machine numbers it."""
         ...
 
+    async def until_known(self) -> bool:
+        """Wait for that. False: it ended instead."""
+        ...
+
 
 async def fronted(
     process: Waiting, begin: Callable[[], None], capabilities: CapabilitySet, profile: Profile
@@ -122,6 +126,9 @@ async def fronted(
     """
     proxy: Proxy | None = None
     try:
+        if not await process.until_known():
+            await process.wait()  # which says why
+            raise ToolError("the sandbox ended before its network was set up", kind="backend")
         proxy = await front(await listener_in(process.inner_pid, process.pid), capabilities, profile)
         begin()
         return Fronted(process, proxy)

@@ -1,0 +1,193 @@
+"""The network of a sandbox: one port to the proxy, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground, Ran
+from tests.web import Site, authority, ok, redirect
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet, Layer
+from handrail.contract.sandbox import Attempt
+from handrail.sandbox import network
+
+pytestmark = pytest.mark.proves("S-02")
+
+HAS_CURL = Path("/usr/bin/curl").exists()
+
+
+@dataclass
+class Online:
+    """Runs scripts in sandboxes of a call set with hosts."""
+
+    ground: Ground
+    hosts: Sequence[str]
+    gate: Callable[[str, int], str | None] | None = None
+    writable: bool = True
+    attempts: list[Attempt] = field(default_factory=list[Attempt])
+
+    async def start(self, *argv: str):
+        layer = self.ground.layer(str(self.ground.workspace))
+        layer = Layer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
+        profile = self.ground.profile(gate=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
+        return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, argv)
+
+    async def bash(self, script: str) -> Ran:
+        process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script)
+        try:
+            out, errors, dropped = await process.communicate(b"", 1 << 20)
+            return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+        finally:
+            await process.kill()
+
+
+def get(url: str) -> str:
+    """A script that fetches ``url`` through the proxy with nothing but bash."""
+    return (
+        'IFS=/: read -r _ _ _ host port <<< "$http_proxy"; exec 3<>"/dev/tcp/$host/$port"; '
+        f"printf 'GET %s HTTP/1.1\\r\\n\\r\\n' '{url}' >&3; cat <&3; "
+    )
+
+
+async def test_a_granted_host_is_reached_and_another_is_answered_403(confined: Ground) -> None:
+    async with Site({"/a": ok(b"HELLO-FROM-OUTSIDE")}) as site, Site({"*": ok(b"NEVER")}) as other:
+        online = Online(confined, [site.authority])
+        ran = await online.bash(get(site.url("/a")) + get(other.url("/b")))
+    assert "HELLO-FROM-OUTSIDE" in ran.out
+    assert "403 Forbidden" in ran.out
+    assert f"{other.authority} is not among the hosts of tool t" in ran.out
+    assert other.asked == []
+    assert [(a.port, a.refused is None) for a in online.attempts] == [(site.port, True), (other.port, False)]
+
+
+async def test_there_is_no_other_way_out(confined: Ground) -> None:
+    async with Site({"*": ok()}) as site:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as receiver:
+            receiver.bind(("127.0.0.1", 0))
+            receiver.setblocking(False)
+            heard = receiver.getsockname()[1]
+            ran = await Online(confined, ["*", site.authority]).bash(
+                "cut -d: -f1 /proc/net/dev | tail -n +3;"
+                f"for to in tcp/127.0.0.1/{site.port} tcp/192.0.2.1/80 udp/127.0.0.1/{heard} udp/192.0.2.1/53; do"
+                " (exec 3<>/dev/$to && echo > /dev/$to && echo WENT $to) 2>/dev/null; done; echo done"
+            )
+            with pytest.raises(BlockingIOError):
+                receiver.recv(1)
+    assert ran.out.split()[0] == "lo"
+    assert "WENT tcp" not in ran.out
+    assert "192.0.2.1" not in ran.out
+    assert site.asked == []
+
+
+async def test_rules_are_judged_at_the_moment_of_each_request(confined: Ground) -> None:
+    denied: set[int] = set()
+
+    def gate(host: str, port: int) -> str | None:
+        return "the rule 'deny net.fetch' says no" if port in denied else None
+
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        online = Online(confined, [site.authority], gate)
+        assert "FETCHED" in (await online.bash(get(site.url()))).out
+        denied.add(site.port)
+        ran = await online.bash(get(site.url()))
+    assert "FETCHED" not in ran.out
+    assert "deny net.fetch" in ran.out
+    assert len(site.asked) == 1
+
+
+async def test_a_sandbox_that_cannot_write_reaches_its_hosts_too(confined: Ground) -> None:
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        ran = await Online(confined, [site.authority], writable=False).bash(get(site.url()))
+    assert "FETCHED" in ran.out
+
+
+async def test_two_sandboxes_at_once_have_each_their_own_rights(confined: Ground) -> None:
+    async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
+        script = get(one.url()) + get(two.url())
+        first, second = await asyncio.gather(
+            Online(confined, [one.authority]).bash(script), Online(confined, [two.authority]).bash(script)
+        )
+    assert ("ONE" in first.out, "TWO" in first.out) == (True, False)
+    assert ("ONE" in second.out, "TWO" in second.out) == (False, True)
+
+
+@pytest.mark.skipif(not HAS_CURL, reason="curl is not installed")
+async def test_an_ordinary_program_finds_the_proxy_for_http_https_and_redirects(confined: Ground) -> None:
+    trust = authority("127.0.0.1")
+    (confined.workspace / "ca.pem").write_text(trust.pem)
+    async with Site({"*": ok(b"OVER-TLS")}, trust.server) as secure:
+        routes = {"/there": redirect(secure.url("/x")), "/away": redirect("http://169.254.169.254/latest/")}
+        async with Site(routes) as site:
+            ran = await Online(confined, [site.authority, secure.authority]).bash(
+                f"curl -sSL --cacert ca.pem {site.url('/there')}; curl -sSL {site.url('/away')}"
+            )
+    assert ran.out.startswith("OVER-TLS")
+    assert "169.254.169.254" in ran.out
+    assert secure.asked[0].line == "GET /x HTTP/1.1"
+
+
+async def test_a_python_program_finds_the_proxy(confined: Ground) -> None:
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        code = f"import urllib.request as u; print(u.urlopen('{site.url()}').read().decode())"
+        ran = await Online(confined, [site.authority]).bash(f'python3 -c "{code}"')
+    if "command not found" in ran.errors:
+        pytest.skip("python3 is not on the PATH of this machine")
+    assert ran.out.strip() == "FETCHED"
+
+
+def test_what_a_program_serves_itself_is_reached_directly_unless_the_loopback_is_granted() -> None:
+    own = network.environment(CapabilitySet((Layer("t", hosts=("example.org",)),)))
+    assert own["no_proxy"] == own["NO_PROXY"] == "localhost,127.0.0.1,::1"
+    for granted in ("127.0.0.1:8080", "[::1]:80", "127.0.0.1:*"):
+        assert network.environment(CapabilitySet((Layer("t", hosts=(granted,)),)))["no_proxy"] == "localhost"
+
+
+async def test_the_proxy_ends_with_its_sandbox_and_leaves_nothing_behind(confined: Ground) -> None:
+    async with Site({"*": ok()}) as site:
+        online = Online(confined, [site.authority])
+        await online.bash("true")
+        before = _descriptors()
+        await online.bash("true")
+        process = await online.start("/bin/bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{network.PROXY_PORT}; read -u3")
+        await process.kill()
+        assert isinstance(process, network.Fronted)
+    assert _descriptors() <= before
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+
+
+async def test_the_namespace_of_this_machine_is_never_listened_in() -> None:
+    with pytest.raises(ToolError, match="shares the net namespace"):
+        await network.listener_in(os.getpid(), os.getppid())
+
+
+async def test_a_process_of_somebody_else_is_not_entered(confined: Ground) -> None:
+    process = await confined.start("/bin/sleep", "60")
+    try:
+        assert await process.until_known()  # type: ignore[attr-defined]
+        with pytest.raises(ToolError, match="somebody else"):
+            await network.listener_in(process.inner_pid, os.getpid())  # type: ignore[attr-defined]
+    finally:
+        await process.kill()
+    with pytest.raises(ToolError, match="cannot be set up"):
+        await network.listener_in(process.inner_pid or (1 << 22) - 1, process.pid)  # type: ignore[attr-defined]
+
+
+async def test_without_perl_the_same_is_done_in_python(confined: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(network, "_command", network.python_command)
+    assert network.python_command()[0] == sys.executable
+    async with Site({"*": ok(b"FETCHED")}) as site:
+        ran = await Online(confined, [site.authority]).bash(get(site.url()))
+    assert "FETCHED" in ran.out
+
+
+def _descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
