@@ -53,7 +53,7 @@ async def test_no_way_leads_around_a_pinned_path(confined: Ground, way: str) -> 
     before = state(confined.workspace)
     tree = Tree(str(confined.workspace))
     tree.look()
-    pinned = protected.pins(tree, vcs=False)
+    pinned = protected.pins(tree)
     await confined.bash(f"{WAYS[way]}; true", pinned=pinned)
     assert state(confined.workspace) == before
     assert sorted(os.listdir(confined.workspace / ".git" / "hooks")) == ["pre-commit"]
@@ -65,7 +65,7 @@ async def test_ordinary_work_in_a_repository_goes_on_beside_the_pins(confined: G
     tree = Tree(str(confined.workspace))
     tree.look()
     script = "echo a > a && git add a && git commit -qm one && git checkout -qb other && git log --oneline | wc -l"
-    ran = await confined.bash(script, pinned=protected.pins(tree, vcs=False))
+    ran = await confined.bash(script, pinned=protected.pins(tree))
     assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
 
 

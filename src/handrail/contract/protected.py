@@ -44,9 +44,14 @@ class Protection:
 
     kind: Kind
 
+    @property
+    def what(self) -> str:
+        """What it is, to follow "it"."""
+        return _WHAT[self.kind]
+
     def refusal(self, shown: str) -> str:
         """Why a write to it is refused, for the model."""
-        return f"{shown} {_WHAT[self.kind]}: no tool can write it and no rule allows it. " + (
+        return f"{shown} {self.what}: no tool can write it and no rule allows it. " + (
             "Only a person changes it; tell them what you would change"
         )
 

@@ -11,6 +11,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox
+from handrail.runtime.guard import GuardedProcess, Vetoed
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
@@ -24,14 +25,24 @@ class SandboxedShell:
 
     :param profile: the session's folders; each run has its own working directory in it
     :param may: judges ``shell.run``: a shell text is handed over as one text, a program with its arguments as a sequence
+    :param as_argv: a shell text as the program and arguments that it is without any shell; None where it needs one
     """
 
-    def __init__(self, sandbox: Sandbox, profile: Profile, capabilities: CapabilitySet, roots: Roots, may: May) -> None:
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        profile: Profile,
+        capabilities: CapabilitySet,
+        roots: Roots,
+        may: May,
+        as_argv: Callable[[str], Sequence[str] | None] | None = None,
+    ) -> None:
         self._sandbox = sandbox
         self._profile = profile
         self._capabilities = capabilities
         self._roots = roots
         self._may = may
+        self._as_argv = as_argv
 
     async def run(
         self,
@@ -46,7 +57,16 @@ class SandboxedShell:
         process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=True)
         try:
             output, _, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
-            code = await process.wait()
+            try:
+                code = await process.wait()
+            except Vetoed as veto:
+                said = output.decode("utf-8", "replace")
+                raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
+        except asyncio.CancelledError:
+            await _ended(process)
+            if on_output is not None and isinstance(process, GuardedProcess) and process.veto is not None:
+                on_output(f"\n[handrail: {process.veto.text}]\n".encode())
+            raise
         finally:
             await _ended(process)
         return Completed(code, output, dropped, -code if code < 0 else None)
@@ -62,7 +82,7 @@ class SandboxedShell:
             if "\0" in command:
                 raise ToolError("the command has a NUL character in it", kind="invalid_input")
             self._judge(command)
-            return (*_shell(), command)
+            return (self._as_argv(command) if self._as_argv is not None else None) or (*_shell(), command)
         argv = tuple(command)
         if not argv or not argv[0]:
             raise ToolError("the argv is empty; give a program and its arguments", kind="invalid_input")

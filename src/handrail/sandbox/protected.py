@@ -54,21 +54,19 @@ def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
     return [f"{top}/{'/'.join(names[: count + 1])}" for count in range(len(names))]
 
 
-def pins(tree: Tree, *, vcs: bool) -> tuple[str, ...]:
+def pins(tree: Tree) -> tuple[str, ...]:
     """The protected paths of a tree that are there, to be bound read-only.
 
-    A link cannot be mounted over; what it leads to inside the tree can.
-
-    :param vcs: the program may change version-control configuration, which is looked at once it has ended
+    A link cannot be mounted over; what it leads to inside the tree can. Of a repository that one leads to, the parts
+    that are protected are found as such.
     """
     found: dict[str, None] = {}
+    repositories = set(tree.repositories())
     for entry in tree.protected().values():
-        if vcs and entry.why.kind == "vcs":
-            continue
         path = entry.path
         if entry.link:
             path = os.path.realpath(path)
-            if not path.startswith(tree.root.rstrip("/") + "/"):
+            if not path.startswith(tree.root.rstrip("/") + "/") or path in repositories or not os.path.lexists(path):
                 continue
         found[path] = None
     return tuple(found)

@@ -1,0 +1,255 @@
+"""What a program left under names where nothing may be made, and what becomes of it.
+
+Compared by names and, for what may be changed by keys, by content, with what there was when it started. A repository
+that was newly made goes as a whole: one without its configuration and hooks is no less than half of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.errors import ToolError
+from handrail.contract.protected import Protection
+from handrail.contract.sandbox import Denials, Profile
+from handrail.runtime import vcs
+from handrail.runtime.quarantine import Quarantine, make_readable, open_parent
+from handrail.runtime.roots import visible
+from handrail.sandbox import protected
+from handrail.sandbox.tree import Protected, Tree
+
+_OPENED_IN_ONE_LOOK = 64
+_TOLD = 8
+"""How many of the things that were moved away are named in one answer."""
+
+
+class Vetoed(ToolError):
+    """A program made what no program may make: it was moved away, and its call fails."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text, kind="denied")
+        self.exit_code: int | None = None
+
+
+class Place:
+    """One folder that programs work in, with what is known of it."""
+
+    def __init__(self, root: str) -> None:
+        self.tree = Tree(root)
+        self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+
+    @property
+    def root(self) -> str:
+        return self.tree.root
+
+    @property
+    def size(self) -> int:
+        """How many folders are in it; 0 before the first look."""
+        return len(self.tree.order)
+
+    def look(self) -> None:
+        self.tree.look()
+
+    def pins(self) -> tuple[str, ...]:
+        return self._once("pins", lambda: protected.pins(self.tree))
+
+    def masks(self, denials: Denials) -> tuple[str, ...]:
+        key = ("hides", denials.key)
+        return self._once(key, lambda: protected.masks(self.tree, denials.hides, key))
+
+    def fixed(self, denials: Denials) -> tuple[str, ...]:
+        key = ("fixes", denials.key)
+        return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
+
+    def _once(self, key: object, find: Callable[[], tuple[str, ...]]) -> tuple[str, ...]:
+        """What ``find`` gives for the tree as it stands, found once for each version of it."""
+        known = self._known.get(key)
+        if known is not None and known[0] == self.tree.version:
+            return known[1]
+        found = find()
+        if len(self._known) >= 16:
+            self._known.clear()
+        self._known[key] = (self.tree.version, found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """One place as it stood."""
+
+    version: int
+    entries: dict[str, Protected]
+    folders: frozenset[str]
+    repositories: frozenset[str]
+    closed: frozenset[str]
+    links: dict[str, str]
+    fixed: frozenset[str]
+    configs: dict[str, vcs.Kept]
+
+
+class Aftermath:
+    """What one program, or one call of one that stays up, is found to have done.
+
+    :param vcs: it may change version-control configuration, by keys
+    """
+
+    def __init__(self, places: Sequence[Place], profile: Profile, *, vcs: bool) -> None:
+        self._places = places
+        self._denials = profile.denials
+        self._vcs = vcs
+        self._quarantine = Quarantine(profile.quarantine or f"{profile.scratch.rstrip('/')}.quarantine")
+        self._before: list[_Before] = []
+        self._told: list[str] = []
+
+    def begin(self) -> None:
+        """Take what stands now for what was there, as of the last look."""
+        self._before = [self._as_it_stands(place) for place in self._places]
+
+    def begin_anew(self) -> None:
+        """The same after another look; what was told is forgotten."""
+        self._told = []
+        for place in self._places:
+            place.look()
+        self.begin()
+
+    def changeable(self) -> frozenset[str]:
+        """What is not pinned, because it is compared afterwards."""
+        return frozenset(path for before in self._before for path in before.configs)
+
+    def veto(self) -> Vetoed | None:
+        """What was found by all looks so far; None where there is nothing to find fault with."""
+        if not self._told:
+            return None
+        more = len(self._told) - _TOLD
+        told = "; ".join(self._told[:_TOLD]) + (f"; and {more} more" if more > 0 else "")
+        return Vetoed(
+            "the call failed for what its program made under names that no program may write, whatever rules say: "
+            f"{told}. Everything else it did stays as it is"
+        )
+
+    def look(self) -> None:
+        """Compare, and move away or put back what may not stay."""
+        for place, before in zip(self._places, self._before, strict=True):
+            self._open_up(place, before)
+            tree = place.tree
+            if tree.version != before.version or before.links or before.configs:
+                self._settle(place, before)
+                place.look()
+
+    def _as_it_stands(self, place: Place) -> _Before:
+        tree = place.tree
+        entries = tree.protected()
+        return _Before(
+            tree.version,
+            entries,
+            frozenset(folder.path for folder in tree.order),
+            frozenset(tree.repositories()),
+            frozenset(tree.closed()),
+            {path: _target(path) for path, entry in entries.items() if entry.link},
+            frozenset(() if self._denials is None else place.fixed(self._denials)),
+            vcs.snapshot(tree) if self._vcs else {},
+        )
+
+    @staticmethod
+    def _open_up(place: Place, before: _Before) -> None:
+        """Look into folders that the program has closed, too."""
+        place.look()
+        for _ in range(_OPENED_IN_ONE_LOOK):
+            shut = [path for path in place.tree.closed() if path not in before.closed]
+            opened = [path for path in shut if make_readable(place.root, path)]
+            if not opened:
+                return
+            place.look()
+
+    def _settle(self, place: Place, before: _Before) -> None:
+        tree = place.tree
+        taken: list[str] = []
+        for path, why, what in sorted(self._faults(place, before), key=lambda found: found[0].count("/")):
+            if any(path == done or path.startswith(done + "/") for done in taken):
+                continue
+            taken.append(path)
+            self._take(tree, path, why, what, before)
+        for path, target in before.links.items():
+            if _target(path) != target:
+                self._relink(tree.root, path, target)
+
+    def _faults(self, place: Place, before: _Before) -> Iterator[tuple[str, Protection | None, str]]:
+        """``(path, why it is protected, what is wrong)`` of all that may not stay; what is to be moved is the path."""
+        tree = place.tree
+        now = tree.protected()
+        fresh = [path for path in tree.repositories() if path not in before.repositories and path not in before.folders]
+        for path, entry in now.items():
+            prior = before.entries.get(path)
+            if prior is not None and not entry.link and not prior.link and path not in before.configs:
+                continue  # mounted over, so it is what it was
+            if prior is not None and prior.link and entry.link and _target(path) == before.links.get(path):
+                continue
+            kept = before.configs.get(path)
+            problem = vcs.fault(tree, entry, kept) if self._vcs else "it is new"
+            if problem is None:
+                continue
+            repository = min((one for one in fresh if path.startswith(one + "/")), key=len, default=None)
+            if entry.why.kind == "hook" and self._vcs:
+                repository = None  # the samples' neighbours go, the repository stays
+            yield repository or path, entry.why, problem
+        for path, kept in before.configs.items():
+            if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
+                yield path, before.entries[path].why, problem
+        if self._denials is not None:
+            for path in place.fixed(self._denials):
+                if path not in before.fixed and not protected.beneath_any(path, before.fixed):
+                    yield path, None, "a rule denies writing it"
+
+    def _take(self, tree: Tree, path: str, why: Protection | None, what: str, before: _Before) -> None:
+        shown = visible(path[len(tree.root.rstrip("/")) + 1 :])
+        is_repository = path not in before.configs and path in tree.repositories()
+        try:
+            kept = self._quarantine.take(tree.root, path)
+            became = "is gone again" if kept is None else f"was moved to {kept}" if kept else "was removed"
+            if (original := before.configs.get(path)) is not None:
+                vcs.restore(tree.root, path, original)
+                became = "was put back as it was before"
+        except OSError as error:
+            became = f"could not be moved away ({error.strerror}) and has to be removed by a person"
+        if why is None:
+            self._told.append(f"{shown} {became}, since {what}")
+        elif is_repository:
+            detail = f" ({what})" if self._vcs else ""
+            self._told.append(
+                f"{shown} is a new repository with configuration of its own{detail} and {became}; a repository is made "
+                "by a tool with the capability vcs.config, which bash never has, or by a person: ask for that"
+            )
+        else:
+            self._told.append(f"{shown} {became}, since {_because(why, what)}")
+
+    def _relink(self, root: str, path: str, target: str) -> None:
+        """Put back a protected link that was changed or removed."""
+        shown = visible(path[len(root.rstrip("/")) + 1 :])
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                self._quarantine.take(root, path)
+            parent = open_parent(root, path)
+            if parent is None:
+                return
+            try:
+                os.symlink(target, path.rpartition("/")[2], dir_fd=parent)
+            finally:
+                os.close(parent)
+        except OSError as error:
+            self._told.append(f"{shown} was a link and could not be put back ({error.strerror})")
+        else:
+            self._told.append(f"{shown} is a link that was changed, and was put back")
+
+
+def _because(why: Protection, what: str) -> str:
+    return f"it {why.what}" + ("" if what == "it is new" else f", and {what}")
+
+
+def _target(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,190 @@
+"""A sandbox that keeps what is protected: pinned and masked before a program starts, looked at once it has ended.
+
+Around any provider. What is there is mounted over; what a program newly made under a protected name cannot be
+prevented by mounts, so it is moved away as soon as nobody of the sandbox is left, before its call is answered, and
+the call fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TypeVar
+
+from handrail.contract.protected import VCS_CONFIG
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
+from handrail.runtime.aftermath import Aftermath, Place, Vetoed
+
+__all__ = ["Guarded", "GuardedProcess", "Vetoed"]
+
+_MOST_PLACES = 32
+_AT_ONCE = 300
+"""Folders that are looked at without a thread: it takes less than handing over to one."""
+_T = TypeVar("_T")
+
+
+class Guarded:
+    """Implements :class:`handrail.contract.sandbox.Sandbox` around another.
+
+    What a folder holds is remembered from one start to the next. For one event loop.
+    """
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox = sandbox
+        self._places: dict[str, Place] = {}
+        self._turn = threading.Lock()
+
+    @property
+    def tier(self) -> Tier:
+        return self._sandbox.tier
+
+    async def start(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+    ) -> Process:
+        writes = profile.workspace_writable and capabilities.uses("fs.write")
+        if not self.tier.confines or (not writes and profile.denials is None):
+            return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+        vcs = writes and capabilities.has(VCS_CONFIG)
+        places = [self._place(root) for root in (profile.workspace, *profile.writable)]
+        read_only = [self._place(root) for root in profile.further]
+
+        def look() -> tuple[Profile, Aftermath | None]:
+            return _prepared(profile, places, read_only, writes=writes, vcs=vcs)
+
+        kept, aftermath = await self._run(look, (*places, *read_only))
+        process = await self._sandbox.start(capabilities, kept, argv, descriptors, merge_stderr=merge_stderr)
+        if aftermath is None:
+            return process
+        return GuardedProcess(process, aftermath, lambda work: self._run(work, places))
+
+    def _place(self, root: str) -> Place:
+        place = self._places.pop(root, None) or Place(root)
+        self._places[root] = place  # the last used is kept the longest
+        while len(self._places) > _MOST_PLACES:
+            del self._places[next(iter(self._places))]
+        return place
+
+    async def _run(self, work: Callable[[], _T], places: Sequence[Place]) -> _T:
+        """``work`` on its own with the places, in a thread where they are large."""
+
+        def alone() -> _T:
+            with self._turn:
+                return work()
+
+        folders = sum(place.size for place in places)
+        if 0 < folders < _AT_ONCE:
+            return alone()
+        return await asyncio.get_running_loop().run_in_executor(None, alone)
+
+
+def _prepared(
+    profile: Profile, places: Sequence[Place], read_only: Sequence[Place], *, writes: bool, vcs: bool
+) -> tuple[Profile, Aftermath | None]:
+    """The profile with everything that is to be mounted over, and what will be looked at afterwards."""
+    pinned = [*profile.pinned]
+    masked = [*profile.masked]
+    aftermath = Aftermath(places, profile, vcs=vcs) if writes else None
+    for place in (*places, *read_only):
+        place.look()
+        if writes and place in places:
+            pinned += place.pins()
+            if profile.denials is not None:
+                pinned += place.fixed(profile.denials)
+        if profile.denials is not None:
+            masked += place.masks(profile.denials)
+    if aftermath is not None:
+        aftermath.begin()
+        if vcs:
+            changeable = aftermath.changeable()
+            pinned = [path for path in pinned if path not in changeable]
+    return replace(profile, pinned=tuple(dict.fromkeys(pinned)), masked=tuple(dict.fromkeys(masked))), aftermath
+
+
+class GuardedProcess:
+    """Implements :class:`handrail.contract.sandbox.Process`: :meth:`wait` fails for what the program left behind."""
+
+    def __init__(
+        self, process: Process, aftermath: Aftermath, run: Callable[[Callable[[], None]], Awaitable[None]]
+    ) -> None:
+        self._process = process
+        self._aftermath = aftermath
+        self._run = run
+        self._last_look: asyncio.Future[None] | None = None
+        self._ending: asyncio.Future[None] | None = None
+        self._calls = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def write(self, data: bytes) -> None:
+        await self._process.write(data)
+
+    async def close_stdin(self) -> None:
+        await self._process.close_stdin()
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        return await self._process.read_line(max_bytes)
+
+    async def read(self, max_bytes: int) -> bytes:
+        return await self._process.read(max_bytes)
+
+    async def communicate(
+        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
+    ) -> tuple[bytes, bytes, int]:
+        return await self._process.communicate(stdin, max_bytes, on_output)
+
+    async def wait(self) -> int:
+        """
+        :raises Vetoed: when it has ended, for what it made under a protected name
+        """
+        code = await self._process.wait()
+        await self._settled()
+        if (veto := self._aftermath.veto()) is not None:
+            veto.exit_code = code
+            raise veto
+        return code
+
+    async def kill(self) -> None:
+        if self._ending is None:
+            self._ending = asyncio.ensure_future(self._ended())
+        await asyncio.shield(self._ending)
+
+    @property
+    def veto(self) -> Vetoed | None:
+        """Once it has been waited for or killed: what it was found to have done."""
+        return self._aftermath.veto()
+
+    async def begin(self) -> None:
+        """A call begins in a process that stays up: what others did since the last one is not its doing."""
+        self._calls += 1
+        if self._calls > 1:
+            await self._run(self._aftermath.begin_anew)
+
+    async def settle(self) -> None:
+        """A call ends in a process that stays up.
+
+        :raises Vetoed: for what was made under a protected name during it
+        """
+        await self._run(self._aftermath.look)
+        if (veto := self._aftermath.veto()) is not None:
+            raise veto
+
+    async def _ended(self) -> None:
+        await self._process.kill()
+        await self._settled()
+
+    async def _settled(self) -> None:
+        """Nobody of the sandbox is left: the last look, once, and to its end whoever is cancelled meanwhile."""
+        if self._last_look is None:
+            self._last_look = asyncio.ensure_future(self._run(self._aftermath.look))
+        await asyncio.shield(self._last_look)

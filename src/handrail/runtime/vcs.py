@@ -1,0 +1,179 @@
+"""What a program with the capability ``vcs.config`` may leave behind: configuration with harmless keys, and samples.
+
+Its configuration files are read before it starts and after it has ended. What differs in more than the allow-list of
+:mod:`handrail.runtime.gitconfig` is put back as it was, and so is word of where a repository is (a ``.git`` file, a
+``commondir``) that leads anywhere but to a repository in the same folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail.contract.protected import plain
+from handrail.runtime.beneath import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, READ, open_root, openat2
+from handrail.runtime.gitconfig import MAX_CONFIG_BYTES, Unreadable, beyond_the_list, read
+from handrail.runtime.quarantine import open_parent
+from handrail.sandbox.tree import Protected, Tree
+
+_CONFIGS = frozenset(("config", "config.worktree"))
+_POINTERS = frozenset((".git", "commondir"))
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A file as it was before the program started."""
+
+    data: bytes
+    mode: int
+    owner: tuple[int, int]
+
+
+def snapshot(tree: Tree) -> dict[str, Kept]:
+    """The configuration and the words of where repositories are, as they stand now."""
+    found: dict[str, Kept] = {}
+    for entry in tree.protected().values():
+        if entry.why.kind == "vcs" and not entry.folder and not entry.link:
+            kept = _kept(tree.root, entry.path)
+            if kept is not None:
+                found[entry.path] = kept
+    return found
+
+
+def fault(tree: Tree, entry: Protected, before: Kept | None) -> str | None:
+    """Why a protected entry that is there now may not stay as it is; None where it may.
+
+    :param before: what was there; None where nothing was
+    """
+    name = plain(entry.path.rpartition("/")[2])
+    if entry.why.kind == "hook" and entry.folder and name == "hooks":
+        return _fault_in_hooks(tree, entry.path)
+    if entry.why.kind != "vcs" or entry.folder or entry.link:
+        return "it is new" if before is None else "it is no plain file of one name"
+    folder = entry.path.rpartition("/")[0]
+    repositories = set(tree.repositories())
+    if name in _CONFIGS and folder in repositories:
+        return _fault_in_config(tree, entry.path, folder, before)
+    if name in _POINTERS and (name == ".git" or folder in repositories):
+        return _fault_in_pointer(tree, entry.path, repositories)
+    return "it is new" if before is None else None
+
+
+def lost(tree: Tree, path: str, before: Kept) -> str | None:
+    """Why a configuration that is gone has to be put back; None where nothing is the matter."""
+    folder = path.rpartition("/")[0]
+    if plain(path.rpartition("/")[2]) not in _CONFIGS or folder not in tree.repositories():
+        return None  # what it was about is gone with it
+    keys = _beyond(tree, folder, before.data, b"")
+    return None if not keys else f"it is gone, and it had {', '.join(keys[:5])}"
+
+
+def restore(root: str, path: str, before: Kept) -> None:
+    """Put back what was there, in one step.
+
+    :raises OSError: where that cannot be done
+    """
+    parent = open_parent(root, path)
+    if parent is None:
+        raise FileNotFoundError(path)
+    temporary = f".handrail-{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(
+            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=parent
+        )
+        try:
+            os.write(descriptor, before.data)
+            with contextlib.suppress(PermissionError):
+                os.fchown(descriptor, *before.owner)
+            os.fchmod(descriptor, before.mode)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path.rpartition("/")[2], src_dir_fd=parent, dst_dir_fd=parent)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary, dir_fd=parent)
+        os.close(parent)
+
+
+def _fault_in_config(tree: Tree, path: str, folder: str, before: Kept | None) -> str | None:
+    now = _kept(tree.root, path)
+    if now is None:
+        return "it is no plain file of one name"
+    if before is not None and now.data == before.data:
+        return None
+    try:
+        keys = _beyond(tree, folder, b"" if before is None else before.data, now.data)
+    except Unreadable as error:
+        return f"git could not read it: {error}"
+    return None if not keys else f"{', '.join(keys[:5])} may not be set by a tool"
+
+
+def _beyond(tree: Tree, folder: str, before: bytes, after: bytes) -> list[str]:
+    def inside(value: str) -> bool:
+        target = os.path.realpath(Path(folder, value))
+        return target.startswith(tree.root.rstrip("/") + "/") or target == tree.root
+
+    try:
+        had = read(before)
+    except Unreadable:
+        had = []  # git could not read it either, so nothing of it counted
+    return beyond_the_list(had, read(after), inside)
+
+
+def _fault_in_pointer(tree: Tree, path: str, repositories: Collection[str]) -> str | None:
+    now = _kept(tree.root, path)
+    if now is None:
+        return "it is no plain file of one name"
+    text = now.data.decode("utf-8", "surrogateescape").strip()
+    if plain(path.rpartition("/")[2]) == ".git":
+        marker, _, text = text.partition(":")
+        if marker != "gitdir":
+            return "it does not say where its repository is"
+        text = text.strip()
+    if not text or "\n" in text or "\0" in text:
+        return "it does not say where its repository is"
+    target = os.path.realpath(Path(path.rpartition("/")[0], text))
+    return None if target in repositories else "it leads to no repository in this folder"
+
+
+def _fault_in_hooks(tree: Tree, path: str) -> str | None:
+    """Samples are never run; anything else in it would be."""
+    for folder in tree.order:
+        if folder.path == path:
+            others = [
+                name for name in (*folder.files, *folder.folders, *folder.links) if not _is_sample(folder.files, name)
+            ]
+            return None if not others and not folder.closed else f"{', '.join(others[:5])} would be run by git"
+    return None
+
+
+def _is_sample(files: Collection[str], name: str) -> bool:
+    return name in files and name.endswith(".sample")
+
+
+def _kept(root: str, path: str) -> Kept | None:
+    """A plain file with one name, and not too long; None for everything else."""
+    try:
+        top = open_root(root)
+    except OSError:
+        return None
+    try:
+        relative = path[len(root.rstrip("/")) + 1 :]
+        descriptor = openat2(top, relative, READ | os.O_NOFOLLOW, BENEATH | NO_SYMLINKS | NO_MAGICLINKS)
+    except OSError:
+        return None
+    finally:
+        os.close(top)
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1 or status.st_size > MAX_CONFIG_BYTES:
+            return None
+        data = os.pread(descriptor, MAX_CONFIG_BYTES + 1, 0)
+        return Kept(data, stat.S_IMODE(status.st_mode), (status.st_uid, status.st_gid))
+    finally:
+        os.close(descriptor)
