@@ -51,7 +51,7 @@ def arrived() -> list[str]:
 
     :raises OSError: where there is no fake internet
     """
-    with urllib.request.urlopen(f"http://127.0.0.1{_ARRIVED}", timeout=10) as answer:
+    with urllib.request.urlopen(f"http://{INTERNET[0]}{_ARRIVED}", timeout=10) as answer:
         return json.load(answer)
 
 

@@ -41,12 +41,12 @@ _ROOTS_RIGHTS = (
     "FOWNER",
     "SYS_RESOURCE",
 )
-_RIGHTS_IN_ITS_NETWORK = ("NET_ADMIN", "NET_BIND_SERVICE")
+_RIGHTS_TO_BUILD = ("SYS_ADMIN", "NET_ADMIN", "NET_BIND_SERVICE")
 _ETC = {
     "passwd": "root:x:0:0:root:/root:/bin/sh\nvictim:x:{uid}:{gid}:victim:/home/victim:/bin/sh\n",
     "group": "root:x:0:\nvictim:x:{gid}:\n",
     "hosts": "127.0.0.1 localhost\n::1 localhost\n",
-    "resolv.conf": "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n",
+    "resolv.conf": "nameserver 93.184.216.53\noptions timeout:1 attempts:1\n",
     "nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 
@@ -151,7 +151,7 @@ def _first(plan: Mapping[str, Any]) -> list[str]:
 def _options(mode: Mode, made: Path, *, as_root: bool) -> list[str]:
     options = [*("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")]
     options += [*("--die-with-parent", "--new-session", "--hostname", "outer", "--clearenv"), "--cap-drop", "ALL"]
-    for name in (*(_ROOTS_RIGHTS if as_root else ()), *_RIGHTS_IN_ITS_NETWORK):
+    for name in (*(_ROOTS_RIGHTS if as_root else ()), *_RIGHTS_TO_BUILD):
         options += ["--cap-add", f"CAP_{name}"]
     if not as_root:
         options += ["--unshare-user"]

@@ -154,15 +154,21 @@ class Home:
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
         settings: str = "",
+        agent: str = "",
         name: str = "handrail",
     ) -> AsyncGenerator[Kernel]:
         """Handrail on the project (or another folder), as the victim starts it.
 
+        :param agent: the text of an agent's manifest, whose sessions it then opens; its id is ``guest``
         :param name: another one of its configuration and state, for a second kernel beside the first
         """
         config = self.config.parent.parent / name / "handrail.toml"
         config.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         config.write_text(settings)
+        if agent:
+            put(config.parent / "agents" / "guest" / "agent.toml", f'id = "guest"\n{agent}')
+            for folder in (config.parent / "agents", config.parent / "agents" / "guest"):
+                folder.chmod(0o700)
         async with Kernel.open(
             workspace or self.workspace,
             rules=rules,
@@ -171,6 +177,7 @@ class Home:
             secrets=secrets,
             state=self.state.parent / name,
             config=config,
+            agent="guest" if agent else None,
         ) as kernel:
             yield kernel
 
