@@ -44,7 +44,7 @@ class _Kind:
 class Pooled:
     """Implements :class:`handrail.contract.sandbox.Sandbox` on another one, and owns what it makes ready.
 
-    Belongs to one event loop. Calls with descriptors of their own or with hosts are started as they come.
+    Belongs to one event loop. Calls with descriptors of their own are started as they come.
     """
 
     def __init__(self, sandbox: Bubblewrap, *, most: int = MOST, age_s: float = AGE_S) -> None:
@@ -75,7 +75,7 @@ class Pooled:
         *,
         merge_stderr: bool = False,
     ) -> Process:
-        if descriptors or self._closed or capabilities.uses("net.fetch"):
+        if descriptors or self._closed:
             return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
         plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr, ready_made=True)
         key = plan.key
@@ -84,13 +84,13 @@ class Pooled:
             # One that did not wait starts the shell with its text, which is sooner.
             plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr)
             process = self._sandbox.prepare(plan)
-        process.begin(plan.call, plan.secrets or b"")
+        begun = await self._sandbox.begun(process, plan, capabilities, profile)
         shell = tuple(argv[:-1]) == SHELL_ARGV
         secrets = dict.fromkeys(profile.secrets, "")
-        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None)
+        likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None)
         kind = _Kind(capabilities, likewise, (*SHELL_ARGV, "true") if shell else ("true",), merge_stderr)
         self._replaced(process, kind, key)
-        return process
+        return begun
 
     async def release(self, scratch: str) -> None:
         """End what is ready for the session with this scratch folder."""
