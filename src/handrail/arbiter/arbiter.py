@@ -349,6 +349,8 @@ class Arbiter:
     def _metadata(self, call: Call) -> dict[str, Any]:
         assert call.entry is not None
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by}
+        if call.read_only:
+            metadata["read_only"] = True
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.reached:

@@ -8,7 +8,7 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.asking import Asking, asks_first
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.output import Shaper
-from handrail.arbiter.resources import Resources
+from handrail.arbiter.resources import Resources, shared
 from handrail.policy.verdict import Verdict
 
 
@@ -34,6 +34,7 @@ class Authorisation:
         ):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
+        self._read_only(call)
         return None
 
     @staticmethod
@@ -59,6 +60,16 @@ class Authorisation:
         attended = call.lane.attendant is not None or call.resumed
         if attended and call.parent is None and asks_first(call.entry.tool):
             await self.asking.questions(call)
+        self._read_only(call)
+
+    @staticmethod
+    def _read_only(call: Call) -> None:
+        """Where its command is proved to change nothing it runs so: nothing to write, no network, a shared lock."""
+        verdict = call.verdict
+        if verdict is not None and verdict.prepared.spec.only_its_command and verdict.reads_only:
+            call.read_only = True
+            call.wants = shared(call.wants)
+            verdict.capabilities = verdict.capabilities.reading()
 
     def _conclude(self, call: Call, verdict: Verdict) -> None:
         call.verdict = verdict

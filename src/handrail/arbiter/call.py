@@ -99,6 +99,8 @@ class Call:
     """Its tool has ended, or was told to: it makes no further calls."""
     begun: bool = False
     """Its intent is on record and its tool has been started."""
+    read_only: bool = False
+    """It only runs a command that was proved to change nothing, with everything mounted read-only."""
     lock_wait_ms: float = 0.0
     resumed: bool = False
     """Its proposal is on record already: a person was asked about it, and it goes on with what they answered."""

@@ -78,6 +78,11 @@ class Resources:
         return templates.wants(arguments, places) if templates.filled else templates.constant
 
 
+def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
+    """The locks of a call that runs read-only: files are looked at beside others who look."""
+    return tuple((resource, "S" if resource[0] in (WORKSPACE, ELSEWHERE) else mode) for resource, mode in wants)
+
+
 class Templates:
     """The lock templates of one tool, taken apart once."""
 

@@ -21,6 +21,7 @@ from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
+from handrail.policy.plain import argv_of
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
@@ -62,6 +63,8 @@ class ToolRuns:
             runtime = None
         else:
             runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
+            runtime.read_only = call.read_only
+            runtime.as_argv = argv_of
         try:
             finished: Callable[[object], object] | None = None
             if isinstance(tool, FunctionTool):

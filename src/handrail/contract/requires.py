@@ -177,6 +177,10 @@ class CapabilitySet:
             return self
         return CapabilitySet(tuple(replace(layer, hosts=()) for layer in self.layers))
 
+    def reading(self) -> CapabilitySet:
+        """The same without anything to write and without any host."""
+        return CapabilitySet(tuple(replace(layer, fs_write=(), hosts=()) for layer in self.layers))
+
     def refusing_layer(self, capability: Capability, target: str | Sequence[str]) -> Layer | None:
         """The first layer that does not cover ``target`` (an absolute path, ``host[:port]``, or an argv)."""
         if not self.layers:

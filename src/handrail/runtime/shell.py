@@ -18,6 +18,7 @@ MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """How much output is kept of one run; the rest is read and counted, so the program does not block."""
 
 _SH = ("/bin/sh", "-c")
+_REDIRECTING = frozenset("<>")
 
 
 class SandboxedShell:
@@ -53,7 +54,14 @@ class SandboxedShell:
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         argv = self._argv(command)
-        profile = dataclasses.replace(self._profile, cwd=self._folder(cwd))
+        folder = self._folder(cwd)
+        if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
+            raise ToolError(
+                "a text with '<' or '>' in it is judged from the workspace's folder; leave cwd out and name files from "
+                "there, or give an argv",
+                kind="denied",
+            )
+        profile = dataclasses.replace(self._profile, cwd=folder)
         process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=True)
         try:
             output, _, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from handrail.contract.runtime import (
     Shell,
     State,
 )
-from handrail.contract.sandbox import Attempt, Profile, Sandbox
+from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
 from handrail.contract.spec import ToolSpec
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
@@ -61,6 +61,10 @@ class Surroundings:
     """Folders that no program may see, wherever they lie: the kernel's own state."""
     secrets: SecretStore = NO_SECRETS
     """Those of whoever opened the session; a tool gets of them what it declared."""
+    denials: Callable[[], Denials] | None = None
+    """What the session's rules keep from programs, as they are now."""
+    quarantine: str = ""
+    """Where what programs made under protected names is moved to."""
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
         """The sandbox profile of this session: its roots, and its scratch as HOME."""
@@ -72,6 +76,8 @@ class Surroundings:
             writable=self.roots.further.writable,
             further=self.roots.further.readable,
             hidden=self.hidden,
+            denials=None if self.denials is None else self.denials(),
+            quarantine=self.quarantine,
         )
 
 
@@ -110,6 +116,10 @@ class CallRuntime:
     """What the tool wants shown should it be stopped."""
     without_secrets: str | None = None
     """Why this call gets none, whatever its tool declared."""
+    read_only: bool = False
+    """Programs find everything read-only, whatever the tool declared."""
+    as_argv: Callable[[str], Sequence[str] | None] | None = None
+    """A shell text as the argv that it is without any shell, where it is one."""
     _files: RootedFiles | None = None
     _search: RipgrepSearch | None = None
     _shell: SandboxedShell | None = None
@@ -180,13 +190,14 @@ class CallRuntime:
         if self._shell is None:
             self._require(bool(self._spec.requires.shell), "shell", '{"shell": [{"cmd": "git"}]}')
             around = self._around
-            writable = self._spec.side_effect != "read"
+            writable = self._spec.side_effect != "read" and not self.read_only
             self._shell = SandboxedShell(
                 around.sandbox,
                 self._online(around.profile(workspace_writable=writable)),
                 self.capabilities,
                 around.roots,
                 self._doors.may(),
+                self.as_argv,
             )
         return self._shell
 

@@ -1,0 +1,142 @@
+"""Commands proved to change nothing run read-only and beside each other; texts without shell syntax run without a shell."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from handrail import Kernel
+from handrail.contract.session import Session
+from handrail.sandbox import tiers
+
+pytestmark = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
+
+
+@pytest.fixture
+async def session(tmp_path: Path) -> AsyncIterator[Session]:
+    (tmp_path / "ws").mkdir()
+    async with Kernel.open(
+        tmp_path / "ws", state=tmp_path / "state", config=_nothing(tmp_path), rules=["allow bash", "allow fs.write **"]
+    ) as kernel:
+        yield await kernel.session()
+
+
+def _nothing(folder: Path) -> Path:
+    file = folder / "handrail.toml"
+    file.write_text("")
+    return file
+
+
+async def bash(session: Session, command: str) -> tuple[int, str, bool]:
+    result = await session.call("bash", {"command": command})
+    assert result.ok, result.error_text
+    return result.data["exit_code"], result.data["output"], result.metadata.get("read_only", False)
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.mark.proves("P-06")
+async def test_a_text_without_shell_syntax_runs_with_no_shell_at_all(session: Session) -> None:
+    code, output, _ = await bash(session, "printenv SHLVL")
+    assert (code, output) == (1, ""), "a shell counts itself in SHLVL"
+    code, _, _ = await bash(session, "printenv SHLVL && true")
+    assert code == 0
+
+
+@pytest.mark.proves("P-06")
+async def test_its_words_arrive_as_they_were_judged(session: Session) -> None:
+    name = "a b\\c'd\"e$f"
+    Path(session.workdir, name).write_text("held\n")
+    assert (await bash(session, 'cat "a b\\\\c\'d\\"e\\$f"'))[:2] == (0, "held\n")
+    assert (await bash(session, "ls '*'"))[0] == 2
+
+
+@pytest.mark.proves("P-06")
+async def test_exit_codes_are_those_of_a_shell(session: Session) -> None:
+    Path(session.workdir, "plain").write_text("")
+    missing = await bash(session, "no-such-program-here")
+    assert missing[0] == 127
+    assert "not found" in missing[1]
+    assert (await bash(session, "./plain"))[0] == 126
+    assert (await bash(session, "no-such-program-here; exit 3"))[0] == 3
+
+
+@pytest.mark.proves("P-06")
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("type cd", "cd is a shell builtin\n"),
+        ("cd /usr && pwd", "/usr\n"),
+        ("echo -n x", "x"),
+        ("true", ""),
+    ],
+)
+async def test_what_only_a_shell_knows_is_left_to_it(session: Session, command: str, expected: str) -> None:
+    assert (await bash(session, command))[:2] == (0, expected)
+
+
+@pytest.mark.proves("S-09")
+async def test_two_calls_that_only_read_run_at_the_same_time(session: Session) -> None:
+    """Each reads from a pipe that gets a writer only once both have it open."""
+    loop = asyncio.get_running_loop()
+    pipes = [Path(session.workdir, name) for name in ("one", "two")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    calls = asyncio.gather(*(bash(session, f"cat {pipe.name}") for pipe in pipes))
+    # Opening for writing waits for a reader; both are there before either is let go.
+    writers = await asyncio.gather(*(loop.run_in_executor(None, os.open, pipe, os.O_WRONLY) for pipe in pipes))
+    for number, writer in enumerate(writers):
+        os.write(writer, f"{number}\n".encode())
+        os.close(writer)
+    assert await calls == [(0, "0\n", True), (0, "1\n", True)]
+
+
+@pytest.mark.proves("S-09")
+async def test_what_it_makes_others_do_changes_nothing_either(session: Session) -> None:
+    """git runs what its configuration names, which no table of programs can see: the sandbox holds it."""
+    workspace = Path(session.workdir)
+    git(workspace, "init", "-q")
+    hook = workspace / "watch"
+    hook.write_text("#!/bin/sh\necho was here > made || echo refused >&2\n")
+    hook.chmod(0o755)
+    git(workspace, "config", "diff.x.textconv", "./watch")
+    (workspace / ".gitattributes").write_text("*.bin diff=x\n")
+    (workspace / "a.bin").write_text("1\n")
+    git(workspace, "add", ".")
+    (workspace / "a.bin").write_text("2\n")
+    _, output, read_only = await bash(session, "git diff a.bin")
+    assert read_only
+    assert "Read-only file system" in output or "refused" in output
+    assert not (workspace / "made").exists()
+    _, _, read_only = await bash(session, "git diff a.bin; touch other")
+    assert not read_only
+    assert (workspace / "other").exists()
+    assert (workspace / "made").exists(), "the same program writes where the call is not proved to only read"
+
+
+@pytest.mark.proves("S-09")
+async def test_a_call_that_is_not_proved_runs_as_before_and_says_nothing(session: Session) -> None:
+    code, _, read_only = await bash(session, "touch made")
+    assert (code, read_only) == (0, False)
+    assert Path(session.workdir, "made").exists()
+
+
+@pytest.mark.proves("S-09")
+async def test_a_reader_waits_for_a_writer_all_the_same(session: Session) -> None:
+    pipe = Path(session.workdir, "pipe")
+    os.mkfifo(pipe)
+    writing = asyncio.ensure_future(bash(session, "touch begun; cat pipe; touch ended"))
+    writer = await asyncio.get_running_loop().run_in_executor(None, os.open, pipe, os.O_WRONLY)
+    reading = asyncio.ensure_future(bash(session, "ls"))
+    os.close(writer)
+    code, output, read_only = await reading
+    assert (code, read_only) == (0, True)
+    assert "ended" in output
+    await writing
