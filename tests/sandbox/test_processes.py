@@ -12,6 +12,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
+from handrail.sandbox.process import settled
 
 
 def survivors(marker: str) -> list[str]:
@@ -193,11 +194,13 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
 
 async def test_no_descriptor_is_left_here_after_many_runs(ground: Ground) -> None:
     await ground.bash("true")
+    await settled()
     before = sorted(os.listdir("/proc/self/fd"))
     for _ in range(5):
         await ground.bash("echo x; echo y >&2")
         process = await ground.start("/bin/cat")
         await process.kill()
+    await settled()
     assert sorted(os.listdir("/proc/self/fd")) == before
 
 

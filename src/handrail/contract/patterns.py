@@ -31,6 +31,7 @@ def has_wildcard(pattern: str) -> bool:
     return len(literal_prefix(pattern)) < pattern_length(pattern)
 
 
+@lru_cache(maxsize=4096)
 def literal_prefix(pattern: str) -> str:
     """The text before the first wildcard, with escaped characters (``[*]``) read as themselves."""
     out: list[str] = []

@@ -252,7 +252,8 @@ class Bubblewrap:
             ours["channel"], theirs[number] = here.detach(), there.detach()
             ours["letter"] = _memory_file(self._preparation(plan))
             theirs[number + 1] = os.dup(ours["letter"])
-            theirs[number + 2], ours["lifeline"] = os.pipe()
+            here, there = socket.socketpair()
+            ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
             theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
             ours["status"], theirs[number + 4] = os.pipe()
             filtered: list[str] = []

@@ -4,7 +4,7 @@
 my ($channel, $letter, $lifeline, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
-open(my $life, "<&=", $lifeline);
+open(my $life, "+<&=", $lifeline);
 
 sub fail {
     syswrite($host, "E" . join("", @_));
@@ -46,7 +46,12 @@ if ($program) {
     vec($watched, $_, 1) = 1 for ($lifeline, $ended);
     for (;;) {
         while ((my $gone = waitpid(-1, 1)) > 0) {
-            exit(($? & 127) ? 128 + ($? & 127) : $? >> 8) if $gone == $program;
+            next if $gone != $program;
+            my $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
+            kill(9, -1);    # everybody but this process
+            1 while waitpid(-1, 0) > 0;
+            syswrite($life, chr($code));
+            exit $code;
         }
         select(my $ready = $watched, undef, undef, 10) > 0 or next;    # not for ever: somebody else's child may be missed
         exit 129 if vec($ready, $lifeline, 1);

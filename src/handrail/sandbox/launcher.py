@@ -8,8 +8,10 @@ descriptors besides the program's own:
 - the *channel*, a socket. One byte from here means that the letter's second part is written. Back come ``r`` (ready,
   waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or ``L`` after
   ``x`` (its arguments are longer than the system takes).
-- the *lifeline*, a pipe that only the holder can close: when it hangs up, the first process ends and the kernel ends
-  all others with it. So nothing outlives a killed holder, whichever moment it dies at.
+- the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
+  ends all others with it. So nothing outlives a killed holder, whichever moment it dies at. When the program has ended,
+  the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
+  but itself, and the namespaces can be taken down while the answer is on its way.
 
 A part is its length and then items, each with its length (4 bytes, big-endian).
 """

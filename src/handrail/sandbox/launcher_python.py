@@ -70,7 +70,14 @@ def watch(program: int, lifeline: int, others: list[int]) -> NoReturn:
                 break
             if gone == program:
                 code = os.waitstatus_to_exitcode(status)
-                os._exit(code if code >= 0 else 128 - code)
+                code = code if code >= 0 else 128 - code
+                with contextlib.suppress(OSError):
+                    os.kill(-1, signal.SIGKILL)  # everybody but this process
+                    while os.waitpid(-1, 0):
+                        pass
+                with contextlib.suppress(OSError):
+                    os.write(lifeline, bytes([code]))
+                os._exit(code)
         if lifeline in select.select([lifeline, ended], [], [], 10)[0]:
             os._exit(129)
 

@@ -97,9 +97,12 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
     if profile.workspace == "/":
         raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
     found: dict[str, Access] = {}
-    for folder in (*toolchains.mounts, *profile.readable):
+    for folder in toolchains.mounts:
+        if os.path.exists(folder):  # noqa: PTH110 - at every start, and canonical already
+            found[folder] = "ro"
+    for folder in profile.readable:
         real = os.path.realpath(folder)
-        if Path(real).exists() and not any(is_beneath(real, system) for system in SYSTEM):
+        if os.path.exists(real) and not any(is_beneath(real, system) for system in SYSTEM):  # noqa: PTH110
             found[real] = "ro"
     writable: list[str] = []
     for place in (profile.workspace, *profile.writable, *profile.further):
@@ -124,7 +127,7 @@ def _reached(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.wri
             part = place
         else:
             continue
-        if not Path(part).exists():
+        if not os.path.exists(part):  # noqa: PTH110 - at every start
             continue
         if os.path.realpath(part) != part:
             raise ToolError(f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
@@ -139,7 +142,7 @@ def _reached(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.wri
 
 def _covers_all_of(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.write"], part: str) -> bool:
     """Whether nothing in ``part`` is outside the set: tried on names that no pattern was written for."""
-    if not Path(part).is_dir():
+    if not os.path.isdir(part):  # noqa: PTH112 - at every start
         return capabilities.allows(capability, part)
     probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
     return all(capabilities.allows(capability, probe) for probe in probes)

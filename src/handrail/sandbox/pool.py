@@ -17,7 +17,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
-from handrail.sandbox.process import Confined
+from handrail.sandbox.process import Confined, settled
 
 MOST = 8
 """Ready sandboxes of one pool; the one that waits longest goes first."""
@@ -103,6 +103,7 @@ class Pooled:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end(list(self._ready))
+        await settled()
 
     def _taken(self, key: object) -> Confined | None:
         for process, (its, _) in self._ready.items():

@@ -1,8 +1,9 @@
 """A confined process: fed, read, waited for, and ended with everything it started.
 
-The first process of the sandbox's pid namespace is the launcher. It ends with its program, not with the last holder
-of a pipe, and with it the kernel ends all others in the namespace, before bubblewrap's outer process learns of it:
-once that one has ended, nobody is left.
+The first process of the sandbox's pid namespace is the launcher. When its program has ended, not when the last holder
+of a pipe has, it ends all others and says so; should it be killed itself, the kernel ends them with it, before
+bubblewrap's outer process learns of it. So nobody is left once either is heard of. What then is taken down without
+anybody waiting is the empty namespaces.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
 
 _lifelines: set[int] = set()
+_leaving: set[Confined] = set()
+"""Those whose outer process is to be waited for though nobody is left in them."""
 
 
 def _let_go() -> None:
@@ -46,7 +49,7 @@ class Ends:
 
     :param stderr: None where it was merged into stdout
     :param status: where bubblewrap writes its ``--json-status-fd`` lines
-    :param channel: a socket; with ``letter`` and ``lifeline`` as :mod:`handrail.sandbox.launcher` says
+    :param channel: a socket, as ``lifeline`` is; with ``letter`` they are what :mod:`handrail.sandbox.launcher` says
     :param secrets: a file in memory for the call's secrets, where it has any
     """
 
@@ -67,6 +70,8 @@ class Confined:
     """
 
     def __init__(self, pid: int, ends: Ends) -> None:
+        for left in [one for one in _leaving if one.loop.is_closed()]:
+            left._reap()
         self._loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
@@ -85,11 +90,18 @@ class Confined:
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
         self._gone: asyncio.Future[int] = self._loop.create_future()
+        self._dismantled: asyncio.Future[None] = self._loop.create_future()
         self._input = Input(self._loop, ends.stdin)
         self._stdout = Output(self._loop, ends.stdout)
         self._stderr = None if ends.stderr is None else Output(self._loop, ends.stderr)
         self._loop.add_reader(self._pidfd, self._exited)
         self._loop.add_reader(self._status_fd, self._read_status)
+        self._loop.add_reader(self._lifeline, self._ended)
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The one that it was started on."""
+        return self._loop
 
     @property
     def pid(self) -> int:
@@ -183,6 +195,10 @@ class Confined:
             raise self._setup_error
         return code
 
+    async def dismantled(self) -> None:
+        """Wait until its namespaces are gone too, after its end."""
+        await asyncio.shield(self._dismantled)
+
     async def kill(self) -> None:
         if not self._gone.done():
             self._killed = True
@@ -221,6 +237,7 @@ class Confined:
         if child is not None:
             self._inner = _first_of_namespace(child)
             self._inner_pid = child if self._inner >= 0 else 0
+            self._loop.remove_reader(self._status_fd)
             self._known.set_result(None)
 
     def _said(self, key: str) -> int | None:
@@ -236,6 +253,7 @@ class Confined:
     def _cut(self) -> None:
         """Let go of the lifeline: the sandbox ends."""
         if self._lifeline >= 0:
+            self._loop.remove_reader(self._lifeline)
             _lifelines.discard(self._lifeline)
             os.close(self._lifeline)
             self._lifeline = -1
@@ -246,16 +264,26 @@ class Confined:
                 with contextlib.suppress(ProcessLookupError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
-    def _exited(self) -> None:
-        """bubblewrap's outer process has ended, so the program has; end what is left should it have been killed."""
-        self._loop.remove_reader(self._pidfd)
+    def _ended(self) -> None:
+        """The launcher says how its program ended, and that nobody else is left."""
         try:
-            _, status = os.waitpid(self._pid, os.WNOHANG)
-            code = os.waitstatus_to_exitcode(status)
-        except ChildProcessError:  # an embedding program reaps all children itself
-            code = None
-        os.close(self._pidfd)
-        self._pidfd = -1
+            said = os.read(self._lifeline, 1)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        self._loop.remove_reader(self._lifeline)
+        if said:
+            self._read_status()
+            _leaving.add(self)
+            self._all_gone(said[0])
+
+    def _exited(self) -> None:
+        """bubblewrap's outer process has ended; should it have been killed, end what is left."""
+        self._loop.remove_reader(self._pidfd)
+        code = self._reap()
+        if self._gone.done():
+            return
         self._read_status()
         if code is None:
             code = self._said("exit-code")
@@ -267,7 +295,21 @@ class Confined:
         else:
             self._loop.add_reader(self._inner, self._all_gone, code)
 
+    def _reap(self) -> int | None:
+        """Take the outer process's exit code; None where an embedding program, which reaps all children, has it."""
+        _leaving.discard(self)
+        try:
+            code = os.waitstatus_to_exitcode(os.waitpid(self._pid, os.WNOHANG)[1])
+        except ChildProcessError:
+            code = None
+        os.close(self._pidfd)
+        self._pidfd = -1
+        if not self._loop.is_closed() and not self._dismantled.done():
+            self._dismantled.set_result(None)
+        return code
+
     def _all_gone(self, code: int) -> None:
+        self._cut()
         if self._inner >= 0:
             self._loop.remove_reader(self._inner)
             os.close(self._inner)
@@ -317,6 +359,12 @@ class Confined:
         self._stdout.close()
         if self._stderr is not None:
             self._stderr.close()
+
+
+async def settled() -> None:
+    """Wait until the namespaces of all that has ended on this event loop are gone too."""
+    loop = asyncio.get_running_loop()
+    await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
 
 
 def _written(descriptor: int, data: bytes) -> None:
