@@ -17,6 +17,7 @@ from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.config import Configuration
 from handrail.config.secrets import resolve
+from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import wire_name
 from handrail.contract.requires import CapabilitySet, Layer, Variables
@@ -37,7 +38,6 @@ from handrail.registry.sources.executables import Confinement
 from handrail.registry.succession import OpenTools, Succession
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
-from handrail.sandbox import tiers
 from handrail.session.context import Context, Shelf
 from handrail.store.opening import Store
 
@@ -182,7 +182,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         store,
         config,
         log,
-        tiers.choose(),
+        sandbox_of(config),
         arbiter,
         interrupted,
         variables,

@@ -149,6 +149,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "rules": ('["allow read"]', ("allow read",)),
         "watchdogs": ('[{"command": ["w"]}]', [{"command": ["w"], "timeout_ms": 5000}]),
         "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
+        "sandbox.provider": ("podman", "podman"),
         "sandbox.unix_sockets": ("true", True),
         "sandbox.without": ('["landlock"]', ["landlock"]),
         "sandbox.unconfined": ('["bash"]', ["bash"]),

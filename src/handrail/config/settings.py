@@ -14,6 +14,8 @@ from handrail.contract.sandbox import Limits
 FILE_NAME = WORKSPACE_FILE
 _HOUR_MS = 3_600_000
 _WEEK_MS = 7 * 24 * _HOUR_MS
+OWN_SANDBOX = "machine"
+"""``[sandbox] provider`` for what the operating system gives."""
 _MIB = 1024 * 1024
 _MANY = 2**31 - 1
 
@@ -45,6 +47,13 @@ class ApprovalSettings(_Table):
 class SandboxSettings(_Table):
     """``[sandbox]``: what the programs of a call may use up, and what of their confinement an operator does without."""
 
+    provider: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="Who confines programs: this machine, or what an installed package offers by that name.",
+        ),
+    ] = OWN_SANDBOX
     cpu_s: Annotated[
         int, Field(ge=0, le=_MANY, description="Processor time of each process, in seconds; 0 for no bound.")
     ] = 3600

@@ -63,6 +63,11 @@ class Denials(Protocol):
         """Whether an absolute, canonical path is not to be read."""
         ...
 
+    @property
+    def fixes_any(self) -> bool:
+        """Whether there is any that :meth:`fixes` says yes to."""
+        ...
+
     def fixes(self, path: str, /) -> bool:
         """Whether it is not to be written."""
         ...
@@ -99,6 +104,8 @@ class Profile:
     on_attempt: Callable[[Attempt], None] | None = None
     denials: Denials | None = None
     quarantine: str = ""
+    tool: str = ""
+    """The id of the tool whose program it is; empty for the kernel's own."""
     unix_sockets: bool = False
     """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 
@@ -167,10 +174,17 @@ class Tier:
     remedy: str = ""
     mechanisms: tuple[Mechanism, ...] = ()
     """Each in the order of the layers; of a process that joined another, none."""
+    unconfined: frozenset[str] = frozenset()
+    """Tools whose programs run without any of it, by their operator's word."""
 
     @property
     def confines(self) -> bool:
         return self.name != "none"
+
+    @property
+    def opens_hosts(self) -> bool:
+        """Whether a sandbox's network can be opened to single hosts."""
+        return any(one.name == "hosts" and one.held is True for one in self.mechanisms)
 
 
 class Sandbox(Protocol):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
 from handrail.agents import as_configured
+from handrail.confining import sandbox_of
 from handrail.contract.errors import LoadError, StartError
 from handrail.doctor.check import Check, alone
 from handrail.doctor.holder import of_holder
@@ -16,7 +17,6 @@ from handrail.doctor.place import of_place
 from handrail.registry.generation import IN_PROCESS, Entry
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
-from handrail.sandbox import tiers
 from handrail.store.folders import Folders, locate
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _files(found: Configuration) -> Iterator[Check]:
 def _loaded(found: Configuration, workspace: str) -> Iterable[Entry]:
     """The tools that a start would have, none of which is run."""
     (_, everybody), (_, of_agent) = found.tool_folders(found.settings.agent)
-    confinement = Confinement(tiers.choose(), _never, _never)
+    confinement = Confinement(sandbox_of(found), _never, _never)
     sources = ToolSources(everybody, of_agent, workspace, confinement, secrets=as_configured(found))
     return sources.load(1).entries.values()
 

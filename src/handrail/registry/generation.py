@@ -16,6 +16,9 @@ from handrail.contract.tool import Tool
 IN_PROCESS = "runtime"
 """``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
 
+UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
+"""The same of programs that run without a sandbox."""
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -127,7 +130,12 @@ class Generation:
 def described(generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
     """A generation as the log names it: which tools, by which definition, from where, and what is new."""
     tools = {
-        entry.id: {"definition": entry.definition_hash, "source": entry.source, "withheld": entry.withheld}
+        entry.id: {
+            "definition": entry.definition_hash,
+            "source": entry.source,
+            "withheld": entry.withheld,
+            "confined_by": entry.confined_by,
+        }
         for entry in generation.entries.values()
     }
     changes = {} if difference is None else {"difference": asdict(difference)}
@@ -135,4 +143,8 @@ def described(generation: Generation, difference: Difference | None = None) -> d
 
 
 def _is_other(new: Entry, old: Entry) -> bool:
-    return (new.definition_hash, new.source, new.withheld) != (old.definition_hash, old.source, old.withheld)
+    return _state_of(new) != _state_of(old)
+
+
+def _state_of(entry: Entry) -> tuple[str | None, ...]:
+    return entry.definition_hash, entry.source, entry.withheld, entry.confined_by

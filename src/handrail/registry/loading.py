@@ -15,7 +15,7 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
-from handrail.registry.generation import IN_PROCESS, Entry, Generation
+from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Generation
 from handrail.registry.sources.source import Found, Rank, Source
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
@@ -132,9 +132,10 @@ class _Table:
 
 def confinement_of(tool: Tool, tier: Tier) -> str:
     """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
+    holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
     if not tool.trusted:
-        return tier.name
-    return f"{IN_PROCESS}+{tier.name}" if tool.spec.requires.shell else IN_PROCESS
+        return holder
+    return f"{IN_PROCESS}+{holder}" if tool.spec.requires.shell else IN_PROCESS
 
 
 def reason_to_withhold(

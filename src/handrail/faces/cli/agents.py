@@ -23,12 +23,12 @@ def command(setting: Setting) -> int:
     A faulty agent keeps no other from being used. Tools that a program gives in code are not known to this command.
     """
     from handrail.agents import survey
-    from handrail.sandbox import tiers
+    from handrail.confining import sandbox_of
     from handrail.store.folders import locate
 
     config = read(setting)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    found = list(survey(config, folders, tiers.choose()))
+    found = list(survey(config, folders, sandbox_of(config)))
     if setting.json:
         out_json([_whole(agent) for agent in found])
         return OUTPUT

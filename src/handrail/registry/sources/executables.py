@@ -100,6 +100,7 @@ class ExecutableTool(Tool):
             told["HANDRAIL_CONFIG"] = as_json(settings).decode()
         return replace(
             profile,
+            tool=self.spec.id,
             readable=(*profile.readable, self.folder),
             workspace_writable=profile.workspace_writable and self.spec.side_effect != "read",
             environment={**profile.environment, **told, **environment},

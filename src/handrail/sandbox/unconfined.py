@@ -1,0 +1,172 @@
+"""Programs without any sandbox: only for tools that their operator has named for it, and never instead of one that fails.
+
+What such a program may do is what the operator may do. It is a process group of its own, which ends with its call; what
+leaves the group does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable, Mapping, Sequence
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Process, Profile, Tier
+from handrail.sandbox.pipes import PEEKED, Input, Output
+from handrail.sandbox.spawn import spawn
+
+NAME = "nothing"
+"""What results say that a program was confined by."""
+SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
+_IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
+_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+
+
+class Unconfined:
+    """Implements :class:`handrail.contract.sandbox.Sandbox` by confining nothing."""
+
+    @property
+    def tier(self) -> Tier:
+        return Tier(NAME, "the operator has named its tool in [sandbox] unconfined")
+
+    async def start(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+    ) -> Process:
+        if not argv:
+            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+        environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
+        environment |= {"TERM": "dumb", **profile.environment}
+        given = dict(descriptors or {})
+        ours: list[int] = []
+        theirs: dict[int, int] = {}
+        try:
+            theirs[0], stdin = os.pipe()
+            ours.append(stdin)
+            stdout, theirs[1] = os.pipe()
+            ours.append(stdout)
+            stderr = None
+            if merge_stderr:
+                theirs[2] = os.dup(theirs[1])
+            else:
+                stderr, theirs[2] = os.pipe()
+                ours.append(stderr)
+            if profile.secrets:
+                number = max((2, *given)) + 1
+                theirs[number] = _memory_file(json.dumps(dict(profile.secrets)).encode())
+                environment[SECRETS_VARIABLE] = str(number)
+            for descriptor in ours:
+                os.set_blocking(descriptor, False)
+            command = [*_IN_FOLDER, profile.cwd or profile.workspace, *argv]
+            pid = spawn(command[0], command, environment, {**theirs, **given})
+            ours.clear()
+            return _Free(pid, stdin, stdout, stderr)
+        except ValueError as error:
+            raise ToolError(f"{error}, which no program can be given", kind="invalid_input") from None
+        except OSError as error:
+            raise ToolError(f"{argv[0]} could not be started: {error.strerror}", kind="backend") from error
+        finally:
+            for descriptor in (*ours, *theirs.values()):
+                os.close(descriptor)
+
+
+class _Free:
+    """Implements :class:`handrail.contract.sandbox.Process` on a process group."""
+
+    def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._pid = pid
+        self._pidfd = os.pidfd_open(pid)
+        self._gone: asyncio.Future[int] = self._loop.create_future()
+        self._input = Input(self._loop, stdin)
+        self._stdout = Output(self._loop, stdout)
+        self._stderr = None if stderr is None else Output(self._loop, stderr)
+        self._loop.add_reader(self._pidfd, self._exited)
+
+    @property
+    def pid(self) -> int:
+        return self._pid
+
+    async def write(self, data: bytes) -> None:
+        await self._input.write(data)
+
+    async def close_stdin(self) -> None:
+        self._input.close()
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        if self._stderr is not None:
+            self._stderr.collect(PEEKED)
+        return await self._stdout.line(max_bytes)
+
+    async def read(self, max_bytes: int) -> bytes:
+        if self._stderr is not None:
+            self._stderr.collect(PEEKED)
+        return await self._stdout.some(max_bytes)
+
+    async def communicate(
+        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
+    ) -> tuple[bytes, bytes, int]:
+        self._stdout.collect(max_bytes, on_output)
+        if self._stderr is not None:
+            self._stderr.collect(max_bytes)
+        self._input.feed(stdin)
+        try:
+            await self.wait()
+        finally:
+            if self._gone.done():
+                self._close()
+        out, dropped = self._stdout.taken()
+        errors, more = (b"", 0) if self._stderr is None else self._stderr.taken()
+        return out, errors, dropped + more
+
+    async def wait(self) -> int:
+        return await asyncio.shield(self._gone)
+
+    async def kill(self) -> None:
+        if not self._gone.done():
+            self._end_group()
+            await asyncio.shield(self._gone)
+        self._close()
+
+    def _end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._pid, signal.SIGKILL)
+
+    def _exited(self) -> None:
+        """The program has ended; now what is left of its group, while its number is still taken."""
+        self._loop.remove_reader(self._pidfd)
+        self._end_group()
+        try:
+            _, status = os.waitpid(self._pid, 0)
+            code = os.waitstatus_to_exitcode(status)
+        except ChildProcessError:  # an embedding program reaps all children itself
+            code = 255
+        os.close(self._pidfd)
+        self._input.close()
+        self._stdout.drain()
+        if self._stderr is not None:
+            self._stderr.drain()
+        if not self._gone.done():
+            self._gone.set_result(code)
+
+    def _close(self) -> None:
+        self._input.close()
+        self._stdout.close()
+        if self._stderr is not None:
+            self._stderr.close()
+
+
+def _memory_file(content: bytes) -> int:
+    descriptor = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
+    os.write(descriptor, content)
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
