@@ -213,6 +213,7 @@ class CallRuntime:
 
     def _online(self, profile: Profile) -> Profile:
         """``profile`` with the rules' judge of hosts, where the call's set has any."""
+        profile = replace(profile, tool=self.tool_id)
         if not self.capabilities.uses("net.fetch"):
             return profile
         may = self._doors.may()
