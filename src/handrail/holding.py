@@ -24,7 +24,7 @@ from handrail.contract.people import Attendant
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
-from handrail.joining import approvals
+from handrail.joining import approvals, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
@@ -282,11 +282,10 @@ class HeldKernel(Kernel):
     # ── what processes that joined need of it ────────────────────────────────────────────────────
 
     def welcome(self) -> dict[str, Any]:
-        tier = self.tier
         return {
             "workspace": self.workdir,
             "token": self.rooms.store.lease.token,
-            "tier": {"name": tier.name, "detail": tier.detail, "remedy": tier.remedy},
+            "tier": mirror.of_tier(self.tier),
         }
 
     def context_of(self, agent: str, tools: Iterable[Tool], rules: Iterable[str]) -> Context:

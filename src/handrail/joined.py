@@ -101,7 +101,7 @@ class JoinedKernel(Kernel):
 
     async def _joined(self, connection: Connection) -> None:
         told = connection.about
-        self._tier = Tier(**told["tier"])
+        self._tier = mirror.tier_of(told["tier"])
         self._agent = AgentManifest.model_validate(told["agent"])
         self._generation = mirror.generation_of(told["generation"])
         self._rules = mirror.rules_of(told["rules"])

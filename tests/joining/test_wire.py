@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from handrail.joining import framing, wire
 from handrail.joining.framing import MAX_FRAME, frame
 from handrail.joining.operations import MAX_RUNNING, Op, Operations, Refused
 from handrail.joining.wire import ConnectionLost
+
+MARK: ContextVar[Any] = ContextVar("MARK", default="none")
 
 
 class Holder:
@@ -55,6 +58,17 @@ class Holder:
     async def who(self, body: Any) -> bool:
         return asyncio.current_task() is None
 
+    async def mark(self, body: Any) -> Any:
+        """Leave a value behind where the next request of this connection would find it; gives the one that was there."""
+        found, _ = MARK.get(), MARK.set(body)
+        return found
+
+    async def doom(self, body: Any) -> None:
+        """End well, having asked for the end of its own task."""
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
     async def strike(self, body: Any) -> str:
         """Cancelled, by what runs in its first step, where it waits next."""
         task = asyncio.current_task()
@@ -77,6 +91,8 @@ class Holder:
             "park.inline": Op(self.park, inline=True),
             "park.at once": Op(self.park, at_once=True),
             "strike.at once": Op(self.strike, at_once=True),
+            "mark.at once": Op(self.mark, at_once=True),
+            "doom.at once": Op(self.doom, at_once=True),
             "who.at once": Op(self.who, at_once=True),
             "fail.at once": Op(self.fail, at_once=True),
             "park.with": Op(self.park, cancel_when_lost=True),
@@ -180,6 +196,32 @@ async def test_a_handler_that_begins_at_once_has_a_task_and_is_cancelled_where_i
         await joined.request("fail.at once")
     holder.go.set()
     assert await parked == 1
+
+
+async def test_handlers_that_begin_at_once_one_after_the_other_feel_nothing_of_each_other(
+    doors: House, holder: Holder
+) -> None:
+    joined = await doors.join()
+    for number in range(3):
+        assert await joined.request("mark.at once", number) == "none"
+        await joined.request("doom.at once")
+        parked = asyncio.create_task(joined.request("park.at once", number))
+        assert await holder.begun.get() == number
+        assert await joined.request("echo.at once", number) == number
+        holder.go.set()
+        assert await parked == number
+        holder.go.clear()
+
+
+async def test_a_connection_that_ends_leaves_no_task_behind(doors: House) -> None:
+    before = asyncio.all_tasks()
+    joined, held = await doors.both()
+    assert await joined.request("echo.at once", 1) == 1
+    left = asyncio.all_tasks() - before
+    await joined.aclose()
+    await held.closed.wait()
+    await asyncio.wait_for(asyncio.gather(*left, return_exceptions=True), 5)
+    assert asyncio.all_tasks() <= before
 
 
 @pytest.mark.parametrize("count", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])

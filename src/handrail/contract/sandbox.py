@@ -173,7 +173,7 @@ class Tier:
     detail: str
     remedy: str = ""
     mechanisms: tuple[Mechanism, ...] = ()
-    """Each in the order of the layers; of a process that joined another, none."""
+    """Each in the order of the layers."""
     unconfined: frozenset[str] = frozenset()
     """Tools whose programs run without any of it, by their operator's word."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ ROOM = 64 * 1024
 _HEAD = 4
 _BLANK = ord(" ")
 _UNLIMITED = 1 << 62
+_length = struct.Struct(">I").unpack_from
 
 Message = dict[str, Any]
 """One decoded JSON object; ``Any`` because each operation has a body of its own."""
@@ -55,13 +57,13 @@ class Inbox:
     :param limit: bytes that one message may have; may be changed between messages
     """
 
-    __slots__ = ("_buffer", "_end", "fault", "limit")
+    __slots__ = ("_buffer", "_end", "_view", "fault", "limit")
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
         self.limit = limit
         self.fault: str | None = None
         """Why nothing more is read: the bytes are no messages."""
-        self._buffer = bytearray(ROOM)
+        self._hold(bytearray(ROOM))
         self._end = 0
 
     @property
@@ -76,16 +78,21 @@ class Inbox:
 
     def room(self) -> memoryview:
         """Where the next bytes are to be written; never empty."""
-        return memoryview(self._buffer)[self._end :]
+        return self._view[self._end :] if self._end else self._view
 
     def filled(self, count: int) -> list[Message]:
         """What ``count`` more bytes, written into :meth:`room`, complete: oldest first, up to a fault if there is one."""
         messages: list[Message] = []
         if self.fault is not None:
             return messages
+        view = self._view
+        if not self._end and _HEAD < count == _HEAD + _length(view)[0] and count <= self.limit:
+            only = _decoded(view[_HEAD:count])  # nearly always: one message, whole, that came by itself
+            if type(only) is dict:
+                messages.append(only)
+                return messages
         begin, end = 0, self._end + count
         wanted = _HEAD
-        view = memoryview(self._buffer)
         while end - begin >= _HEAD:
             length = int.from_bytes(view[begin : begin + _HEAD], "big")
             if length > self.limit:
@@ -122,7 +129,7 @@ class Inbox:
         size = len(self._buffer)
         if not have:
             if size != ROOM:
-                self._buffer = bytearray(ROOM)
+                self._hold(bytearray(ROOM))
         elif begin:
             self._buffer[:have] = self._buffer[begin:end]
         elif have == size:
@@ -130,13 +137,17 @@ class Inbox:
             # that it is empty, and given back, as soon as the message is complete.
             larger = bytearray(min(2 * have, wanted))
             larger[:have] = self._buffer
-            self._buffer = larger
+            self._hold(larger)
         self._end = have
 
     def _fail(self, reason: str) -> None:
         self.fault = reason
-        self._buffer = bytearray(1)
+        self._hold(bytearray(1))
         self._end = 0
+
+    def _hold(self, buffer: bytearray) -> None:
+        self._buffer = buffer
+        self._view = memoryview(buffer)
 
 
 def _decoded(body: memoryview) -> Message | str:

@@ -25,6 +25,7 @@ from handrail.joining.requests import (
     REQUESTS,
     a_decision,
     answering,
+    answering_replies,
     greeting,
     heeding,
     some_answers,
@@ -159,7 +160,6 @@ class Guest:
     def _operations(self) -> Operations:
         handlers: dict[str, Handler] = {
             "open": self._open,
-            "reply": self._reply,
             "keyed": self._keyed,
             "recall": self._recall,
             "waiting": self._waiting,
@@ -175,7 +175,12 @@ class Guest:
             **self._host.further_operations(),
         }
         notices = {"watch": self._watch, "unwatch": self._unwatch, "rules": self._add_rules}
-        requests = {name: answering(name, handlers[name], reads, self._is_leaving) for name, reads in REQUESTS.items()}
+        requests = {
+            name: answering(name, handlers[name], reads, self._is_leaving)
+            for name, reads in REQUESTS.items()
+            if name != "reply"
+        }
+        requests["reply"] = answering_replies(self._reply, self._is_leaving)
         heard = {name: heeding(notices[name], reads) for name, reads in NOTICES.items()}
         return Operations({**requests, **self._brought.requests}, {**heard, **self._brought.notices})
 
@@ -254,7 +259,8 @@ class Guest:
         tools = self._generations.get(generation) if token == self._token else found.generation
         if tools is None:
             raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
-        answers = await found.turn_at(turn, tools).call_all(calls)
+        begun = found.turn_at(turn, tools)
+        answers = [await begun.call(calls[0])] if len(calls) == 1 else await begun.call_all(calls)
         if self._is_leaving() and any(_cut_short(answer.result) for answer in answers):
             raise Refused(HANDED_ON, "the process that held the workspace has ended")
         return [mirror.of_answer(answer) for answer in answers]

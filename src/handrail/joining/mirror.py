@@ -15,6 +15,7 @@ from handrail.contract.events import Event
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
+from handrail.contract.sandbox import Tier
 from handrail.contract.schema import compile_schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -25,6 +26,7 @@ from handrail.registry.generation import Difference, Entry, Generation
 
 _SPEC = TypeAdapter(ToolSpec)
 _EXPLANATION = TypeAdapter(Explanation)
+_TIER = TypeAdapter(Tier)
 _DIFFERENCE = TypeAdapter(Difference)
 
 _ERRORS: Mapping[str, type[HandrailError]] = {
@@ -40,6 +42,14 @@ class Shown(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         raise UsageError(f"{self.spec.id} is carried out by the process that holds the workspace, never here")
+
+
+def of_tier(tier: Tier) -> dict[str, Any]:
+    return _TIER.dump_python(tier, mode="json")
+
+
+def tier_of(data: Mapping[str, Any]) -> Tier:
+    return _TIER.validate_python(data)
 
 
 def of_generation(generation: Generation) -> dict[str, Any]:

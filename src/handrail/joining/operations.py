@@ -9,7 +9,6 @@ from asyncio.tasks import _enter_task, _leave_task  # pyright: ignore[reportPriv
 from collections.abc import Callable, Coroutine, Generator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from handrail.contract.errors import HandrailError
@@ -81,6 +80,8 @@ class Desk:
         self._reply = reply
         self._loop = asyncio.get_running_loop()
         self._running: dict[int, tuple[asyncio.Task[None], Op]] = {}
+        self._standby: _Standby | None = None
+        self._is_lost = False
 
     def __len__(self) -> int:
         """Requests that are not answered yet."""
@@ -96,15 +97,7 @@ class Desk:
         elif op.inline:
             self._step(number, op, body)
         elif op.at_once:
-            begun = _Begun(self._carry_out(number, op.handler, body))
-            context = copy_context()
-            task = self._loop.create_task(begun, context=context)
-            self._running[number] = (task, op)
-            _enter_task(self._loop, task)
-            try:
-                context.run(begun.begin)
-            finally:
-                _leave_task(self._loop, task)
+            self._begin(number, op, body)
         else:
             self._running[number] = (self._loop.create_task(self._carry_out(number, op.handler, body)), op)
 
@@ -126,6 +119,9 @@ class Desk:
 
     def lost(self) -> None:
         """The peer is gone: cancel those handlers that are not to go on."""
+        self._is_lost = True
+        if self._standby is not None:
+            self._standby.task.cancel()
         for task, op in list(self._running.values()):
             if op.cancel_when_lost:
                 self._cancel(task)
@@ -134,6 +130,20 @@ class Desk:
         # Not before the task's first step, which stands in the loop's queue already: what has begun goes through its
         # handler's own code, and so can always tidy up.
         self._loop.call_soon(task.cancel)
+
+    def _begin(self, number: int, op: Op, body: Any) -> None:
+        """Run a handler up to its first wait here and now, in the task that stands by."""
+        standby, self._standby = self._standby, None
+        if standby is None:
+            standby = _Standby(self._loop)
+        if not standby.has_ended(self._carry_out(number, op.handler, body)):
+            self._running[number] = (standby.task, op)
+            if self._is_lost and op.cancel_when_lost:
+                self._cancel(standby.task)
+        elif standby.is_as_new and not self._is_lost:
+            self._standby = standby
+        else:
+            standby.task.cancel()
 
     def _step(self, number: int, op: Op, body: Any) -> None:
         """Run a handler up to its first wait here and now; a task does the rest, if there is one."""
@@ -179,44 +189,63 @@ def _failure(number: int, error: BaseException) -> Message:
     return {"id": number, "error": {"kind": kind, "text": text}}
 
 
-class _Begun(Coroutine[Any, Any, None]):
-    """A coroutine whose first step is taken by hand, and a task takes the others. Cancelled before the task's own first
-    step, the coroutine hears it where it waits."""
+class _Standby(Coroutine[Any, Any, None]):
+    """What a task runs that stands by for requests. Each handler takes its first step here and now, with that task as the
+    current one: making a task for each would cost as much as carrying a call out. A handler that ends in its first step
+    leaves the task standing by for the next one; one that waits takes the task with it."""
 
-    __slots__ = ("_first", "_has_ended", "_work")
+    __slots__ = ("_context", "_idle", "_idling", "_loop", "_unchanged", "_waits_for", "_work", "task")
 
-    def __init__(self, work: Coroutine[Any, Any, None]) -> None:
-        self._work = work
-        self._first: Callable[[], Any] | None = None
-        """What the first step came to."""
-        self._has_ended = False
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._idle: asyncio.Future[None] = loop.create_future()
+        self._idling = self._idle.__await__()
+        self._work: Coroutine[Any, Any, None] | None = None
+        self._waits_for: Any = _NOTHING
+        self._context = copy_context()
+        self._unchanged = copy_context()
+        self.task: asyncio.Task[None] = loop.create_task(self, context=self._context)
 
-    def begin(self) -> None:
+    def has_ended(self, work: Coroutine[Any, Any, None]) -> bool:
+        """Begin ``work``. Gives whether that was its end as well; otherwise the task goes on with it, and ends with it."""
+        _enter_task(self._loop, self.task)
         try:
-            waited = self._work.send(None)
-        except BaseException as end:
-            self._has_ended = True
-            self._first = partial(_raised, end)
-        else:
-            self._first = lambda: waited
+            self._waits_for = self._context.run(work.send, None)
+        except (StopIteration, asyncio.CancelledError):
+            return True
+        finally:
+            _leave_task(self._loop, self.task)
+        self._work = work
+        if not self._idle.done():
+            self._idle.set_result(None)
+        return False
+
+    @property
+    def is_as_new(self) -> bool:
+        """Whether what was run has left nothing behind that the next would feel."""
+        return not self._idle.done() and not self.task.cancelling() and self._context == self._unchanged
 
     def send(self, value: Any, /) -> Any:
-        first, self._first = self._first, None
-        return self._work.send(value) if first is None else first()
+        if self._work is None:
+            return next(self._idling)
+        if self._waits_for is _NOTHING:
+            return self._work.send(value)
+        waits_for, self._waits_for = self._waits_for, _NOTHING
+        return waits_for
 
     def throw(self, *error: Any) -> Any:
-        first, self._first = self._first, None
-        return first() if first is not None and self._has_ended else self._work.throw(*error)
+        self._waits_for = _NOTHING  # it is there that the work hears it
+        return (self._idling if self._work is None else self._work).throw(*error)
 
     def close(self) -> None:
-        self._work.close()
+        if self._work is not None:
+            self._work.close()
 
     def __await__(self) -> Generator[Any, Any, None]:
-        return self._work.__await__()
+        raise TypeError("a task runs it, and nobody else")
 
 
-def _raised(end: BaseException) -> Any:
-    raise end
+_NOTHING = object()
 
 
 @types.coroutine

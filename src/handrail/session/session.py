@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets as randomness
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -128,7 +128,9 @@ class HeldSession:
         :raises UsageError: for a number that has been
         """
         self._check_open()
-        if number > self._turns:
+        if number == self._turns + 1:
+            self._turns = number
+        elif number > self._turns:
             self._skipped |= dict.fromkeys(range(max(self._turns + 1, number - _MOST_SKIPPED), number))
             while len(self._skipped) > _MOST_SKIPPED:
                 del self._skipped[next(iter(self._skipped))]
@@ -309,11 +311,15 @@ class HeldTurn:
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
         proposals = [as_proposed(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no task of its own
-            return [await self._arbiter.carry_out(self._make(proposals[0]))]
+            return [await self.call(proposals[0])]
         reply = self.reply()
         for proposal in proposals:
             reply.submit(proposal)
         return await reply.answers()
+
+    def call(self, proposed: ProposedCall) -> Coroutine[Any, Any, Answer]:
+        """Carry out a reply that is one call."""
+        return self._arbiter.carry_out(self._make(proposed))
 
     def _make(self, proposed: ProposedCall) -> Call:
         index = self._calls
