@@ -38,6 +38,7 @@ from handrail.registry.sources.executables import Confinement
 from handrail.registry.succession import OpenTools, Succession
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
+from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
 from handrail.store.opening import Store
 
@@ -58,6 +59,8 @@ class Rooms:
     """The operator's, which tools of every process may be given."""
     watchdogs: tuple[Watchdog, ...]
     """The operator's, which see the calls of every process."""
+    programs: Operated
+    """What ``sandbox`` stands on: it holds what is ready for the next calls."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
     """The shared ones, by agent, each with the manifest that it was made by."""
     outdated: list[Shelf] = field(default_factory=list[Shelf])
@@ -109,9 +112,10 @@ class Rooms:
         return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared, secrets=store)
 
     async def aclose(self) -> None:
-        """End the tools that stay up between calls."""
+        """End the tools that stay up between calls, and the sandboxes that are ready for more."""
         for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
             await shelf.succession.aclose()
+        await self.programs.aclose()
 
     def _shelf(
         self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText], secrets: SecretStore
@@ -178,17 +182,19 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms, lifetimes=lasting)
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
+    programs = sandbox_of(config)
     return Rooms(
         store,
         config,
         log,
-        sandbox_of(config),
+        programs,
         arbiter,
         interrupted,
         variables,
         ceiling_layer(settings.ceiling, variables),
         known,
         tuple(ExternalWatchdog(w.command, timeout_ms=w.timeout_ms) for w in settings.watchdogs),
+        programs,
     )
 
 

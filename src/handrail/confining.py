@@ -34,8 +34,9 @@ def sandbox_of(
     settings = config.settings.sandbox
     if settings.provider == OWN_SANDBOX:
         from handrail.sandbox import tiers
+        from handrail.sandbox.pool import pooled
 
-        chosen = tiers.choose(frozenset(settings.without))
+        chosen = pooled(tiers.choose(frozenset(settings.without)))
     else:
         chosen = _provided(settings.provider, entry_points())
     return Operated(chosen, settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined)

@@ -260,6 +260,7 @@ class HeldKernel(Kernel):
         self._closing.add(session_id)
         try:
             await self.approvals.close_session(session_id)
+            await self.rooms.programs.release(str(store.folders.scratch(session_id)))
             self.log.append([Record("session-closed", session_id, "", {})])
             try:
                 await store.sessions.close(session_id, time.time_ns())

@@ -152,13 +152,15 @@ class Search(Protocol):
 class Completed:
     """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
 
-    ``signal`` is the number that ended it, or None.
+    ``signal`` is the number that ended it, or None. ``limit`` says which bound of the sandbox it came upon, as far as
+    its end or its last words show.
     """
 
     exit_code: int
     output: bytes
     dropped: int = 0
     signal: int | None = None
+    limit: str | None = None
 
 
 class Shell(Protocol):

@@ -85,7 +85,9 @@ _lines = shape(
 _written = shape(Written, path=text, created=flag, size=whole, sha256=text, before=optional(some_bytes))
 _pair = each(text)
 _response = shape(Response, url=text, status=whole, headers=each(_pair), body=some_bytes, more=flag, passed=each(text))
-_completed = shape(Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole))
+_completed = shape(
+    Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole), limit=optional(text)
+)
 
 
 def _stats(value: Any) -> list[FileStat]:

@@ -13,6 +13,7 @@ from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox
 from handrail.runtime.guard import GuardedProcess, Vetoed
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
+from handrail.sandbox.limits import ended_by
 
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """How much output is kept of one run; the rest is read and counted, so the program does not block."""
@@ -77,7 +78,8 @@ class SandboxedShell:
             raise
         finally:
             await _ended(process)
-        return Completed(code, output, dropped, -code if code < 0 else None)
+        bound = None if self._profile.tool in self._sandbox.tier.unconfined else ended_by(code, output)
+        return Completed(code, output, dropped, -code if code < 0 else None, bound.about if bound else None)
 
     def _argv(self, command: str | Sequence[str]) -> Sequence[str]:
         if not self._capabilities.uses("shell.run"):

@@ -14,6 +14,7 @@ import re
 import resource
 import signal
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from handrail.contract.sandbox import Limits
 
@@ -47,61 +48,51 @@ def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:
     return min(soft, ceiling), min(hard, ceiling)
 
 
-def ended_by(code: int, said: bytes, limits: Limits) -> str | None:
-    """Which bound a program came upon, as far as its end and its last words show; None where nothing does.
+class Bound(NamedTuple):
+    """A bound that a program came upon, in words. Not ``sure``: its words say so, and they are its own."""
+
+    about: str
+    sure: bool
+
+
+def ended_by(code: int, said: bytes) -> Bound | None:
+    """Which bound ended a program, as far as its end and its last words show; None where nothing does.
 
     :param code: as :meth:`handrail.contract.sandbox.Process.wait` gives it, or a shell
-    :param said: the end of what it wrote
+    :param said: what it wrote, of which the end counts
     """
-    number = -code if code < 0 else code - 128
-    if number == signal.SIGXCPU and limits.cpu_s is not None:
-        return f"it had used {limits.cpu_s} s of processor time, the most that one process may ({_SETTING['cpu_s']})"
-    if number == signal.SIGXFSZ and limits.file_bytes is not None:
-        return f"it wrote a file beyond {_size(limits.file_bytes)}, the longest there may be ({_SETTING['file_mib']})"
-    if number == signal.SIGSYS:
-        return "it made a system call of another architecture; in the sandbox only this machine's own programs run"
     if code == 0:
         return None
-    for pattern, name, about in _WORDS:
-        value: int | None = getattr(limits, name)
-        if value is not None and pattern.search(said[-_TAIL:]):
-            return about.format(_size(value) if name.endswith("bytes") else value)
-    return None
+    if (known := _SIGNALS.get(-code if code < 0 else code - 128)) is not None:
+        return Bound(known, sure=True)
+    tail = said[-_TAIL:]
+    return next((Bound(about, sure=False) for pattern, about in _WORDS if pattern.search(tail)), None)
 
 
-_SETTING: Mapping[str, str] = {
-    name: f"the operator's setting sandbox.{name}"
-    for name in ("cpu_s", "memory_mib", "processes", "file_mib", "open_files", "tmp_mib")
+def _setting(name: str) -> str:
+    return f"the operator sets it as sandbox.{name}"
+
+
+_SIGNALS: Mapping[int, str] = {
+    signal.SIGXCPU: f"it has used up the processor time that one process may have ({_setting('cpu_s')})",
+    signal.SIGXFSZ: f"it has written a file to the greatest length that one may have ({_setting('file_mib')})",
+    signal.SIGSYS: "it made a system call of another architecture, and only this machine's own programs run in a sandbox",
 }
 _WORDS = tuple(
-    (re.compile(pattern), field, f"perhaps for its bound: {about} ({_SETTING[setting]})")
-    for pattern, field, setting, about in (
+    (re.compile(pattern), f"perhaps the bound on {about} ({_setting(setting)})")
+    for pattern, setting, about in (
         (
-            rb"(?i)cannot allocate memory|out of memory|MemoryError|bad_alloc|ENOMEM",
-            "memory_bytes",
+            rb"(?i)cannot allocate memory|\bout of memory|MemoryError|bad_alloc|\bENOMEM\b",
             "memory_mib",
-            "a process may have {} of memory",
+            "the memory of a process",
         ),
         (
-            rb"(?i)resource temporarily unavailable|can't start new thread|EAGAIN",
+            rb"(?i)resource temporarily unavailable|can't start new thread|\bEAGAIN\b",
             "processes",
-            "processes",
-            "there may be {} processes and threads",
+            "processes and threads",
         ),
-        (rb"(?i)too many open files|EMFILE", "open_files", "open_files", "a process may have {} files open"),
-        (rb"(?i)file too large|EFBIG", "file_bytes", "file_mib", "a file may be {} long"),
-        (
-            rb"(?i)no space left on device|ENOSPC",
-            "tmp_bytes",
-            "tmp_mib",
-            "the private /tmp holds {}, or the disk is full",
-        ),
+        (rb"(?i)too many open files|\bEMFILE\b", "open_files", "the files that a process may have open"),
+        (rb"(?i)file too large|\bEFBIG\b", "file_mib", "the length of a file"),
+        (rb"(?i)no space left on device|\bENOSPC\b", "tmp_mib", "the private /tmp, or a full disk"),
     )
 )
-
-
-def _size(count: int) -> str:
-    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit and count % unit == 0:
-            return f"{count // unit} {name}"
-    return f"{count} bytes"

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Process, Profile, Sandbox, Tier
+from handrail.sandbox.pool import Pooled
 from handrail.sandbox.unconfined import Unconfined
 
 
@@ -44,3 +45,13 @@ class Operated:
         chosen = self._free if profile.tool in self._unconfined else self._sandbox
         profile = replace(profile, limits=self._limits, unix_sockets=self._unix_sockets)
         return await chosen.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+
+    async def release(self, scratch: str) -> None:
+        """End what is ready for the session with this scratch folder."""
+        if isinstance(self._sandbox, Pooled):
+            await self._sandbox.release(scratch)
+
+    async def aclose(self) -> None:
+        """End what is ready for any."""
+        if isinstance(self._sandbox, Pooled):
+            await self._sandbox.aclose()

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Tier
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.process import Confined, settled
 
@@ -39,6 +39,11 @@ class _Kind:
     profile: Profile
     argv: tuple[str, ...]
     merge_stderr: bool
+
+
+def pooled(sandbox: Sandbox) -> Sandbox:
+    """``sandbox``, with a pool before it where it is one of this machine's own."""
+    return Pooled(sandbox) if isinstance(sandbox, Bubblewrap) else sandbox
 
 
 class Pooled:

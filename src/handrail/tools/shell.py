@@ -73,6 +73,8 @@ class Bash(Tool):
         }
         if done.signal is not None:
             answer["signal"] = done.signal
+        if done.limit is not None:
+            answer["limit"] = done.limit
         if done.dropped:
             answer["dropped_bytes"] = done.dropped
         return answer

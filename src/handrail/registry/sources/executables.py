@@ -29,6 +29,7 @@ from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.shapes import recognise
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.sandbox.limits import ended_by
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 MAX_ANSWER_DEPTH = 128
@@ -143,6 +144,9 @@ def answer_of(output: bytes, errors: bytes, code: int) -> object:
         if result is not None and not result.ok:
             return result
         evidence = _evidence(code, said) | ({} if answer is None else {"answer": answer})
+        if (bound := ended_by(code, errors)) is not None:
+            text = f"{ending(code)}: {bound.about}{_last_line(said)}"
+            raise ToolError(text, kind="limit" if bound.sure else "failed", data=evidence)
         raise ToolError(f"{ending(code)}{_last_line(said)}", kind="failed" if code > 0 else "backend", data=evidence)
     if answer is None:
         raise ToolError(
