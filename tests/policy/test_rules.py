@@ -102,6 +102,8 @@ def test_any_argv_quoted_for_a_shell_is_a_pattern_of_those_words(argv: list[str]
     ),
 )
 def test_a_stored_escaped_rule_matches_exactly_the_one_argv(stored: list[str], argv: list[str]) -> None:
+    if not stored[0]:  # no program has an empty name, so it is no rule either
+        return
     (ranked,) = Ranking([parse_rule(f"allow bash {literal_words(stored)}", scope="session")], "command").ranked
     assert ranked.matches(argv) is (argv == stored)
 

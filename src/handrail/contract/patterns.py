@@ -18,7 +18,7 @@ WILDCARDS = frozenset("*?[")
 
 _STAR, _ACROSS, _FOLDERS = "[^/]*?", ".*?", "(?:[^/]*/)*?"
 _SPANS = frozenset((_STAR, _ACROSS, _FOLDERS))
-_ESCAPED = re.compile(r"\[([*?[])\]")
+_ESCAPED = re.compile(r"\[([*?[{])\]")
 
 
 def escape(literal: str) -> str:
@@ -38,7 +38,7 @@ def literal_prefix(pattern: str) -> str:
     index = 0
     while index < len(pattern):
         char = pattern[index]
-        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in WILDCARDS:
+        if char == "[" and pattern[index + 2 : index + 3] == "]" and pattern[index + 1] in "*?[{":
             out.append(pattern[index + 1])
             index += 3
             continue

@@ -22,11 +22,20 @@ from handrail.contract.patterns import (
     pattern_length,
     text_regex,
 )
+from handrail.contract.requires import Capability
 from handrail.policy import read_only
-from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, is_glob
+from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, is_glob
 from handrail.policy.words import ArgvPattern, WordFault, pattern_words
 
 Kind = Literal["command", "path", "host", "arguments"]
+
+KINDS: Mapping[Capability, Kind] = {
+    "fs.read": "path",
+    "fs.write": "path",
+    "net.fetch": "host",
+    "shell.run": "command",
+}
+"""What patterns about a capability are compared with."""
 
 _WHOLLY_LITERAL = 1_000_000
 """A command pattern without wildcards is one command to its end, which counts as literal: it outranks every glob."""
@@ -130,7 +139,8 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
     except in a deny: that matches everything, since what it was meant to stop is unknown."""
     permission = 0 if rule.permission == "*" else 1 if is_glob(rule.permission) or rule.effect else 2
     allowing = rule.action == "allow"
-    literal, length = len(literal_prefix(rule.pattern)), pattern_length(rule.pattern)
+    written = rule.pattern.removeprefix(f"{WORKSPACE_VARIABLE}/") if kind == "path" else rule.pattern
+    literal, length = len(literal_prefix(written)), pattern_length(written)
     argv: ArgvPattern | None = None
     matches: Callable[[Any], bool]
     if rule.unconditional:
@@ -223,7 +233,7 @@ def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     """
     if not rule.pattern or rule.pattern == "*":
         return "every", ""
-    pattern = _normal(rule.pattern)
+    pattern = normal_path(rule.pattern)
     if fault_in_pattern(pattern) is not None:
         return ("every" if rule.action == "deny" else "none"), ""
     if pattern.startswith("/"):
@@ -233,9 +243,11 @@ def _form(rule: Rule, *, inside: bool) -> tuple[_Form, str]:
     return ("absolute" if pattern.startswith("**") and rule.action != "allow" else "none"), pattern
 
 
-def _normal(pattern: str) -> str:
-    """``./src/`` and ``src`` are one pattern; ``.`` is the workspace and all in it."""
+def normal_path(pattern: str) -> str:
+    """One spelling of a path pattern: ``./src/`` and ``src`` are one pattern; ``.`` is the workspace and all in it."""
     absolute = "/" if pattern.startswith("/") else ""
+    if pattern.startswith(WORKSPACE_VARIABLE):
+        pattern = pattern[len(WORKSPACE_VARIABLE) :].lstrip("/")
     parts = [part for part in pattern.split("/") if part not in ("", ".")]
     return absolute + "/".join(parts) if parts else absolute or "**"
 

@@ -19,7 +19,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.policy import programs, read_only, wrappers
 from handrail.policy.capabilities import refusal
 from handrail.policy.defaults import is_session_internal
-from handrail.policy.matching import Kind, PathSubject, Ranked, Ranking, Subject, ranked
+from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
@@ -28,12 +28,6 @@ from handrail.policy.verdict import Finding, Verdict
 _UNNAMEABLE = ("\0",)
 """An argv that no literal word matches: what is true of it is true of every command."""
 _OWN_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
-_KINDS: Mapping[Capability, Kind] = {
-    "fs.read": "path",
-    "fs.write": "path",
-    "net.fetch": "host",
-    "shell.run": "command",
-}
 
 
 class Prepared:
@@ -148,7 +142,7 @@ class Prepared:
             shipped = [rule for rule in about if rule.scope == "default"]
             if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
                 shipped = [rule for rule in shipped if rule.action != "allow"]
-            kind = _KINDS[capability]
+            kind = KINDS[capability]
             found = (Ranking([rule for rule in about if rule.scope != "default"], kind), Ranking(shipped, kind))
             self._caps[capability] = found
         return found
@@ -167,7 +161,7 @@ class Prepared:
                 return tool.rule.action, tool.rule
             used = shipped.winner(subject)
             if used is None:
-                used = self.tool_default.winner(subject) if self.kind == _KINDS[capability] else None
+                used = self.tool_default.winner(subject) if self.kind == KINDS[capability] else None
             return ("ask", None) if used is None else (used.rule.action, used.rule)
         if tool is not None and STRICTNESS[tool.rule.action] > STRICTNESS[used.rule.action]:
             return tool.rule.action, tool.rule

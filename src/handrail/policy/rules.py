@@ -16,7 +16,7 @@ from handrail.contract.hosts import fault_in_host
 from handrail.contract.names import ID_PATTERN, nearest
 from handrail.contract.patterns import WILDCARDS, fault_in_pattern
 from handrail.contract.requires import CAPABILITIES
-from handrail.policy.words import WordFault, pattern_words
+from handrail.policy.words import WordFault, bare_words, pattern_words
 
 Action = Literal["allow", "ask", "deny"]
 Scope = Literal["default", "manifest", "mode", "project", "session"]
@@ -31,6 +31,10 @@ EFFECT = "effect:"
 READ_ONLY = "{read-only}"
 """The one variable of command patterns: every command that :mod:`handrail.policy.read_only` proves to change nothing."""
 
+WORKSPACE_VARIABLE = "{workspace}"
+_VARIABLE = re.compile(r"(?<!\[)\{([^{}/\s]*)\}")
+_OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S*")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
 _PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!-]+")
@@ -147,19 +151,54 @@ def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | 
 def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     if "\0" in pattern:
         return "the pattern has a NUL character in it"
-    if permission == "net.fetch" and pattern:
+    if not pattern:
+        return None
+    if permission.startswith(EFFECT):
+        return f"a side effect takes no pattern, and {pattern!r} is one"
+    if permission == "net.fetch":
         return fault_in_host(pattern)
     if permission in ("bash", "shell.run"):
-        try:
-            words = pattern_words(pattern)
-        except WordFault as fault:
-            return str(fault)
-        return next((problem for word in words if (problem := fault_in_pattern(word))), None)
-    if permission in ("fs.read", "fs.write"):
-        if ".." in pattern.split("/"):
-            return f"the path pattern {pattern!r} climbs with '..'; paths are compared after resolving, so it never matches"
-        return fault_in_pattern(pattern)
+        return fault_in_command(pattern)
+    if permission in ("fs.read", "fs.write", "fs.*"):
+        return fault_in_path(pattern)
     return None
+
+
+def fault_in_command(pattern: str) -> str | None:
+    """Why a command pattern can match no command, or None."""
+    try:
+        words = pattern_words(pattern)
+        plain = bare_words(pattern)
+    except WordFault as fault:
+        return str(fault)
+    if _VARIABLE.fullmatch(pattern) and pattern != READ_ONLY:
+        return f"{pattern!r} is no variable of command patterns; there is {READ_ONLY}, for commands proved to change nothing"
+    if operator := next((word for word in plain if _OPERATOR.fullmatch(word)), None):
+        return (
+            f"the pattern {pattern!r} has {operator!r} in it, and a rule is about one simple command; write one rule for "
+            f"each, and rules of fs.read and fs.write for redirections (or quote it, where the character itself is meant)"
+        )
+    if words[0] == "":
+        return f"the pattern {pattern!r} begins with an empty word, which is no program"
+    return next((problem for word in words if (problem := fault_in_pattern(word))), None)
+
+
+def fault_in_path(pattern: str) -> str | None:
+    """Why a path pattern can match no path, or None."""
+    if ".." in pattern.split("/"):
+        return f"the path pattern {pattern!r} climbs with '..'; paths are compared after resolving, so it never matches"
+    if _URL.match(pattern):
+        return f"the path pattern {pattern!r} is a URL; paths are relative to the workspace, or begin with '/'"
+    for match in _VARIABLE.finditer(pattern):
+        if match.group() != WORKSPACE_VARIABLE:
+            near = nearest(match.group(1), ("workspace",), 1)
+            hint = f"; did you mean {WORKSPACE_VARIABLE!r}?" if near else f"; there is {WORKSPACE_VARIABLE}"
+            return f"unknown variable {match.group()} in the path pattern {pattern!r}{hint} (a brace itself is written [{{])"
+        if match.start() or pattern[match.end() : match.end() + 1] not in ("", "/"):
+            return f"in {pattern!r} a variable is only part of a name; it stands first, alone or before a '/'"
+    if pattern[:2] == "~/" or pattern == "~":
+        return f"the path pattern {pattern!r} begins with '~', which nothing expands; write the folder itself"
+    return fault_in_pattern(pattern)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -77,7 +77,7 @@ def target_pattern(target: Target) -> str | None:
     if isinstance(subject, Script):
         return None
     if isinstance(subject, PathSubject):
-        return escape(subject.absolute if subject.relative is None else subject.relative)
+        return escape(subject.absolute if subject.relative is None else subject.relative).replace("{", "[{]")
     return subject
 
 

@@ -52,6 +52,30 @@ def pattern_words(pattern: str) -> tuple[str, ...]:
     return tuple(words)
 
 
+def bare_words(pattern: str) -> tuple[str, ...]:
+    """The words of ``pattern`` in which nothing is quoted or escaped.
+
+    :raises WordFault: for a quote that is not closed
+    """
+    found: list[str] = []
+    bare = ""
+    plain = True
+    position = 0
+    while position < len(pattern):
+        match = _PART.match(pattern, position)
+        if match is None:
+            raise WordFault(f"a quote is not closed at {pattern[position : position + 20]!r}")
+        position = match.end()
+        if match.lastgroup == "blank":
+            found += [bare] if bare and plain else []
+            bare, plain = "", True
+        elif match.lastgroup == "bare":
+            bare += match.group()
+        else:
+            plain = False
+    return (*found, bare) if bare and plain else tuple(found)
+
+
 def literal_words(argv: Iterable[str]) -> str:
     """A pattern that matches exactly ``argv``."""
     return shlex.join(argv)

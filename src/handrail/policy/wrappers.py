@@ -121,6 +121,7 @@ _FORMS: Mapping[str, Callable[[Sequence[str]], int | None]] = {
     "command": _command,
     "env": _env,
 }
+NAMES = frozenset(_FORMS)
 _BUILTINS = frozenset({"command", "time"})
 """The shell's own: any other program of that name, called by its path, is another one."""
 _FOLDERS = ("/bin/", "/usr/bin/")
