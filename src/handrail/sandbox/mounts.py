@@ -26,7 +26,6 @@ _WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "a
 """Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")
-_SHM_BYTES = 64 * 1024 * 1024
 
 Access = Literal["ro", "rw"]
 
@@ -36,7 +35,9 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
 
     :param folders: what :func:`folder_access` gives
     """
-    options = [*_system(), "--perms", "1777", "--size", str(profile.limits.tmp_bytes), "--tmpfs", "/tmp"]  # noqa: S108
+    options = _system()
+    for place, size in (("/dev/shm", profile.limits.shm_bytes), ("/tmp", profile.limits.tmp_bytes)):  # noqa: S108
+        options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
     mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
     mounts += _kept(folders, profile)
     sealed: list[str] = []
@@ -182,7 +183,7 @@ def _kernel() -> tuple[str, ...]:
     for name in names:
         if Path("/proc", name).exists():
             options += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    return (*options, "--dev", "/dev", "--perms", "1777", "--size", str(_SHM_BYTES), "--tmpfs", "/dev/shm")  # noqa: S108
+    return (*options, "--dev", "/dev")
 
 
 class _Configuration:

@@ -1,0 +1,114 @@
+"""Limits of a sandbox: each is tried to be gone beyond, and the end of a program says which it came upon."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.sandbox import Limits
+from handrail.sandbox.limits import ended_by, rlimits
+
+MIB = 1024 * 1024
+
+
+@given(st.one_of(st.none(), st.integers(1, 2**40)), st.one_of(st.none(), st.integers(1, 2**20)))
+def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, count: int | None) -> None:
+    wanted = rlimits(Limits(cpu_s=count, memory_bytes=size, processes=count, file_bytes=size, open_files=count))
+    for which, (soft, hard) in wanted.items():
+        ceiling = resource.getrlimit(which)[1]
+        assert soft <= hard
+        assert ceiling == resource.RLIM_INFINITY or hard <= ceiling
+    assert wanted[resource.RLIMIT_CORE] == (1, 1)
+    assert (resource.RLIMIT_DATA in wanted) is (size is not None)
+    assert (resource.RLIMIT_CPU in wanted) is (resource.RLIMIT_NOFILE in wanted) is (count is not None)
+
+
+async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) -> None:
+    ran = await ground.bash("while :; do :; done", limits=Limits(cpu_s=1))
+    bound = ended_by(ran.code, ran.errors.encode())
+    assert bound is not None and bound.sure and "sandbox.cpu_s" in bound.about
+
+
+async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(ground: Ground) -> None:
+    """The hard limit follows, which no program can catch."""
+    ran = await ground.bash("ulimit -Ht; trap '' XCPU; ulimit -Ht 1; while :; do :; done", limits=Limits(cpu_s=1))
+    assert ran.out.strip() == "6" and ran.code == 128 + signal.SIGKILL
+
+
+async def test_memory_of_a_process_is_bounded_and_its_address_space_is_not(ground: Ground) -> None:
+    script = """python3 - <<'PYTHON'
+import mmap
+mmap.mmap(-1, 1 << 36, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ).close()
+print("reserved", flush=True)
+bytearray(1 << 30)
+PYTHON"""
+    ran = await ground.bash(script, limits=Limits(memory_bytes=256 * MIB))
+    assert (ran.code, ran.out.strip()) == (1, "reserved")
+    bound = ended_by(ran.code, ran.errors.encode())
+    assert bound is not None and not bound.sure and "sandbox.memory_mib" in bound.about
+
+
+async def test_a_file_grows_to_its_bound(ground: Ground) -> None:
+    ran = await ground.bash("exec head -c 20M /dev/zero > big", limits=Limits(file_bytes=10 * MIB))
+    assert (ground.workspace / "big").stat().st_size == 10 * MIB
+    bound = ended_by(ran.code, ran.errors.encode())
+    assert bound is not None and bound.sure and "sandbox.file_mib" in bound.about
+
+
+async def test_a_process_opens_files_up_to_its_bound(ground: Ground) -> None:
+    script = "python3 -c 'import os; print(len([os.open(\"/dev/null\", 0) for _ in range(100)]))'"
+    ran = await ground.bash(script, limits=Limits(open_files=50))
+    bound = ended_by(ran.code, ran.errors.encode())
+    assert ran.code == 1 and bound is not None and "sandbox.open_files" in bound.about
+    assert (await ground.bash(script, limits=Limits(open_files=200))).out.strip() == "100"
+
+
+async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) -> None:
+    limits = Limits(tmp_bytes=2 * MIB, shm_bytes=MIB)
+    for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
+        ran = await ground.bash(f"head -c 20M /dev/zero > {place}/big; stat -c %s {place}/big", limits=limits)
+        assert ran.out.strip() == str(size)
+        assert (bound := ended_by(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.about
+
+
+async def test_a_fork_bomb_is_held_for_whoever_is_not_root(confined: Ground) -> None:
+    """As root the workspace is given to somebody, as whom its programs then run."""
+    if os.geteuid() == 0:
+        os.chown(confined.workspace, 65533, 65533)
+    script = "id -u; f() { f | f & }; (f) 2>&1 | grep -om1 'Resource temporarily unavailable'; : > still-works"
+    ran = await confined.bash(script, limits=Limits(processes=30))
+    assert ran.out.split("\n")[1] == "Resource temporarily unavailable"
+    assert ran.out.split()[0] != "0"
+
+
+async def test_no_core_is_dumped_and_the_hosts_crash_handler_is_not_started(ground: Ground) -> None:
+    """A limit of one byte says both; none at all would leave the handler of this machine, which runs as its root."""
+    ran = await ground.bash("ulimit -c; cat /proc/self/limits | grep core; kill -SEGV $$")
+    assert ran.code == 128 + signal.SIGSEGV
+    assert ran.out.split("\n")[1].split()[-3:] == ["1", "1", "bytes"]
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "wanted"),
+    [
+        (0, b"MemoryError", None),
+        (3, b"", None),
+        (1, b"an ordinary failure", None),
+        (-signal.SIGXCPU, b"", "sandbox.cpu_s"),
+        (128 + signal.SIGXFSZ, b"", "sandbox.file_mib"),
+        (128 + signal.SIGSYS, b"", "another architecture"),
+        (254, b"bash: fork: retry: Resource temporarily unavailable", "sandbox.processes"),
+        (134, b"terminate called after throwing an instance of 'std::bad_alloc'", "sandbox.memory_mib"),
+        (1, b"OSError: [Errno 24] Too many open files" + b"\n" * 5000, None),
+    ],
+)
+def test_the_end_of_a_program_names_the_bound_and_the_setting(code: int, said: bytes, wanted: str | None) -> None:
+    bound = ended_by(code, said)
+    assert (bound is None) is (wanted is None)
+    assert bound is None or (wanted is not None and wanted in bound.about)
