@@ -28,6 +28,7 @@ from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
 from handrail.policy.external import ExternalWatchdog
+from handrail.policy.hidden import hidden as hides
 from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.watchdog import Watchdog
 from handrail.record.artifacts import Artifacts
@@ -36,6 +37,7 @@ from handrail.registry.generation import Difference, Generation, described
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.succession import OpenTools, Succession
+from handrail.runtime.guard import Guarded
 from handrail.runtime.secrets import SecretStore
 from handrail.runtime.surface import CallRuntime
 from handrail.sandbox.operated import Operated
@@ -137,6 +139,7 @@ class Rooms:
                 further=further.readable,
                 hidden=hidden,
                 secrets=secrets.chosen(spec.secrets),
+                denials=hides(RuleBook(appointed.shipped_rules()).with_rules(*parsed), workspace),
             )
             layer = self._layer(appointed, shelf.succession.living)
             return call_set(spec, variables, layer, self.ceiling), profile
@@ -187,7 +190,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         store,
         config,
         log,
-        programs,
+        Guarded(programs),
         arbiter,
         interrupted,
         variables,

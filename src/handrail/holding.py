@@ -30,6 +30,7 @@ from handrail.joining.server import Server
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
 from handrail.policy.authority import Authority
 from handrail.policy.defaults import reading
+from handrail.policy.hidden import HiddenNow
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation
@@ -214,7 +215,10 @@ class HeldKernel(Kernel):
         )
         own = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], context.generation)
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
+        around.quarantine = str(output / "quarantine")
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
+        kept = HiddenNow(self.workdir)
+        around.denials = lambda: kept.of(lane.rules)
         # Call ids stay unique when a session goes on.
         turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
         session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)

@@ -61,6 +61,8 @@ class Place:
         return self._once(key, lambda: protected.masks(self.tree, denials.hides, key))
 
     def fixed(self, denials: Denials) -> tuple[str, ...]:
+        if not denials.fixes_any:
+            return ()
         key = ("fixes", denials.key)
         return self._once(key, lambda: protected.fixed(self.tree, denials.fixes, key))
 

@@ -75,13 +75,25 @@ def pins(tree: Tree) -> tuple[str, ...]:
 def fixed(tree: Tree, named: Callable[[str], bool], key: Hashable) -> tuple[str, ...]:
     """The outermost paths of a tree that ``named`` says yes to, to be bound read-only.
 
+    A folder in which something is not named is bound by what is named in it.
+
     :raises ToolError: ``unavailable`` where there are too many to be mounted over
     """
+    judged = [(folder, frozenset(names)) for folder, names in tree.judged(named, key)]
+    mixed: set[str] = set()
+    for folder, names in reversed(judged):  # the inner before the outer
+        children = (folder.child(name)[0] for name in folder.folders)
+        if len(names) < len(folder.files) + len(folder.folders) or any(child in mixed for child in children):
+            mixed.add(folder.path)
+    if named(tree.root) and tree.root not in mixed:
+        return (tree.root,)
     outermost: dict[str, None] = {}
-    for folder, names in tree.judged(named, key):
-        for name in names:
+    for folder, names in judged:
+        if not names or beneath_any(folder.path, outermost):
+            continue
+        for name in sorted(names):
             path = folder.child(name)[0]
-            if not beneath_any(folder.path, outermost):
+            if path not in mixed:
                 outermost[path] = None
     if len(outermost) > MOST_MOUNTS:
         raise ToolError(

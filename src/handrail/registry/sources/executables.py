@@ -15,6 +15,7 @@ read-only beside it, and nothing of it outlives the call.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 from collections.abc import Callable, Mapping
@@ -29,6 +30,7 @@ from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.shapes import recognise
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.runtime.guard import GuardedProcess, Vetoed
 from handrail.sandbox.limits import ended_by
 
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
@@ -86,7 +88,16 @@ class ExecutableTool(Tool):
 
         try:
             output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1, keep)
-            code = await process.wait()
+            try:
+                code = await process.wait()
+            except Vetoed as veto:
+                said = {"stdout": tail(output), **_evidence(veto.exit_code or 0, tail(errors))}
+                raise ToolError(veto.text, kind="denied", data=said) from None
+        except asyncio.CancelledError:
+            await process.kill()
+            if isinstance(process, GuardedProcess) and process.veto is not None:
+                runtime.partial({"stdout_tail": kept.decode("utf-8", "replace"), "handrail": process.veto.text})
+            raise
         finally:
             await process.kill()
         return answer_of(output, errors, code)

@@ -7,8 +7,8 @@ The protocol: one JSON object per line, both ways, one call at a time.
   ``{"text": "…", "kind": "failed", "data": …}``
 
 The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
-ends with its generation. A call that is cancelled, or an answer that breaks the protocol, ends the process;
-the next call starts another. Where starts answer no call, the next one waits a little longer, up to a bound.
+ends with its generation. It reaches hosts only while it has a call, and only those that this call may reach. A call
+that is cancelled, or an answer that breaks the protocol, ends the process; the next call starts another. Where starts answer no call, the next one waits a little longer, up to a bound.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.runtime import Runtime
-from handrail.contract.sandbox import Process
+from handrail.contract.sandbox import Attempt, Process, Profile
 from handrail.contract.shapes import from_envelope, recognise
 from handrail.contract.spec import ToolSpec
 from handrail.registry.sources.executables import (
@@ -32,6 +33,7 @@ from handrail.registry.sources.executables import (
     as_json,
     ending,
 )
+from handrail.runtime.guard import GuardedProcess, Vetoed
 
 BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
 """How long a start waits after so many in a row that never answered a call; the last holds from there on."""
@@ -61,24 +63,33 @@ class PersistentTool(ExecutableTool):
         self._exit: asyncio.Task[int] | None = None
         self._fruitless = 0
         self._closed = False
+        self._behalf: Profile | None = None
+        """The profile of the call that it has now."""
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         """As the base class says; a crash in the middle is ``interrupted`` (nobody knows what was done),
         except that a reading or idempotent tool is tried once more."""
         async with self._one_at_a_time:
+            self._behalf = self.confinement.profile_for(runtime)
             try:
-                return await self._exchange(runtime.call_id, args)
-            except _Crashed as crash:
-                if not (self.spec.idempotent or self.spec.side_effect == "read"):
-                    raise ToolError(
-                        f"{crash} in the middle of this call; what it had done by then is unknown. "
-                        "Look at the state of things before you call it again",
-                        kind="interrupted",
-                    ) from None
-            try:
-                return await self._exchange(runtime.call_id, args)
-            except _Crashed as crash:
-                raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
+                return await self._attempted(args, runtime)
+            finally:
+                self._behalf = None
+
+    async def _attempted(self, args: dict[str, Any], runtime: Runtime) -> object:
+        try:
+            return await self._exchange(runtime.call_id, args)
+        except _Crashed as crash:
+            if not (self.spec.idempotent or self.spec.side_effect == "read"):
+                raise ToolError(
+                    f"{crash} in the middle of this call; what it had done by then is unknown. "
+                    "Look at the state of things before you call it again",
+                    kind="interrupted",
+                ) from None
+        try:
+            return await self._exchange(runtime.call_id, args)
+        except _Crashed as crash:
+            raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
 
     async def aclose(self) -> None:
         self._closed = True
@@ -87,12 +98,17 @@ class PersistentTool(ExecutableTool):
     async def _exchange(self, call_id: str, args: dict[str, Any]) -> object:
         process = await self._running()
         kept = False
+        guarded = process if isinstance(process, GuardedProcess) else None
         try:
+            if guarded is not None:
+                await guarded.begin()
             await process.write(as_json({"id": call_id, "arguments": args}) + b"\n")
             line = await process.read_line(MAX_ANSWER_BYTES)
             if not line.endswith(b"\n"):
                 raise _Crashed(await self._ending())
             answer = _answer(line, call_id)
+            if guarded is not None:
+                await _settled(guarded, answer)
             kept = True
         finally:
             if not kept:
@@ -112,11 +128,25 @@ class PersistentTool(ExecutableTool):
         if delay_ms:
             await asyncio.sleep(delay_ms / 1000)
         capabilities, profile = self.confinement.own(self.spec)
+        profile = replace(profile, gate=self._judged, on_attempt=self._told)
         self._fruitless += 1  # until a call has been answered
         process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), (self.executable,))
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
         return process
+
+    def _judged(self, host: str, port: int) -> str | None:
+        """Judged for the call that it has now: the process is nobody's own."""
+        behalf = self._behalf
+        if behalf is None:
+            return f"{self.spec.id} has no call now, and reaches hosts only on behalf of one."
+        if behalf.gate is None:
+            return f"the call that {self.spec.id} has now may reach no hosts."
+        return behalf.gate(host, port)
+
+    def _told(self, attempt: Attempt) -> None:
+        if self._behalf is not None and self._behalf.on_attempt is not None:
+            self._behalf.on_attempt(attempt)
 
     async def _ending(self) -> str:
         """What became of a process that closed its stdout."""
@@ -132,6 +162,16 @@ class PersistentTool(ExecutableTool):
             exit_.cancel()
             with contextlib.suppress(asyncio.CancelledError, ToolError):
                 await exit_
+
+
+async def _settled(process: GuardedProcess, answer: dict[str, Any]) -> None:
+    """
+    :raises ToolError: ``denied`` for what it made during this call under a protected name; its answer is in the data
+    """
+    try:
+        await process.settle()
+    except Vetoed as veto:
+        raise ToolError(veto.text, kind="denied", data={"answer": answer.get("result", answer.get("error"))}) from None
 
 
 def _answer(line: bytes, call_id: str) -> dict[str, Any]:

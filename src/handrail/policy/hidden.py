@@ -1,0 +1,102 @@
+"""What a session's rules keep from every program in a sandbox, whichever call started it.
+
+A rule about a command says that a program may run, not what it may read: what nobody may read is not there for it,
+and what nobody may write cannot be written. Decided by the rules about ``fs.read`` and ``fs.write`` alone; a rule about
+one tool (``allow read .env``) is about that tool.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from handrail.contract.patterns import text_regex
+from handrail.contract.protected import is_key
+from handrail.contract.requires import Capability
+from handrail.policy.matching import PathSubject, Ranking
+from handrail.policy.rules import Rule, RuleBook, is_capability_glob
+
+_INSTALLED = frozenset(("node_modules", "site-packages", "dist-packages"))
+"""Folders of packages from a public index: what looks like a secret there is none, and programs need it."""
+
+_ALL = frozenset(("", "*", "**", ".", "./"))
+
+
+class Hidden:
+    """Implements :class:`handrail.contract.sandbox.Denials` for the rules about paths of one book.
+
+    :ivar key: the rules and the workspace, equal for equal answers
+    """
+
+    def __init__(
+        self, workspace: str, reading: tuple[Rule, ...], writing: tuple[Rule, ...], everything: tuple[Rule, ...]
+    ) -> None:
+        self.key = (workspace, reading, writing, everything)
+        self._workspace = workspace
+        self._inner = workspace.rstrip("/") + "/"
+        self._own = Ranking((rule for rule in reading if rule.scope != "default"), "path")
+        self._shipped = Ranking((rule for rule in reading if rule.scope == "default"), "path")
+        self._everything = Ranking(everything, "path")
+        self._writing = Ranking(writing, "path")
+        self.fixes_any = any(rule.action == "deny" for rule in writing)
+
+    def hides(self, path: str) -> bool:
+        """A key; what a rule denies or asks about by its name; what looks like a secret, and no rule allows it."""
+        subject = self._subject(path)
+        if subject.relative is not None and is_key(subject.relative):
+            return True
+        used = self._own.winner(subject)
+        if used is not None and used.rule.action == "ask" and used.rule.pattern in _ALL:
+            used = None  # asking about all reading is about tools that read; a program would see nothing at all
+        if used is not None:
+            return used.rule.action != "allow"
+        used = self._everything.winner(subject)
+        if used is not None and used.rule.action == "allow":
+            return False
+        used = self._shipped.winner(subject)
+        if used is None or used.rule.action == "allow":
+            return False
+        return _INSTALLED.isdisjoint((subject.relative or subject.absolute).split("/"))
+
+    def fixes(self, path: str) -> bool:
+        """What a rule denies writing."""
+        if not self.fixes_any:
+            return False
+        used = self._writing.winner(self._subject(path))
+        return used is not None and used.rule.action == "deny"
+
+    def _subject(self, path: str) -> PathSubject:
+        if path.startswith(self._inner):
+            return PathSubject(path, path[len(self._inner) :])
+        return PathSubject(path, "." if path == self._workspace else None)
+
+
+def hidden(rules: RuleBook, workspace: str) -> Hidden:
+    """What these rules keep from programs; the same object for books that say the same of paths."""
+    reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
+    writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
+    everything = tuple(rule for rule in rules if rule.permission == "*" and rule.unconditional)
+    return _made(workspace, reading, writing, everything)
+
+
+@lru_cache(maxsize=64)
+def _made(workspace: str, reading: tuple[Rule, ...], writing: tuple[Rule, ...], everything: tuple[Rule, ...]) -> Hidden:
+    return Hidden(workspace, reading, writing, everything)
+
+
+def _is_about(rule: Rule, capability: Capability) -> bool:
+    if is_capability_glob(rule.permission):
+        return text_regex(rule.permission).match(capability) is not None
+    return rule.permission == capability
+
+
+class HiddenNow:
+    """:func:`hidden` of a book that may be replaced by another at any time, made once for each."""
+
+    def __init__(self, workspace: str) -> None:
+        self._workspace = workspace
+        self._last: tuple[RuleBook, Hidden] | None = None
+
+    def of(self, rules: RuleBook) -> Hidden:
+        if self._last is None or self._last[0] is not rules:
+            self._last = (rules, hidden(rules, self._workspace))
+        return self._last[1]
