@@ -282,7 +282,7 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
     put_tool(tools, "shown", '{"page": "for all"}')
     put_tool(tools, "edge", '{"page": "for people"}', exposure="edge")
     put_tool(tools, "masked", '{"summary": "one page", "page": "not for prompts"}', prompt_mask=True)
-    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}})
+    put_tool(tools, "weather", secrets=["WEATHER_KEY"])
     config.write_text('rules = ["allow *"]\n')
     async with connected(handrail, "--config", str(config)) as client:
         assert {"shown", "edge", "masked"} == set(await listed(client)) & {"shown", "edge", "masked", "weather"}
@@ -293,4 +293,4 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
     assert edge["type"] == masked["type"] == "output"
     assert "for people" not in json.dumps(edge) and "not for prompts" not in json.dumps(masked)
     assert "one page" in json.dumps(masked)
-    assert weather["metadata"]["error_kind"] == "unavailable" and "api.example.org" in weather["error_text"]
+    assert weather["metadata"]["error_kind"] == "unavailable" and "WEATHER_KEY" in weather["error_text"]

@@ -90,20 +90,19 @@ async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_s
 
 
 @pytest.mark.proves("R-01", "S-08a")
-async def test_what_needs_hosts_or_secrets_is_loaded_withheld_and_answered_with_the_reason(tmp_path: Path) -> None:
+async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answered_with_the_reason(tmp_path: Path) -> None:
     tools = tmp_path / "config" / "tools"
-    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}})
-    put_tool(tools, "anywhere", network=True)
+    put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}}, secrets=["WEATHER_KEY"])
     put_tool(tools, "billing", secrets=["BILLING_KEY"])
     async with temporary_kernel(tmp_path, rules=["allow *"], secrets={"OTHER_KEY": "0123456789"}) as kernel:
         session = await kernel.session()
-        for name, word in (("weather", "api.example.org"), ("anywhere", "hosts"), ("billing", "BILLING_KEY")):
+        for name, word in (("weather", "WEATHER_KEY"), ("billing", "BILLING_KEY")):
             answer = await session.call(name, {})
             assert answer.error_kind == "unavailable"
             assert answer.error_text is not None and "withheld" in answer.error_text and word in answer.error_text
-        assert {"weather", "anywhere", "billing"}.isdisjoint(spec.id for spec in session.turn().specs)
+        assert {"weather", "billing"}.isdisjoint(spec.id for spec in session.turn().specs)
         shown = {check.name: check.detail for check in kernel.doctor()}
-        assert {"tool weather", "tool anywhere", "tool billing"} <= set(shown)
+        assert {"tool weather", "tool billing"} <= set(shown)
 
 
 @pytest.mark.proves("R-02", "R-03", "L-01")

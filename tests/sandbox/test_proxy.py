@@ -386,6 +386,28 @@ async def test_on_another_port_either_side_may_speak_first_in_its_own_protocol()
         writer.close()
 
 
+async def test_a_tunnel_ends_where_the_rules_have_changed_meanwhile() -> None:
+    async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while line := await reader.readline():
+            writer.write(line)
+        writer.close()
+
+    denied: list[str] = []
+    listener = await asyncio.start_server(echo, "127.0.0.1", 0)
+    port = listener.sockets[0].getsockname()[1]
+    async with listener, front(f"127.0.0.1:{port}", gate=lambda host, port: denied[0] if denied else None) as proxy:
+        _, reader, writer = await proxy.tunnel(f"127.0.0.1:{port}")
+        for said in (b"one\n", b"two\n"):
+            writer.write(said)
+            assert await reader.readline() == said
+        denied.append("the call is over")
+        writer.write(b"three\n")
+        with contextlib.suppress(ConnectionError):
+            assert await reader.read() == b""
+        writer.close()
+    assert proxy.attempts[-1].refused == "the call is over"
+
+
 # ── what is read ─────────────────────────────────────────────────────────────────────────────────
 
 

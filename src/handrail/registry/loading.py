@@ -162,14 +162,19 @@ def reason_to_withhold(
         reasons.append(
             f"it needs settings that have no default ({', '.join(unset)}), and nobody can give a tool any yet"
         )
-    if spec.requires.net.hosts:
+    starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
+    if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
         hosts = ", ".join(spec.requires.net.hosts)
-        reasons.append(f"it requires hosts ({hosts}), and no sandbox here opens the network to single hosts")
+        why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
+        reasons.append(
+            f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
+            + (f": {why}" if why else "")
+        )
     if spec.mode != "direct":
         reasons.append(f"its mode is {spec.mode!r}, and only direct tools are carried out")
     if tool.trusted and spec.cancellable == "process":
         reasons.append("it asks for a worker process of its own, and functions run in this process only")
-    if not tier.confines and (not tool.trusted or spec.requires.shell):
+    if not tier.confines and starts_programs:
         remedy = f" ({tier.remedy})" if tier.remedy else ""
         reasons.append(f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}")
     return "; ".join(reasons) or None

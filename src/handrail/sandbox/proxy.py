@@ -1,7 +1,7 @@
 """The only way out of a sandbox: an HTTP proxy on the host's side, which judges every request and every tunnel.
 
 ``CONNECT host:port`` opens a tunnel, a request with a whole ``http://`` URL is made once and its connection closed; a
-redirect is simply the client's next request. Each is judged anew by :class:`~handrail.sandbox.egress.Egress`. What is
+redirect is simply the client's next request. Each, and all that goes out through a tunnel, is judged anew by :class:`~handrail.sandbox.egress.Egress`. What is
 refused is answered ``403`` with the reason and the next step.
 
 In a tunnel the TLS hello must name the host that the tunnel was opened to; on port 443 there must be one. What remains
@@ -192,7 +192,7 @@ class Proxy:
                 self._tell("CONNECT", host, str(error))
                 await self._send(here, hello.UNRECOGNIZED_NAME)
                 return
-            await self._relay(here, there)
+            await self._relay(host, here, there)
         finally:
             there.writer.transport.abort()
 
@@ -260,10 +260,10 @@ class Proxy:
         if refused is not None:
             raise hello.NotTLS(refused)
 
-    async def _relay(self, here: Ends, there: Ends) -> None:
+    async def _relay(self, host: Host, here: Ends, there: Ends) -> None:
         last = _Activity(asyncio.get_running_loop().time())
         pumps = [
-            asyncio.ensure_future(self._pump(here, there, last, outwards=True)),
+            asyncio.ensure_future(self._pump(here, there, last, host)),
             asyncio.ensure_future(self._pump(there, here, last)),
         ]
         try:
@@ -273,7 +273,8 @@ class Proxy:
         finally:
             await _ended(*pumps)
 
-    async def _pump(self, source: Ends, target: Ends, last: _Activity, *, outwards: bool = False) -> None:
+    async def _pump(self, source: Ends, target: Ends, last: _Activity, host: Host | None = None) -> None:
+        """:param host: where it goes, on the way out: judged with every piece, since rules change and calls end"""
         loop = asyncio.get_running_loop()
         while True:
             try:
@@ -286,7 +287,10 @@ class Proxy:
             if not piece:
                 break
             last.at = loop.time()
-            await self._send(target, piece, outwards=outwards)
+            if host is not None and (refused := self._egress.refusal(host)) is not None:
+                self._tell("CONNECT", host, refused)
+                raise _Over
+            await self._send(target, piece, outwards=host is not None)
         if target.writer.can_write_eof():
             target.writer.write_eof()
 

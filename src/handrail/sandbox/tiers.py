@@ -29,6 +29,8 @@ from handrail.sandbox.limits import rlimits
 
 Optional = Literal["landlock", "seccomp"]
 """The layers that an operator can do without by name. Nothing replaces the namespaces."""
+_WITHHOLDING = ("hosts", "processes")
+"""What no confinement depends on: without it single tools are withheld, or operators told."""
 _TRY_S = 20
 _INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
 _SPACES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
@@ -89,7 +91,7 @@ def choose(without: frozenset[str] = frozenset()) -> Sandbox:
             tried.append((binary, seen))
             continue
         mechanisms = tuple(_mechanisms(seen))
-        missing = [one for one in mechanisms if one.held is False and one.name not in (*without, "processes")]
+        missing = [one for one in mechanisms if one.held is False and one.name not in (*without, *_WITHHOLDING)]
         if missing:
             detail = "; ".join(f"{one.name}: {one.detail}" for one in missing)
             remedies = "; ".join(one.remedy for one in missing if one.remedy)
@@ -158,6 +160,8 @@ class _Seen:
     status: dict[str, str] = field(default_factory=dict[str, str])
     limits: list[str] = field(default_factory=list[str])
     written: set[str] = field(default_factory=set[str])
+    no_hosts: str | None = None
+    """Why no proxy could be put in front of it."""
 
 
 def _looked_at(binary: str) -> _Seen | str:
@@ -176,13 +180,17 @@ async def _tried(binary: str, place: str) -> _Seen | str:
     workspace, scratch = Path(place, "workspace"), Path(place, "scratch")
     workspace.mkdir()
     scratch.mkdir()
-    whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),))
+    whole = Layer("probe", fs_read=(str(workspace),), fs_write=(str(workspace),), hosts=("probe.invalid",))
     system_calls = None if seccomp.machine() else b""
     sandbox = Bubblewrap(binary, Tier("probe", ""), system_calls=system_calls)
+    profile, argv = Profile(str(workspace), str(scratch)), ("/bin/sh", "-c", _SCRIPT)
+    no_hosts: str | None = None
     try:
-        process = await sandbox.start(
-            CapabilitySet((whole,)), Profile(str(workspace), str(scratch)), ("/bin/sh", "-c", _SCRIPT)
-        )
+        try:
+            process = await sandbox.start(CapabilitySet((whole,)), profile, argv)
+        except ToolError as error:
+            no_hosts = error.text
+            process = await sandbox.start(CapabilitySet((whole,)).offline(), profile, argv)
         try:
             async with asyncio.timeout(_TRY_S):
                 out, errors, _ = await process.communicate(b"", 1 << 16)
@@ -195,7 +203,7 @@ async def _tried(binary: str, place: str) -> _Seen | str:
         return str(error)
     if code != 0:
         return errors.decode("utf-8", "replace").strip()[:500] or f"it ended with {code}"
-    seen = _Seen()
+    seen = _Seen(no_hosts=no_hosts)
     for line in out.decode("utf-8", "replace").splitlines():
         word, _, rest = line.partition(" ")
         if "[" in line and word.endswith("]"):
@@ -215,6 +223,7 @@ def _mechanisms(seen: _Seen) -> list[Mechanism]:
     return [
         _namespaces(seen),
         _network(seen),
+        _hosts(seen),
         _privileges(seen),
         _seccomp(seen),
         _landlock(seen),
@@ -231,7 +240,7 @@ def _not_tried() -> tuple[Mechanism, ...]:
         if version
         else Mechanism("landlock", False, why, _LANDLOCK)
     )
-    names = ("network", "privileges", "seccomp")
+    names = ("network", "hosts", "privileges", "seccomp")
     return (*(Mechanism(name, None, reason) for name in names), of_landlock, Mechanism("limits", None, reason))
 
 
@@ -251,6 +260,15 @@ def _network(seen: _Seen) -> Mechanism:
     if not _own(seen, "net"):
         return Mechanism("network", False, "it ran a program in the machine's own network namespace", _INSTALL)
     return Mechanism("network", True, "a namespace of its own with nothing but its loopback")
+
+
+def _hosts(seen: _Seen) -> Mechanism:
+    if seen.no_hosts is not None:
+        cure = "install perl (apt install perl-base), and let this user enter the namespaces of its own sandboxes"
+        return Mechanism("hosts", False, seen.no_hosts, cure)
+    return Mechanism(
+        "hosts", True, "a program reaches those that its call may, through a proxy that judges each request"
+    )
 
 
 def _privileges(seen: _Seen) -> Mechanism:
