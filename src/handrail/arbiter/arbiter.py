@@ -21,7 +21,7 @@ from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.execution import Execution, uninterrupted
 from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict
-from handrail.arbiter.output import Shaped, Shaper
+from handrail.arbiter.output import Shaped, Shaper, said
 from handrail.arbiter.repeats import Repeats
 from handrail.arbiter.requests import Lifetimes
 from handrail.arbiter.resources import Resources
@@ -389,7 +389,7 @@ class Arbiter:
         call.note("refused", {"step": refusal.step, "result": result.to_dict()})
         call.emit("refused", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
         call.flush()
-        return Shaped(result, result, {})
+        return said(result)
 
     def _park(self, call: Call, approval_id: str) -> Shaped:
         """Answer the caller, and leave the call as it is: without an outcome, until its session is taken up again."""
@@ -407,7 +407,7 @@ class Arbiter:
         result = call.answer_error("backend", self.shaper.redactor.text(f"{text}: {str(defect)[:300]}"))
         call.note("committed" if call.begun else "refused", {"result": result.to_dict(), "defect": True})
         call.flush()
-        return Shaped(result, result, {})
+        return said(result)
 
     # ── 9 release ────────────────────────────────────────────────────────────────────────────────
 

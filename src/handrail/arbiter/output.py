@@ -1,7 +1,8 @@
 """What comes of a tool's return value: one result for the people at the face, one for the model, one for the log.
 
 The stages are always the same, in this order: make it plain JSON, take out binary parts as artifacts, redact,
-cut to the tool's limits with the whole in a sidecar, and hide from each side what the tool does not show it.
+cut to the tool's limits with the whole in a sidecar, hide from each side what the tool does not show it, and spell out
+for the model what acts, hides or imitates.
 None of them raises: a value that cannot be shown, a full disk, a hostile object each become a result that says so.
 """
 
@@ -20,10 +21,12 @@ from typing import Any, Protocol, cast, overload
 import orjson
 
 from handrail.arbiter import sidecar
+from handrail.arbiter.neutral import FLAG, for_model
 from handrail.arbiter.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.truncation import cut, first_bytes
 from handrail.contract.errors import ERROR_KINDS, HandrailError
+from handrail.contract.neutral import may_have_any
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 
@@ -35,6 +38,8 @@ MAX_SUMMARY = 500
 """Characters."""
 
 _SCALARS = frozenset({bool, int, float})
+_dumps = orjson.dumps
+_INLINE_BYTES = 256 * 1024
 _INLINE_PARTS = 2_000
 """How many parts of a value are gone through on the event loop; more are a thread's work."""
 _OF_THE_CALL = frozenset(
@@ -81,6 +86,11 @@ class Shaped:
     result: Result
     model: Result
     logged: dict[str, Any]
+
+
+def said(result: Result) -> Shaped:
+    """What the arbiter says itself of a call, which is on record already."""
+    return Shaped(result, for_model(result), {})
 
 
 class Shaper:
@@ -134,9 +144,15 @@ class Shaper:
             data = kept = value
         if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
             return None
-        result = Result("output", data, None, metadata)
+        result = model = Result("output", data, None, metadata)
+        if may_have_any(encoded):
+            model = for_model(result, encoded)
+            if model is not result:
+                if len(_dumps(model.data)) > limit:
+                    return None
+                metadata[FLAG] = model.metadata[FLAG]
         logged = {"type": "output", "data": kept, "metadata": {**metadata}}
-        return Shaped(result, result, {"result": logged})
+        return Shaped(result, model, {"result": logged})
 
     async def shape(
         self, spec: ToolSpec, value: object, metadata: Mapping[str, Any], *, call_id: str, session_id: str
@@ -159,8 +175,8 @@ class Shaper:
         """``result`` as the face and as the model may see it, by the tool's exposure and mask."""
         at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the people at the face")
         if spec.exposure not in SEEN_BY_MODEL:
-            return at_face, _hidden(spec, result, "the model")
-        return at_face, _masked(result) if spec.prompt_mask else result
+            return at_face, for_model(_hidden(spec, result, "the model"))
+        return at_face, for_model(_masked(result) if spec.prompt_mask else result)
 
     @overload
     def redact(self, value: str) -> str: ...
@@ -211,11 +227,31 @@ class Shaper:
             result = Result.error(
                 "backend", f"{spec.id} ran, and its output cannot be shown ({type(error).__name__})", **metadata
             )
+        encoded = orjson.dumps(result.data)
+        if inline and len(encoded) > _INLINE_BYTES and may_have_any(encoded):
+            raise _NeedsThread
+        at_face, model = self.views(spec, result)
+        if (flag := model.metadata.get(FLAG)) is not None:
+            at_face, result = at_face.with_metadata(**{FLAG: flag}), result.with_metadata(**{FLAG: flag})
+            model = self._within_limits(call, result, model)
         logged = result.to_dict()
         if "data" in logged:
-            logged["data"] = orjson.Fragment(orjson.dumps(result.data))
-        at_face, model = self.views(spec, result)
+            logged["data"] = orjson.Fragment(encoded)
         return Shaped(at_face, model, {"result": logged})
+
+    def _within_limits(self, call: _Call, result: Result, model: Result) -> Result:
+        """What spelling out made too long, cut once more; the sidecar has the output as it was."""
+        limit, error_text, more = call.spec.max_output, model.error_text, dict(model.metadata)
+        if error_text is not None and len(error_text) > limit:
+            error_text = first_bytes(error_text.encode(), limit)
+            more["truncated"] = True
+        found = cut(model.data, orjson.dumps(model.data), call.spec, str)
+        if found is not None and "output_path" not in more and result.data is not None:
+            whole = result.data if isinstance(result.data, str) else _pretty(result.data)
+            entries = {key: value for key, value in found.counts.items() if key != "omitted_bytes"}
+            more |= {"truncated": True, **entries, "output_bytes": len(whole.encode())}
+            self._sidecar(call, whole, more)
+        return Result(model.type, model.data if found is None else found.data, error_text, more)
 
     def _complete(self, call: _Call, value: object, metadata: Mapping[str, Any]) -> Result:
         """The whole result, as it may be seen by somebody who may see everything."""
@@ -367,6 +403,10 @@ def _masked(result: Result) -> Result:
         )
         data = {"summary": summary, "artifact": result.metadata.get("artifact")}
     return Result(result.type, data, result.error_text, known)
+
+
+def _pretty(data: object) -> str:
+    return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
 
 
 def _kind(data: object) -> str:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
+from handrail.contract.neutral import Shown
 from handrail.contract.requires import FsRequires, Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
@@ -162,7 +163,10 @@ class Edit(Tool):
         category="files",
         tier="core",
         kind="edit",
-        guidance="Copy `old` from what read returned, with enough lines around it to be the only such place.",
+        guidance=(
+            "Copy `old` from what read returned, with enough lines around it to be the only such place. Copy ⟦…⟧, which "
+            "spells out a character that is not seen, as it is shown."
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -251,6 +255,8 @@ def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: b
     elif old not in text and "\r\n" in text:
         old, new = with_line_end(old, "\r\n"), with_line_end(new, "\r\n")
     at = text.find(old)
+    if at == -1 and (as_shown := _spans_as_shown(text, old, new, replace_all=replace_all)):
+        return as_shown
     if at == -1:
         raise ToolError(f"old is not in {path}: {why_missing(text, old)}", kind="invalid_input")
     if not replace_all:
@@ -268,6 +274,21 @@ def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: b
         spans.append(Span(at, at + len(old), new))
         at = text.find(old, at + len(old))
     return spans
+
+
+def _spans_as_shown(text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
+    """Where ``old`` stands in what a model was shown of ``text``, where characters that are not seen are spelled out;
+    what it copied of these into ``new`` becomes those characters again. Empty where it is not there, or several times."""
+    view = Shown(text)
+    if not view.differs or old == new:
+        return []
+    spans: list[Span] = []
+    at = view.shown.find(old)
+    while at != -1:
+        if (span := view.span(at, at + len(old))) is not None:
+            spans.append(Span(*span, view.written(new, *span)))
+        at = view.shown.find(old, at + len(old))
+    return spans if replace_all or len(spans) == 1 else []
 
 
 def _count(text: str, part: str) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
+from handrail.contract.neutral import OPEN, Shown, neutralised
 from handrail.tools.text import Block, line_end, lines_of, readable
 
 _FIELDS = {
@@ -67,8 +68,11 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
             f"{', '.join(sorted(given)) or 'none of them'}",
             kind="invalid_input",
         )
-    new = tuple(f"{line}{end}" for line in _content_lines(operation["content"]))
+    content: str = operation["content"]
     total = len(lines)
+    if OPEN in content:
+        content = _written(content, operation, lines)
+    new = tuple(f"{line}{end}" for line in _content_lines(content))
     if op == "replace":
         first, last = operation["first_line"], operation["last_line"]
         if not first <= last <= total:
@@ -94,6 +98,13 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
     return Block(total, total, new)
 
 
+def _written(content: str, operation: dict[str, Any], lines: Sequence[str]) -> str:
+    """``content`` with those characters in it that the lines around it have, where a model copied how it was shown them."""
+    first = operation.get("first_line") or operation.get("line") or len(lines)
+    around = "".join(lines[max(0, first - 2) : operation.get("last_line", first) + 1])
+    return Shown(around).written(content, 0, len(around))
+
+
 def _content_lines(content: str) -> list[str]:
     plain = content.replace("\r\n", "\n")
     return plain.removesuffix("\n").split("\n") if plain else []
@@ -104,7 +115,7 @@ def _check(number: int, operation: dict[str, Any], have: Sequence[str], where: s
         return
     want = _content_lines(operation["expect"])
     found = [line.removesuffix("\n").removesuffix("\r") for line in have]
-    if want != found:
+    if want != found and want != neutralised("\n".join(found)).split("\n"):
         shown = readable("\n".join(found))
         cut = f"{shown[:500]}…" if len(shown) > 500 else shown
         raise ToolError(

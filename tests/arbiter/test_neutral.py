@@ -1,0 +1,96 @@
+"""What a model is shown of an output, what everybody else is, and what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.arbiter.shaping import SECRET, Room, logged
+
+from handrail.arbiter.neutral import for_model
+from handrail.contract.neutral import neutralised
+from handrail.contract.result import Blob, Result
+from handrail.contract.spec import ToolSpec
+
+pytestmark = pytest.mark.proves("O-04")
+HOSTILE = "\x1b[31mred\u202e <|im_start|>"
+SPELLED = "⟦U+001B⟧[31mred⟦U+202E⟧ ⟦<⟧|im_start|>"
+
+
+@pytest.mark.parametrize("in_two", [False, True])
+async def test_a_model_is_shown_it_spelled_out_and_flagged_and_others_as_it_is(tmp_path: Path, in_two: bool) -> None:
+    room = Room(tmp_path)
+    value = {"text": HOSTILE, HOSTILE: [HOSTILE, 1]} | (
+        {"blob": Blob(HOSTILE.encode(), "text/plain")} if in_two else {}
+    )
+    shaped = await room.shape(value)
+    assert shaped.model.data["text"] == SPELLED and shaped.model.data[SPELLED] == [SPELLED, 1]
+    assert shaped.result.data["text"] == HOSTILE and logged(shaped)["data"][HOSTILE] == [HOSTILE, 1]
+    counts = {"control": 3, "direction": 3, "marker": 3}
+    assert shaped.model.metadata["neutralised"] == counts
+    assert shaped.result.metadata["neutralised"] == logged(shaped)["metadata"]["neutralised"] == counts
+    if in_two:
+        path = room.artifacts.put(HOSTILE.encode(), "text/plain")
+        assert shaped.result.data["blob"]["artifact"] == path, "an artifact has it byte for byte"
+
+
+async def test_errors_their_data_and_a_tools_metadata_are_spelled_out_too(tmp_path: Path) -> None:
+    shaped = await Room(tmp_path).shape(Result.error("failed", HOSTILE, {"partial": HOSTILE}, note=HOSTILE))
+    assert shaped.model.error_text == SPELLED and shaped.model.data == {"partial": SPELLED}
+    assert shaped.model.metadata["note"] == SPELLED and shaped.model.error_kind == "failed"
+    assert shaped.result.error_text == HOSTILE
+
+
+async def test_plain_output_is_one_object_for_all(tmp_path: Path) -> None:
+    room = Room(tmp_path)
+    for value in ("plain", {"a": "日本語 👩‍⚕️"}, ["x"] * 50, None, 5):
+        shaped = await room.shape(value)
+        assert shaped.model is shaped.result and "neutralised" not in shaped.result.metadata
+
+
+async def test_a_sidecar_has_the_output_as_it_was_and_its_head_is_spelled_out(tmp_path: Path) -> None:
+    room = Room(tmp_path, key=SECRET)
+    whole = f"{HOSTILE} {SECRET}\n" * 50
+    shaped = await room.shape(whole, max_output=400)
+    assert room.sidecar(shaped) == whole.replace(SECRET, "[secret:key]"), "after redaction, before spelling out"
+    assert "\x1b" not in str(shaped.model.data) and "\x1b" in shaped.result.data["head"]
+
+
+async def test_what_spelling_out_makes_too_long_is_cut_and_kept_whole_beside(tmp_path: Path) -> None:
+    """Source: output of escape characters alone, which grows tenfold."""
+    room = Room(tmp_path)
+    for value in ("\x1b" * 900, {"output": "\x1b" * 900, "exit_code": 0}):
+        shaped = await room.shape(value, max_output=1000, call_id=f"call-{type(value).__name__}")
+        assert len(orjson.dumps(shaped.model.data)) < 1100 and shaped.model.metadata["truncated"] is True
+        assert shaped.result.data == value and "truncated" not in shaped.result.metadata
+        kept = Path(shaped.model.metadata["output_path"]).read_text()
+        assert kept == value if isinstance(value, str) else orjson.loads(kept) == value
+        assert shaped.model.metadata["output_bytes"] == len(kept) and "output_lost" not in shaped.model.metadata
+    shaped = await room.shape(Result.error("failed", "\x1b" * 900), max_output=1000)
+    assert len(shaped.model.error_text or "") <= 1000
+
+
+async def test_what_a_mask_leaves_is_spelled_out(tmp_path: Path) -> None:
+    shaped = await Room(tmp_path).shape({"summary": HOSTILE, "rest": 1}, prompt_mask=True)
+    assert shaped.model.data["summary"] == SPELLED
+
+
+async def test_keys_that_are_shown_alike_are_all_shown() -> None:
+    shown = for_model(Result.output({"a\x1b": 1, "a⟦U+001B⟧": 2}))
+    assert shown.data == {"pairs": [["a⟦U+001B⟧", 1], ["a⟦U+001B⟧", 2]]}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.lists(st.sampled_from([*HOSTILE, HOSTILE, "x", "é", "\n", "⟦"]), max_size=60).map("".join))
+async def test_what_a_model_is_shown_reads_back_as_itself(new_room: Callable[..., Room], text: str) -> None:
+    room = new_room()
+    shaped = await room.shape({"text": text})
+    again = await room.shape(shaped.model.data)
+    assert again.model.data == shaped.model.data == {"text": neutralised(text)}
+    assert again.model is again.result
+    assert room.shaper.views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
+    room.shaper.close()
