@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
@@ -58,8 +58,11 @@ class Pooled:
         self._age_s = age_s
         self._ready: dict[Confined, tuple[object, str]] = {}
         """By age, with key and scratch."""
+        self._in_use: set[str] = set()
+        """Scratch folders of the sessions that have had a call."""
         self._running: dict[object, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._due: set[asyncio.Future[None]] = set()
         self._closed = False
 
     @property
@@ -84,6 +87,7 @@ class Pooled:
             return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
         plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr, ready_made=True)
         key = plan.key
+        self._in_use.add(profile.scratch)
         process = self._taken(key)
         if process is None:
             # One that did not wait starts the shell with its text, which is sooner.
@@ -97,17 +101,20 @@ class Pooled:
         self._replaced(process, kind, key)
         return begun
 
+    async def replenished(self) -> None:
+        """Wait until each call that was started has its successor ready, where it gets one."""
+        await asyncio.gather(*self._due)
+
     async def release(self, scratch: str) -> None:
-        """End what is ready for the session with this scratch folder."""
+        """End what is ready for the session with this scratch folder, until a call of it comes again."""
+        self._in_use.discard(scratch)
         await self._end([process for process, (_, whose) in self._ready.items() if whose == scratch])
 
     async def aclose(self) -> None:
         """End all that is ready, and make no more. What runs goes on."""
         self._closed = True
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._end(list(self._ready))
+        await asyncio.gather(*self._tasks)
         await settled()
 
     def _taken(self, key: object) -> Confined | None:
@@ -120,24 +127,35 @@ class Pooled:
     def _replaced(self, process: Confined, kind: _Kind, key: object) -> None:
         """Have the next one of this kind made, once the call has ended or turns out to be long."""
         loop = asyncio.get_running_loop()
+        due: asyncio.Future[None] = loop.create_future()
+        self._due.add(due)
+        due.add_done_callback(self._due.discard)
         self._running[key] = self._running.get(key, 0) + 1
 
         def make() -> None:
             long.cancel()
-            if not self._closed:
-                task = loop.create_task(self._make(kind))
-                self._tasks.add(task)
-                task.add_done_callback(self._tasks.discard)
+            if self._closed:
+                due.set_result(None)
+                return
+            task = self._task(self._make(kind))
+            task.add_done_callback(lambda done: due.set_result(None))
 
         def ended() -> None:
             self._running[key] -= 1
             if not self._running[key]:
                 del self._running[key]
             if not long.cancelled():
+                long.cancel()
                 loop.call_later(_AFTERWARDS_S, make)
 
         long = loop.call_later(_LONG_CALL_S, make)
         process.when_gone(ended)
+
+    def _task(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     async def _make(self, kind: _Kind) -> None:
         try:
@@ -145,32 +163,27 @@ class Pooled:
                 kind.capabilities, kind.profile, kind.argv, merge_stderr=kind.merge_stderr, ready_made=True
             )
             key = plan.key
+            if self._closed or kind.profile.scratch not in self._in_use:
+                return
             alike = sum(its == key for its, _ in self._ready.values())
             if alike >= max(1, min(MOST_ALIKE, self._running.get(key, 0))):
                 return
             process = self._sandbox.prepare(plan)
-        except ToolError:
+        except (ToolError, OSError):
             return  # the next call is told why, if it still is so
         self._ready[process] = key, kind.profile.scratch
         process.when_gone(lambda: self._forgotten(process))
-        try:
-            await self._end(list(self._ready)[: -self._most])
-            if await process.until_ready():
-                asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
-            else:
-                await self._end([process])
-        except asyncio.CancelledError:
-            await self._end([process])
-            raise
+        asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
+        await self._end(list(self._ready)[: -self._most])
+        if not await process.until_ready():
+            self._expired(process)  # unless a call has it already, which then is told why
 
     def _forgotten(self, process: Confined) -> None:
         self._ready.pop(process, None)
 
     def _expired(self, process: Confined) -> None:
         if process in self._ready:
-            task = asyncio.get_running_loop().create_task(self._end([process]))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._task(self._end([process]))
 
     async def _end(self, processes: Sequence[Confined]) -> None:
         for process in processes:

@@ -221,7 +221,7 @@ class Confined:
             part = b""
         self._loop.remove_reader(self._channel)
         if self._ready is not None and not self._ready.done():
-            self._ready.set_result(part == b"r")
+            self._ready.set_result(part.startswith(b"r"))
 
     def _read_status(self) -> None:
         """Take what bubblewrap has said, and hold on to the inner process as soon as it is known."""

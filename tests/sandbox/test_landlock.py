@@ -1,0 +1,192 @@
+"""What Landlock takes away inside a sandbox, shown where the mounts alone would have let it be done."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import struct
+from collections.abc import Mapping
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sandbox.conftest import Ground, Ran
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import SHELL_ARGV, Tier
+from handrail.sandbox import landlock, launcher
+from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.launcher import Launcher
+
+ABI = landlock.abi()
+needs_landlock = pytest.mark.skipif(ABI < 1, reason="this kernel has no Landlock")
+LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+
+WORKSPACE, SCRATCH = "/ground/workspace", "/ground/scratch"
+Folders = Mapping[str, Literal["ro", "rw"]]
+
+
+def other(first: Launcher | None = None, abi: int | None = None) -> Bubblewrap:
+    return Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first, landlock_abi=abi)
+
+
+async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders | None = None, **seen: object) -> Ran:
+    """``script`` where Landlock is told of other folders than those that are mounted.
+
+    They are mounted apart from /tmp, which is writable with all that is in it.
+    """
+    plan = await sandbox.plan(ground.capabilities, ground.profile(), (*SHELL_ARGV, script))
+    places = {str(ground.workspace): WORKSPACE, str(ground.scratch): SCRATCH}
+    options = list(plan.options)
+    for at, option in enumerate(options):
+        if option in ("--bind", "--chdir"):
+            options[at + 1 + (option == "--bind")] = places[options[at + 1]]
+    told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
+    changed: dict[str, object] = {"options": tuple(options), "folders": tuple(told.items()), **seen}
+    process = sandbox.prepare(dataclasses.replace(plan, **changed))  # pyright: ignore[reportArgumentType]
+    environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
+    process.begin(launcher.program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
+    out, errors, dropped = await process.communicate(b"", 1 << 20)
+    return Ran(await process.wait(), out.decode(), errors.decode(), dropped)
+
+
+@needs_landlock
+@pytest.mark.proves("S-01")
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_what_is_mounted_writable_by_mistake_is_still_not_written(ground: Ground, first: Launcher) -> None:
+    (ground.workspace / "there").write_text("as it was")
+    tries = [
+        "echo x > new",
+        "echo x >> there",
+        "rm there",
+        "mkdir d",
+        "ln -s a b",
+        "mkfifo p",
+        "mv there here",
+        ": > there",
+    ]
+    script = "; ".join(f"({one}) 2>&1 || echo held" for one in tries)
+    seen = await ran(other(first), ground, script, {WORKSPACE: "ro", SCRATCH: "rw"})
+    assert seen.out.count("held") == len(tries)
+    assert seen.out.count("Permission denied") >= 7
+    assert [path.name for path in ground.workspace.iterdir()] == ["there"]
+    assert (ground.workspace / "there").read_text() == "as it was"
+
+
+@needs_landlock
+@pytest.mark.proves("S-01")
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_what_is_mounted_by_mistake_is_not_read_or_started(ground: Ground, first: Launcher) -> None:
+    (ground.workspace / "key").write_text("TOP-SECRET")
+    program = ground.workspace / "program"
+    program.write_text("#!/bin/sh\necho STARTED")
+    program.chmod(0o755)
+    seen = await ran(other(first), ground, "cat key; ./program; echo over", {SCRATCH: "rw"})
+    assert seen.out == "over\n"
+    assert seen.errors.count("Permission denied") == 2
+
+
+@needs_landlock
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_the_rights_that_are_given_are_enough_for_ordinary_work(ground: Ground, first: Launcher) -> None:
+    script = (
+        "set -e; mkdir -p a/b; echo x > a/f; mv a/f a/b/g; ln a/b/g a/h; ln -s h a/s; rm -r a/b; : > a/h; mkfifo p;"
+        'cp /bin/true t; ./t; echo y > "$HOME/f"; echo z > /tmp/f; mv /tmp/f /dev/shm/f; head -c 4 /dev/zero | wc -c;'
+        "echo to > /dev/null; echo out > /dev/stdout; cat /etc/hostname > /dev/null; ls / > /dev/null"
+    )
+    seen = await ran(other(first), ground, script)
+    assert (seen.code, seen.errors, seen.out) == (0, "", "4\nout\n")
+
+
+@needs_landlock
+async def test_nothing_of_proc_is_written(ground: Ground) -> None:
+    seen = await ran(other(), ground, "echo 1 > /proc/self/oom_score_adj || echo held; cat /proc/self/comm")
+    assert seen.out == "held\ncat\n"
+
+
+SERVER = """
+import socket, sys
+with socket.socket() as server:
+    server.bind(("127.0.0.1", 0))
+    server.listen()
+    with socket.create_connection(server.getsockname()):
+        print("served")
+"""
+
+
+@pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
+@pytest.mark.proves("S-01")
+async def test_a_read_only_call_has_no_tcp_and_another_its_own_loopback(ground: Ground) -> None:
+    (ground.workspace / "server.py").write_text(SERVER)
+    assert (await ground.bash("python3 server.py")).out == "served\n"
+    refused = await ground.bash("python3 server.py; exec 3<>/dev/tcp/127.0.0.1/3128", workspace_writable=False)
+    assert "PermissionError" in refused.errors
+    assert "/dev/tcp/127.0.0.1/3128: Permission denied" in refused.errors
+
+
+@pytest.mark.skipif(ABI < 4, reason="this kernel's Landlock knows no network")
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_only_the_named_port_is_connected_to(ground: Ground, first: Launcher) -> None:
+    script = "for port in 3128 3129; do exec 3<>/dev/tcp/127.0.0.1/$port; done"
+    seen = await ran(other(first), ground, script, tcp=False, connect=(3128,))
+    assert "3128: Connection refused" in seen.errors  # there is nobody, but it was tried
+    assert "3129: Permission denied" in seen.errors
+
+
+@pytest.mark.skipif(ABI < 6, reason="this kernel's Landlock knows no scopes")
+@pytest.mark.proves("S-01")
+async def test_no_signal_reaches_what_is_outside_of_the_programs_own(ground: Ground) -> None:
+    script = "sleep 100 & kill $!; wait $!; echo $?; kill -0 1 && echo REACHED"
+    seen = await ran(other(), ground, script)
+    assert (seen.out, "not permitted" in seen.errors) == ("143\n", True)
+    assert "REACHED" in (await ran(other(abi=5), ground, script)).out
+
+
+@needs_landlock
+@pytest.mark.parametrize("abi", range(ABI + 1))
+async def test_every_version_up_to_this_kernels_can_be_put_into_force(ground: Ground, abi: int) -> None:
+    seen = await ran(other(abi=abi), ground, "echo x > new; ls", {WORKSPACE: "ro", SCRATCH: "rw"})
+    assert (seen.code, seen.out) == (0, "" if abi else "new\n")
+
+
+@needs_landlock
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
+    ground: Ground, first: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unknown = landlock.Ruleset(struct.pack("=Q", 1 << 60), ())
+
+    def ruleset(*_: object, **__: object) -> landlock.Ruleset:
+        return unknown
+
+    monkeypatch.setattr(landlock, "ruleset", ruleset)
+    process = await other(first).start(ground.capabilities, ground.profile(), ["touch", "begun"])
+    with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
+        await process.communicate(b"", 100)
+    assert caught.value.kind == "backend"
+    assert not (ground.workspace / "begun").exists()
+
+
+ACCESS: st.SearchStrategy[Literal["ro", "rw"]] = st.sampled_from(["ro", "rw"])
+PATHS = st.dictionaries(st.from_regex(r"(/[a-z]{1,4}){1,4}", fullmatch=True), ACCESS, max_size=5)
+
+
+@given(version=st.integers(1, 9), folders=PATHS, tcp=st.booleans(), connect=st.lists(st.integers(1, 65535), max_size=2))
+def test_no_rule_carries_more_than_is_handled(version: int, folders: Folders, tcp: bool, connect: list[int]) -> None:
+    made = landlock.ruleset(version, folders, tcp=tcp, connect=connect)
+    handled = struct.unpack(f"={len(made.attributes) // 8}Q", made.attributes)
+    assert len(handled) == (1 if version < 4 else 2 if version < 6 else 3)
+    assert handled[0] == landlock.handled_of_files(version)
+    assert all(rights and not rights & ~handled[0] for _, rights in made.folders)
+    written = {path for path, rights in made.folders if rights & landlock.WRITE_FILE}
+    assert written <= {"/dev", "/tmp", "/dev/shm", *(path for path, access in folders.items() if access == "rw")}
+    assert {port for port, _ in made.ports} == (set(connect) if version >= 4 and not tcp else set())
+    if version >= 4:
+        assert handled[1] == (0 if tcp else landlock.BIND_TCP | landlock.CONNECT_TCP)
+
+
+def test_later_versions_only_add_rights() -> None:
+    handled = [landlock.handled_of_files(version) for version in range(1, 8)]
+    assert all(more & less == less for less, more in itertools.pairwise(handled))
+    assert handled[0] == (1 << 13) - 1
