@@ -18,6 +18,7 @@ ROWS: dict[str, str] = {
     "K-10a": "A call has what its tool, its agent, its caller and the host's ceiling all allow; disjoint sets allow nothing.",
     "K-10b": "An agent's manifest adds to its set, and hosts to one tool by name; adding a tool extends the set, and no tool has another's hosts.",
     "K-11a": "A tool has the doors of the runtime that it declared (files, search, shell, state, people, calls) and no others.",
+    "K-11b": "A tool fetches through its runtime: each hop is judged, each address checked, each answer bounded, in this process and in one that joined.",
     "K-13": "An agent is a TOML manifest, checked whole: prompt, requires, tools, core, rules, roots, budgets, aliases; its tools, roots and denies hold in every session of it.",
     "R-01": "Sources load in a fixed order, and all faults of an operator's own sources are listed at once and stop the start.",
     "R-02": "A manifest and an executable in any language are a tool: JSON in, JSON out, confined, ended as a whole.",
