@@ -1,0 +1,127 @@
+"""A link put in a checked file's place: what is opened is always what was judged, however often it is tried.
+
+In threads of this process, on files of a temporary folder: the attacker is no program, so nothing needs a sandbox.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from tests.attacks.victim import Agreeing
+
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = [pytest.mark.attack("files"), pytest.mark.proves("S-03")]
+
+SECRET = "TOP-SECRET"
+_ROUNDS = [pytest.param(200, id="200 rounds"), pytest.param(10_000, id="10,000 rounds", marks=pytest.mark.slow)]
+
+
+def _exchange(one: Path, other: Path) -> None:
+    """Put ``other`` in the place of ``one``, with no moment without either where the kernel can (RENAME_EXCHANGE)."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if libc.renameat2(-100, os.fsencode(one), -100, os.fsencode(other), 2) != 0:
+        raise OSError("renameat2")
+
+
+@contextmanager
+def _swapping(place: Path, pace_s: float = 0.0) -> Generator[list[int]]:
+    """Swap a file for a link to a secret, and a folder for a link to the secret's folder.
+
+    :param pace_s: between two swaps; without one, as fast as it goes
+    """
+    ws = place / "ws"
+    outside = place / "beside"
+    outside.mkdir()
+    (outside / "f").write_text(SECRET)
+    (ws / "d").mkdir(parents=True)
+    (ws / "d" / "f").write_text("harmless\n")
+    (ws / "f").write_text("harmless\n")
+    (ws / "d-link").symlink_to(outside)
+    (ws / "f-link").symlink_to(outside / "f")
+    stop, count = threading.Event(), [0]
+
+    def swap() -> None:
+        while not stop.wait(pace_s):
+            with suppress(OSError):  # what a write makes anew may be in the way for a moment
+                _exchange(ws / "f", ws / "f-link")
+                _exchange(ws / "d", ws / "d-link")
+                count[0] += 1
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    try:
+        yield count
+    finally:
+        stop.set()
+        thread.join()
+
+
+_SEARCHES = ("glob", "grep")
+"""A program is started for each of these, so that fewer of them are made in as many rounds."""
+_CALLS: dict[str, list[tuple[str, dict[str, str]]]] = {
+    "read": [("read", {"path": "f"}), ("read", {"path": "d/f", "unit": "bytes"})],
+    "write": [("write", {"path": "d/new-#", "content": "written"}), ("write", {"path": "f", "content": "written"})],
+    "edit": [
+        ("read", {"path": "f"}),
+        ("edit", {"path": "f", "old": "harm", "new": "harm#"}),
+        ("edit", {"path": "d/f", "old": "T", "new": "t"}),
+    ],
+    "glob": [("glob", {"pattern": "**", "path": "d"}), ("glob", {"pattern": "d/*"})],
+    "grep": [
+        ("grep", {"pattern": ".", "path": "d"}),
+        ("grep", {"pattern": "SECRET", "path": "f"}),
+        ("grep", {"pattern": "SECRET"}),
+    ],
+}
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("rounds", _ROUNDS)
+@pytest.mark.parametrize("name", _CALLS)
+async def test_a_link_that_takes_a_files_place_is_never_followed_out(tmp_path: Path, name: str, rounds: int) -> None:
+    place = tmp_path.resolve()
+    # An edit judges, reads and writes: among swaps without a pause none would ever come through.
+    with _swapping(place, 0.002 if name == "edit" else 0.0) as swaps:
+        async with temporary_kernel(place) as kernel:
+            session = await kernel.session(attendant=Agreeing())
+            done, answered, result = 0, 0, None
+            wanted = rounds // 10 if name in _SEARCHES else rounds
+            while done < wanted or swaps[0] < rounds:
+                for tool, arguments in _CALLS[name]:
+                    numbered = {key: value.replace("#", str(done)) for key, value in arguments.items()}
+                    result = await session.call(tool, numbered)
+                    assert SECRET not in repr(result), result
+                    answered += result.ok and tool == name
+                    done += 1
+    assert answered > 0, f"no call ever came through, so that nothing was put to the test: {result}"
+    assert (place / "beside" / "f").read_text() == SECRET
+    assert os.listdir(place / "beside") == ["f"]
+    shutil.rmtree(place / "state", ignore_errors=True)
+
+
+@pytest.mark.timeout(600)
+async def test_a_reader_that_checks_first_and_opens_after_is_caught_by_these_swaps(tmp_path: Path) -> None:
+    """The control: with the same swaps, the way that others go is walked around within as many rounds."""
+    place = tmp_path.resolve()
+
+    def checked_then_opened() -> str:
+        path = place / "ws" / "f"
+        if path.is_symlink():
+            return ""
+        return path.read_text()
+
+    with _swapping(place):
+        for _ in range(200_000):
+            with suppress(OSError):
+                if SECRET in checked_then_opened():
+                    return
+    pytest.fail("the swaps never hit between check and opening: they would prove nothing")
