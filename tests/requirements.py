@@ -29,7 +29,7 @@ ROWS: dict[str, str] = {
     "R-09a": "Installed packages add tools by entry point.",
     "R-14": "Nothing is fetched or installed at run time.",
     "D-09a": "An unknown tool is answered with the nearest few names.",
-    "P-01a": "Capability check, rules, watchdogs, then a person: each can only narrow, and what a call really touches is judged again.",
+    "P-01": "Capability check, rules, watchdogs, then a person: each can only narrow; what a call really touches is judged again, and what rules keep from being read or written is hidden from programs in the sandbox and not written by them.",
     "P-02": "A rule is an action, a permission and a pattern for its kind of argument; no rule means ask.",
     "P-03": "The most specific rule of all scopes wins, ties go to the stricter, and a deny of the manifest or the mode is final.",
     "P-05": "Shell text is read by a grammar that fails closed: every simple command is judged, wrappers as what they run, redirections as access to the file, and what is not understood is asked about.",

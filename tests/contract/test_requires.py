@@ -176,7 +176,7 @@ TARGETS = st.sampled_from(
 )
 
 
-@pytest.mark.proves("K-10a", "P-01a")
+@pytest.mark.proves("K-10a", "P-01")
 @given(st.lists(LAYERS, max_size=4), LAYERS, TARGETS)
 def test_a_further_layer_never_widens(layers: list[Layer], more: Layer, target: str) -> None:
     before = CapabilitySet(tuple(layers))

@@ -176,7 +176,7 @@ def test_a_path_that_can_be_no_path_is_denied_with_the_reason(desk: Desk, path: 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("P-01a", "K-10a")
+@pytest.mark.proves("P-01", "K-10a")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "way-out/passwd", "src/../../x"])
 def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
@@ -185,7 +185,7 @@ def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk
     assert "fs.read" in verdict.reason
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_a_sibling_with_the_same_beginning_is_outside(desk: Desk) -> None:
     assert desk.judge(READ, {"path": f"{desk.roots.workspace}_secret/a"}, "allow *").action == "deny"
 
@@ -224,7 +224,7 @@ def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
     assert bounded.fs_read == (f"{low.roots.workspace}/src",)
 
 
-@pytest.mark.proves("K-10a", "P-01a")
+@pytest.mark.proves("K-10a", "P-01")
 def test_a_call_made_by_a_call_has_no_more_than_its_parent(desk: Desk) -> None:
     parent = CapabilitySet((expand(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
     assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"

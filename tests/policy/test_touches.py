@@ -10,7 +10,7 @@ from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, Desk, book,
 from handrail.contract.spec import ToolSpec
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "."})
     assert may("fs.read", desk.path("src/a.py")) is None
@@ -24,14 +24,14 @@ def test_everything_touched_is_judged_again_and_ask_is_deny(desk: Desk) -> None:
     assert may("shell.run", ["ls"]) is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_a_deny_holds_for_what_a_search_finds(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x"}, "allow grep", "deny fs.read private/**")
     assert may("fs.read", desk.path("src/a.py")) is None
     assert may("fs.read", desk.path("private/a")) is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "src/a.py"})
     assert may("fs.write", desk.path("src/a.py")) is None
@@ -43,7 +43,7 @@ def test_the_answered_targets_of_a_call_may_be_touched_and_nothing_beside_them(d
     assert secret("fs.read", desk.path(".env")) is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: Desk) -> None:
     may = desk.may(GREP, {"pattern": "x", "path": "/extra/lib"})
     assert may("fs.read", "/extra/lib/a") is None
@@ -51,7 +51,7 @@ def test_an_answered_folder_covers_what_lies_in_it_where_no_rule_speaks(desk: De
     assert may("fs.read", "/extra/library/a") is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_rule_speaks(desk: Desk) -> None:
     may = desk.may(HELPER, {"x": 1}, "deny fs.write private/**", "ask fs.write shared/**")
     assert may("fs.write", desk.path("a")) is None
@@ -64,14 +64,14 @@ def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_ru
     assert allowed("shell.run", ["sudo", "ls"]) is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_nothing_may_be_touched_by_a_denied_call(desk: Desk) -> None:
     may = desk.may(WRITE, {"path": "a"}, "deny write")
     assert may("fs.write", desk.path("a")) is not None
     assert may("fs.read", desk.path("a")) is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) -> None:
     before = book("allow write")
     verdict = desk.judge(WRITE, {"path": "a"}, before)
@@ -85,7 +85,7 @@ def test_a_rule_added_while_a_call_waited_holds_for_what_it_touches(desk: Desk) 
     assert may("shell.run", "ls && mkdir x") is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 def test_a_shell_tool_may_run_the_text_that_was_judged_and_no_other(desk: Desk) -> None:
     may = desk.may(BASH, {"command": "mkdir x && ls $Y"})
     assert may("shell.run", "mkdir x && ls $Y") is None
@@ -122,7 +122,7 @@ PATH_RULES = st.builds(
 )
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 @given(
     st.sampled_from([READ, WRITE, EDIT]),
     PATHS,
@@ -143,7 +143,7 @@ def test_a_further_deny_never_widens_a_path_decision_nor_what_may_be_touched(
     assert first is None or second is not None
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 @given(st.sampled_from([READ, WRITE, EDIT, GREP]), PATHS, st.lists(PATH_RULES, max_size=4))
 def test_no_rule_lets_a_call_leave_its_capabilities(desk: Desk, spec: ToolSpec, path: str, rules: list[str]) -> None:
     verdict = desk.judge(spec, {"path": path}, *rules)

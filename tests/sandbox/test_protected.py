@@ -69,7 +69,7 @@ async def test_ordinary_work_in_a_repository_goes_on_beside_the_pins(confined: G
     assert (ran.code, ran.out.strip()) == (0, "1"), ran.errors
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 async def test_a_masked_file_is_neither_read_nor_moved_out_of_its_mask(confined: Ground) -> None:
     hidden = ("secrets/a/key", ".env", "vault/x")
     for name in (*hidden, "secrets/b", "plain"):
@@ -91,7 +91,7 @@ async def test_a_masked_file_is_neither_read_nor_moved_out_of_its_mask(confined:
     assert {name for name, text in names.items() if "TOP-SECRET" in text} == set(hidden)
 
 
-@pytest.mark.proves("P-01a")
+@pytest.mark.proves("P-01")
 async def test_a_masked_file_is_hidden_in_a_workspace_that_is_only_read(confined: Ground) -> None:
     (confined.workspace / ".env").write_text("TOP-SECRET")
     ran = await confined.bash(

@@ -153,7 +153,8 @@ class Completed:
     """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
 
     ``signal`` is the number that ended it, or None. ``limit`` says which bound of the sandbox it came upon, as far as
-    its end or its last words show.
+    its end or its last words show; ``notes`` why files that it speaks of could not be read or written, where the
+    sandbox kept them from it.
     """
 
     exit_code: int
@@ -161,6 +162,7 @@ class Completed:
     dropped: int = 0
     signal: int | None = None
     limit: str | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Shell(Protocol):

@@ -86,7 +86,13 @@ _written = shape(Written, path=text, created=flag, size=whole, sha256=text, befo
 _pair = each(text)
 _response = shape(Response, url=text, status=whole, headers=each(_pair), body=some_bytes, more=flag, passed=each(text))
 _completed = shape(
-    Completed, exit_code=whole, output=some_bytes, dropped=whole, signal=optional(whole), limit=optional(text)
+    Completed,
+    exit_code=whole,
+    output=some_bytes,
+    dropped=whole,
+    signal=optional(whole),
+    limit=optional(text),
+    notes=each(text),
 )
 
 

@@ -8,21 +8,26 @@ the call fails.
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
-from handrail.contract.protected import VCS_CONFIG
+from handrail.contract.protected import VCS_CONFIG, protection
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
+from handrail.runtime.roots import visible
 
-__all__ = ["Guarded", "GuardedProcess", "Vetoed"]
+__all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
 
 _MOST_PLACES = 32
 _AT_ONCE = 300
 """Folders that are looked at without a thread: it takes less than handing over to one."""
+_LOOKED_AT = 64 * 1024
+_MOST_NOTES = 4
+_REFUSED = (b"ermission denied", b"ead-only file system", b"evice or resource busy", b"EACCES", b"EROFS", b"EBUSY")
 _T = TypeVar("_T")
 
 
@@ -62,9 +67,7 @@ class Guarded:
 
         kept, aftermath = await self._run(look, (*places, *read_only))
         process = await self._sandbox.start(capabilities, kept, argv, descriptors, merge_stderr=merge_stderr)
-        if aftermath is None:
-            return process
-        return GuardedProcess(process, aftermath, lambda work: self._run(work, places))
+        return GuardedProcess(process, kept, aftermath, lambda work: self._run(work, places))
 
     def _place(self, root: str) -> Place:
         place = self._places.pop(root, None) or Place(root)
@@ -113,8 +116,17 @@ class GuardedProcess:
     """Implements :class:`handrail.contract.sandbox.Process`: :meth:`wait` fails for what the program left behind."""
 
     def __init__(
-        self, process: Process, aftermath: Aftermath, run: Callable[[Callable[[], None]], Awaitable[None]]
+        self,
+        process: Process,
+        profile: Profile,
+        aftermath: Aftermath | None,
+        run: Callable[[Callable[[], None]], Awaitable[None]],
     ) -> None:
+        """
+        :param profile: what it was started in
+        :param aftermath: None where it can write nothing
+        """
+        self.profile = profile
         self._process = process
         self._aftermath = aftermath
         self._run = run
@@ -149,7 +161,7 @@ class GuardedProcess:
         """
         code = await self._process.wait()
         await self._settled()
-        if (veto := self._aftermath.veto()) is not None:
+        if (veto := self.veto) is not None:
             veto.exit_code = code
             raise veto
         return code
@@ -162,12 +174,12 @@ class GuardedProcess:
     @property
     def veto(self) -> Vetoed | None:
         """Once it has been waited for or killed: what it was found to have done."""
-        return self._aftermath.veto()
+        return None if self._aftermath is None else self._aftermath.veto()
 
     async def begin(self) -> None:
         """A call begins in a process that stays up: what others did since the last one is not its doing."""
         self._calls += 1
-        if self._calls > 1:
+        if self._calls > 1 and self._aftermath is not None:
             await self._run(self._aftermath.begin_anew)
 
     async def settle(self) -> None:
@@ -175,8 +187,9 @@ class GuardedProcess:
 
         :raises Vetoed: for what was made under a protected name during it
         """
-        await self._run(self._aftermath.look)
-        if (veto := self._aftermath.veto()) is not None:
+        if self._aftermath is not None:
+            await self._run(self._aftermath.look)
+        if (veto := self.veto) is not None:
             raise veto
 
     async def _ended(self) -> None:
@@ -185,6 +198,46 @@ class GuardedProcess:
 
     async def _settled(self) -> None:
         """Nobody of the sandbox is left: the last look, once, and to its end whoever is cancelled meanwhile."""
+        if self._aftermath is None:
+            return
         if self._last_look is None:
             self._last_look = asyncio.ensure_future(self._run(self._aftermath.look))
         await asyncio.shield(self._last_look)
+
+
+def explained(process: Process, output: bytes) -> tuple[str, ...]:
+    """Why a program could not read or write what it says it could not, where that was kept from it; for the model."""
+    said = output[-_LOOKED_AT:]
+    if not isinstance(process, GuardedProcess) or not any(sign in said for sign in _REFUSED):
+        return ()
+    profile = process.profile
+    top = profile.workspace.rstrip("/") + "/"
+    notes: list[str] = []
+    for path in profile.masked:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            notes.append(
+                f"{visible(shown)} is hidden from programs: a rule keeps it from being read, or it looks like a secret "
+                f"and no rule allows it. A rule such as 'allow fs.read {visible(shown)}' would show it to programs; "
+                "that a command may run does not"
+            )
+    for path in profile.pinned:
+        shown = path.removeprefix(top)
+        if _mentions(said, shown):
+            why = protection(shown)
+            if why is None:
+                notes.append(f"{visible(shown)} cannot be written by programs: a rule denies it")
+            elif why.kind == "vcs":
+                notes.append(
+                    f"{visible(shown)} {why.what}: programs change it only in tools with the capability vcs.config, "
+                    "which bash never has. Go without (git push origin BRANCH, git checkout -b NAME --no-track), use "
+                    "such a tool, or ask a person"
+                )
+            else:
+                notes.append(why.refusal(visible(shown)))
+    return tuple(notes[:_MOST_NOTES])
+
+
+def _mentions(said: bytes, shown: str) -> bool:
+    """Whether the whole path is in it, or its last two names."""
+    return os.fsencode("/".join(shown.split("/")[-2:])) in said

@@ -11,7 +11,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox
-from handrail.runtime.guard import GuardedProcess, Vetoed
+from handrail.runtime.guard import GuardedProcess, Vetoed, explained
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 from handrail.sandbox.limits import ended_by
 
@@ -79,7 +79,8 @@ class SandboxedShell:
         finally:
             await _ended(process)
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else ended_by(code, output)
-        return Completed(code, output, dropped, -code if code < 0 else None, bound.about if bound else None)
+        limit = bound.about if bound else None
+        return Completed(code, output, dropped, -code if code < 0 else None, limit, explained(process, output))
 
     def _argv(self, command: str | Sequence[str]) -> Sequence[str]:
         if not self._capabilities.uses("shell.run"):

@@ -25,6 +25,8 @@ _DEEPEST = 128
 _LONGEST = 2_048
 """Bytes of a folder's path. What lies deeper is not looked at, and so not shown to programs."""
 _MOST_JUDGES = 8
+_ANY_NAME = "~handrail-any-name~"
+"""Stands for a name that no pattern was written for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,7 @@ class Folder:
     """
 
     __slots__ = (
+        "_entries",
         "closed",
         "ctime",
         "files",
@@ -77,6 +80,7 @@ class Folder:
         self.repository = False
         self.closed = False
         self.judged: dict[Hashable, tuple[str, ...]] = {}
+        self._entries: object = None
 
     def child(self, name: str) -> tuple[str, str]:
         """The absolute path of an entry, and its path relative to the root."""
@@ -94,7 +98,7 @@ class Folder:
 
     def read(self) -> bool:
         """Read its entries. Whether they are others than before."""
-        before = (self.files, self.folders, self.links, self.closed)
+        before = self._entries
         files: list[str] = []
         folders: list[str] = []
         links: list[str] = []
@@ -113,7 +117,8 @@ class Folder:
                 self.closed = True
                 files, folders, links = [], [], []
         self.files, self.folders, self.links = tuple(sorted(files)), tuple(sorted(folders)), tuple(sorted(links))
-        if (self.files, self.folders, self.links, self.closed) == before:
+        self._entries = (self.files, self.folders, self.links, self.closed)
+        if self._entries == before:
             return False
         self.judged.clear()
         self.repository = self._is_repository()
@@ -225,13 +230,18 @@ class Tree:
     def judged(self, named: Callable[[str], bool], key: Hashable) -> Iterator[tuple[Folder, tuple[str, ...]]]:
         """Each folder with the names in it (files and folders) that ``named`` says yes to, remembered by ``key``.
 
+        A folder is named, too, where whatever is in it would be.
+
         :param named: takes an absolute path
         """
         for folder in self.order:
             found = folder.judged.get(key)
             if found is None:
-                names = (*folder.files, *folder.folders)
-                found = tuple(name for name in names if named(folder.child(name)[0]))
+                below = folder.path.rstrip("/") + "/"
+                found = tuple(
+                    [name for name in folder.files if named(below + name)]
+                    + [name for name in folder.folders if named(below + name) or named(f"{below}{name}/{_ANY_NAME}")]
+                )
                 if len(folder.judged) >= _MOST_JUDGES:
                     folder.judged.pop(next(iter(folder.judged)))
                 folder.judged[key] = found

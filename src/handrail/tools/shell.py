@@ -77,6 +77,8 @@ class Bash(Tool):
             answer["limit"] = done.limit
         if done.dropped:
             answer["dropped_bytes"] = done.dropped
+        if done.notes:
+            answer["notes"] = list(done.notes)
         return answer
 
 
