@@ -205,7 +205,15 @@ class _Touches:
 
     def _text(self, finding: Finding) -> str:
         text = reason_of(finding, self._prepared.spec.id)
-        return text if finding.action == "deny" else f"{text} A running call cannot ask, so it is denied."
+        if finding.action == "deny":
+            return text
+        target = finding.target
+        opens = (
+            f" A rule opens it: 'allow net.fetch {target.value}'."
+            if target and target.capability == "net.fetch"
+            else ""
+        )
+        return f"{text} A running call cannot ask, so it is denied.{opens}"
 
 
 def _tool_rule(verdict: Verdict) -> Ranked | None:
