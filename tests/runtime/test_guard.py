@@ -374,3 +374,15 @@ async def test_no_more_than_configuration_by_keys_is_open_to_it(versioned: Groun
     assert "was moved to" in error.text
     left = {path.name for path in versioned.workspace.rglob("*")}
     assert not left & {".git", ".vscode", ".gitconfig", "hgrc", "commondir"}
+
+
+async def test_what_git_cannot_configure_in_bash_is_told_with_the_reason_and_a_way(versioned: Ground) -> None:
+    script = "git init -q -b main src && cd src && git commit -q --allow-empty -m one && git branch other && cd .. && "
+    assert (await versioned.run(script + "git clone -q --bare src hub.git && git clone -q hub.git work"))[0] == 0
+    versioned.vcs = False
+    for script in ("git checkout -q --track origin/other", "git push -u origin HEAD:mine", "git config user.name x"):
+        done = await versioned.shell().run(script, cwd="work")
+        assert done.exit_code != 0 or b"could not" in done.output, done.output
+        assert any("work/.git/config" in note and "vcs.config" in note for note in done.notes), done
+    done = await versioned.shell().run("git checkout -qb fine && git push -q origin fine && git fetch -q", cwd="work")
+    assert done.exit_code == 0 and done.notes == ()
