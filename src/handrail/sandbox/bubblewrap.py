@@ -270,14 +270,15 @@ class Bubblewrap:
                 "--",
                 *first.argv,
                 *(str(number + place) for place in range(3)),
-                *(str(other) for other in range(3, number)),
+                *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
             program = self._binary
             if plan.person is not None:
                 program, command = identity.command(plan.person, plan.staged, program, command)
             pid = _spawned(program, command, {**theirs, **given})
-            mine, ours = ours, {}
-            return Confined(pid, Ends(**{"stderr": None, **mine}))  # pyright: ignore[reportArgumentType]
+            confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
+            ours = {}
+            return confined
         finally:
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)

@@ -54,7 +54,7 @@ def taken(items: list[bytes]) -> list[bytes]:
     return found
 
 
-def watch(program: int, lifeline: int, others: list[int]) -> NoReturn:
+def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> NoReturn:
     """Until the program has ended or the holder has let go of the lifeline; whoever is left ends with this process."""
     ended = os.pidfd_open(program)
     for number in (0, 1, 2, *others):
@@ -78,8 +78,11 @@ def watch(program: int, lifeline: int, others: list[int]) -> NoReturn:
                 with contextlib.suppress(OSError):
                     os.write(lifeline, bytes([code]))
                 os._exit(code)
-        if lifeline in select.select([lifeline, ended], [], [], 10)[0]:
+        ready = select.select([lifeline, ended, child_ended], [], [])[0]
+        if lifeline in ready:
             os._exit(129)
+        if child_ended in ready:
+            os.read(child_ended, 4096)
 
 
 def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
@@ -110,6 +113,18 @@ def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
     checked("Landlock cannot be put into force", 446, put, 0)
 
 
+def run(argv: list[bytes], environment: list[bytes]) -> int:
+    """Become the program, as the C library finds and starts one. Comes back only with the number of an error."""
+    pairs = [name + b"=" + value for name, value in zip(environment[::2], environment[1::2], strict=True)]
+    path = next((pair[5:] for pair in pairs if pair.startswith(b"PATH=")), None)
+    if path is not None:
+        os.environb[b"PATH"] = path  # execvpe looks in the caller's own
+    words = (ctypes.c_char_p * (len(argv) + 1))(*argv, None)
+    variables = (ctypes.c_char_p * (len(pairs) + 1))(*pairs, None)
+    ctypes.CDLL(None, use_errno=True).execvpe(argv[0], words, variables)
+    return ctypes.get_errno()
+
+
 def main(channel: int, letter: int, lifeline: int, *others: int) -> NoReturn:
     items = part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit = items[:5]
@@ -119,10 +134,12 @@ def main(channel: int, letter: int, lifeline: int, *others: int) -> NoReturn:
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     program = os.fork()
     if program:
-        watch(program, lifeline, [channel, letter, *others])
+        watch(program, lifeline, [channel, letter, *others], child_ended)
     os.close(lifeline)
     try:
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
@@ -149,16 +166,12 @@ def main(channel: int, letter: int, lifeline: int, *others: int) -> NoReturn:
     except (OSError, ValueError) as error:
         fail(channel, error)
     os.write(channel, b"x")
-    environment = dict(zip(rest[::2], rest[1::2], strict=True))
-    try:
-        os.execvpe(argv[0], argv, environment)  # noqa: S606
-    except OSError as error:
-        number = error.errno or 0
-        if number == 7:
-            os.write(channel, b"L")
-        said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
-        os.write(2, argv[0] + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
-        os._exit(127 if number == 2 else 126)
+    number = run(argv, rest)
+    if number == 7:
+        os.write(channel, b"L")
+    said = {2: "command not found", 7: "its arguments are too long", 8: "not a program", 13: "permission denied"}
+    os.write(2, argv[0] + b": " + said.get(number, os.strerror(number)).encode() + b"\n")
+    os._exit(127 if number == 2 else 126)
 
 
 if __name__ == "__main__":

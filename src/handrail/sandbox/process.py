@@ -70,11 +70,11 @@ class Confined:
     """
 
     def __init__(self, pid: int, ends: Ends) -> None:
-        for left in [one for one in _leaving if one.loop.is_closed()]:
-            left._reap()
         self._loop = asyncio.get_running_loop()
         self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)  # first: where that fails, the ends are still the caller's
+        for left in [one for one in _leaving if one.loop.is_closed()]:
+            left._reap()
         self._inner = -1
         self._inner_pid = 0
         self._status_fd = ends.status

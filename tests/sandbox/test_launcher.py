@@ -1,0 +1,294 @@
+"""What a sandbox's first process does before and around its program, alike in perl and in Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import signal
+import socket
+import string
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Limits, Tier
+from handrail.sandbox import launcher
+from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.launcher import Launcher, is_plain
+
+LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+
+
+@pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
+def first(request: pytest.FixtureRequest) -> Launcher:
+    return request.param
+
+
+@pytest.fixture
+def launched(ground: Ground, first: Launcher) -> Ground:
+    """The ground with this launcher in its sandboxes."""
+    ground.sandbox = Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first)
+    return ground
+
+
+async def test_codes_and_signals_are_told_as_a_shell_tells_them(launched: Ground) -> None:
+    for script, code in (("exit 0", 0), ("exit 77", 77), ("kill -SEGV $$", 128 + signal.SIGSEGV), ("kill $$", 143)):
+        assert (await launched.bash(script)).code == code
+
+
+async def test_a_missing_program_and_one_that_is_none(launched: Ground) -> None:
+    (launched.workspace / "plain").write_text("no program")
+    (launched.workspace / "script").write_text("exit 5")
+    (launched.workspace / "script").chmod(0o755)
+    for program, code, said in (("absent", 127, b"not found"), ("./plain", 126, b"denied"), ("./script", 5, b"")):
+        process = await launched.start(program, "x")
+        out, errors, _ = await process.communicate(b"", 1000)
+        assert (await process.wait(), out, said in errors) == (code, b"", True)
+
+
+async def test_arguments_arrive_byte_for_byte(launched: Ground) -> None:
+    words = ["", " ", "a b", "-x", "\n\t", "é☃", os.fsdecode(b"\xff\x01\x7f\x80"), "x" * 100_000]
+    process = await launched.start("/usr/bin/printf", "%s\\0", *words)
+    out, _, _ = await process.communicate(b"", 1 << 20)
+    assert out.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+
+async def test_the_environment_is_exactly_what_was_given(launched: Ground) -> None:
+    process = await launched.start("/usr/bin/env", "-0", environment={"EMPTY": "", "ODD": "a=b\nc"})
+    out, _, _ = await process.communicate(b"", 1 << 20)
+    found = dict(entry.split(b"=", 1) for entry in out.split(b"\0")[:-1])
+    assert (found[b"EMPTY"], found[b"ODD"], found[b"HOME"]) == (b"", b"a=b\nc", os.fsencode(launched.scratch))
+    assert not {b"_", b"SHLVL", b"PWD", b"OLDPWD"} & set(found)  # no shell was in between
+
+
+async def test_the_program_has_no_descriptor_of_the_launcher(launched: Ground) -> None:
+    process = await launched.start("/bin/ls", "-l", "/proc/self/fd")
+    out, _, _ = await process.communicate(b"", 1000)
+    opened = [line.split()[8:] for line in out.decode().splitlines()[1:]]
+    assert [number for number, _, target in opened if not target.endswith("/fd")] == ["0", "1", "2"]
+    assert len(opened) == 4
+
+
+async def test_the_first_process_is_out_of_the_programs_reach(launched: Ground) -> None:
+    ran = await launched.bash("kill -9 1; kill 1; cat /proc/1/environ /proc/1/mem; head -c1 /proc/1/fd/*; echo $PPID")
+    assert (ran.out, ran.code) == ("1\n", 0)
+
+
+async def test_limits_are_in_force_and_cannot_be_raised(launched: Ground) -> None:
+    ran = await launched.bash(
+        "ulimit -n; ulimit -f; ulimit -n 4096; ulimit -n", limits=Limits(open_files=99, file_bytes=1 << 20)
+    )
+    assert ran.out.split() == ["99", "1024", "99"]
+    own = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert own[0] != 99
+
+
+@pytest.mark.proves("S-06")
+async def test_secrets_are_read_from_a_descriptor_and_are_nowhere_else(launched: Ground) -> None:
+    secrets = {"TOKEN": "tok-" + "s" * 30, "KEY": 'é"\n' * 50_000}
+    script = (
+        "import json, os, sys\n"
+        "number = int(os.environ['HANDRAIL_SECRETS_FD'])\n"
+        "text = os.fdopen(number).read()\n"
+        "print(json.dumps([number, json.loads(text)]))\n"
+        "for place in ('self/environ', 'self/cmdline', '1/cmdline'):\n"
+        "    assert 's' * 30 not in open(f'/proc/{place}', errors='replace').read()\n"
+    )
+    process = await launched.sandbox.start(
+        launched.capabilities, launched.profile(secrets=secrets), ["python3", "-c", script]
+    )
+    out, errors, _ = await process.communicate(b"", 1 << 20)
+    assert errors == b""
+    number, read = json.loads(out)
+    assert (number, read) == (3, secrets)
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        assert b"tok-s" not in entry.read_bytes()
+
+
+async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b"from the pipe")
+    os.close(writing)
+    process = await launched.sandbox.start(
+        launched.capabilities,
+        launched.profile(secrets={"A": "b"}),
+        ["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"],
+        {7: reading},
+    )
+    os.close(reading)
+    out, _, _ = await process.communicate(b"", 1000)
+    assert out == b'from the pipe{"A":"b"}8\n'
+
+
+async def test_too_many_arguments_are_a_limit(launched: Ground) -> None:
+    process = await launched.start("/bin/true", *(["x" * 100_000] * 40))
+    with pytest.raises(ToolError, match="too long") as caught:
+        await process.communicate(b"", 100)
+    assert caught.value.kind == "limit"
+
+
+async def test_a_folder_that_is_gone_is_the_sandboxes_failure(launched: Ground) -> None:
+    process = await launched.start("true", cwd=str(launched.workspace / "absent"))
+    with pytest.raises(ToolError, match="absent") as caught:
+        await process.communicate(b"", 100)
+    assert caught.value.kind == "backend"
+
+
+@pytest.mark.proves("S-05")
+async def test_orphans_are_waited_for_while_the_program_runs(launched: Ground) -> None:
+    ran = await launched.bash(
+        "for i in 1 2 3 4 5 6 7 8; do (true &); done; for i in $(seq 500); do"
+        "  grep -ls '^State:.Z' /proc/[0-9]*/status > /tmp/z || break; done; cat /tmp/z"
+    )
+    assert ran.out == ""
+
+
+def spoken_to(first: Launcher, letter: bytes) -> tuple[bytes, int]:
+    """What the launcher answers to ``letter`` outside of any sandbox, and its exit code."""
+    here, there = socket.socketpair()
+    lifeline_here, lifeline = socket.socketpair()
+    text = os.memfd_create("letter")
+    os.write(text, letter)
+    os.lseek(text, 0, os.SEEK_SET)
+    numbers = (there.fileno(), text, lifeline.fileno())
+    with here, lifeline_here:
+        done = subprocess.run([*first.argv, *map(str, numbers)], pass_fds=numbers, stdin=subprocess.DEVNULL)
+        there.close()
+        lifeline.close()
+        os.close(text)
+        return here.recv(4096), done.returncode
+
+
+def test_it_starts_nothing_where_a_namespace_is_the_machines_own(first: Launcher) -> None:
+    answer, code = spoken_to(first, launcher.preparation("exec", None, {}, {}))
+    assert (answer, code) == (b"Eit shares the mnt namespace of this machine", 125)
+
+
+@pytest.mark.parametrize("length", [0, 3, 20, 100])
+def test_a_letter_that_is_cut_starts_nothing(first: Launcher, length: int) -> None:
+    answer, code = spoken_to(first, launcher.preparation("exec", None, {}, {})[:length])
+    assert (answer, code) == (b"Ethe letter is cut", 125)
+
+
+# ── texts that a waiting shell may evaluate ──────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "true",
+        "  ls -la ; pwd\n",
+        "cd src && python3 -m pytest -q tests/x.py 2>&1 | tail -20",
+        "grep -rn 'a b$c' . > out.txt; cat < out.txt",
+        "git commit -m \"say 'it'\" && git status --short || echo no",
+        "echo a\necho b\n\necho c",
+    ],
+)
+def test_ordinary_texts_are_plain(text: str) -> None:
+    assert is_plain(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "if",
+        "echo 'a",
+        "set -x; true",
+        "a &&",
+        "&& a",
+        "a;;b",
+        "echo $HOME",
+        "$(date)",
+        "a & b",
+        "(a)",
+        "{ a; }",
+        "! a",
+        "[[ a ]]",
+        "time a",
+        "cat <<X\nX",
+        "a > ",
+        "a |& b",
+        "f() { a; }",
+        ". file",
+        "eval a",
+        "a #b",
+        "a\\",
+        "`a`",
+        '"$x"',
+        "bash && set -o xtrace",
+        "x" * 5000,
+        "echo \x01",
+        "é",
+        "a\x00b",
+        "case",
+        "exec ls",
+        "trap x EXIT",
+    ],
+)
+def test_what_could_be_told_apart_is_not_plain(text: str) -> None:
+    assert not is_plain(text)
+
+
+PIECES = st.sampled_from(
+    [
+        "a",
+        "ls",
+        "-l",
+        "x=1",
+        "'q q'",
+        '"d d"',
+        ">",
+        ">>",
+        "<",
+        "2>&1",
+        ">&2",
+        "|",
+        "||",
+        "&&",
+        ";",
+        "\n",
+        "&",
+        " ",
+        "\t",
+        "if",
+        "fi",
+        "do",
+        "done",
+        "then",
+        "!",
+        "[",
+        "]",
+        "[[",
+        "{",
+        "}",
+        "(",
+        ")",
+        "$",
+        "`",
+        "'",
+        '"',
+        "#",
+        "\\",
+        ".",
+        "set",
+        *string.punctuation,
+    ]
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(pieces=st.lists(PIECES, min_size=1, max_size=8))
+def test_no_plain_text_has_a_syntax_error(pieces: list[str]) -> None:
+    text = " ".join(pieces) if len(pieces) % 2 else "".join(pieces)
+    if is_plain(text):
+        # -n: read, nothing is run
+        checked = subprocess.run(["/bin/bash", "--noprofile", "--norc", "-n", "-c", "--", text], capture_output=True)
+        assert (checked.returncode, checked.stderr) == (0, b""), shlex.quote(text)
