@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,9 @@ class WatchdogCall:
     :param agent: the agent's manifest, as data
     :param tool: the tool's runtime view
     :param decision: what capabilities and rules left: ``allow`` or ``ask``
+    :param targets: what it would touch, as capability and canonical value: a path, ``host[:port]``, a command
+    :param failed_before: how often exactly this call has failed in the session since anything was changed in it
+    :param failed_in_a_row: how often of these since any other call succeeded
     """
 
     tool_id: str
@@ -27,6 +30,9 @@ class WatchdogCall:
     session_id: str
     call_id: str = ""
     decision: Action = "allow"
+    targets: Sequence[tuple[str, str]] = ()
+    failed_before: int = 0
+    failed_in_a_row: int = 0
 
 
 @dataclass(frozen=True, slots=True)
