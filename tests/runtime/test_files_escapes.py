@@ -14,6 +14,7 @@ from handrail.contract.errors import ToolError
 from handrail.runtime.beneath import openat2_works
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import Roots
+from handrail.store.folders import remove_tree
 
 pytestmark = pytest.mark.proves("S-03")
 
@@ -188,6 +189,26 @@ async def test_racing_swaps_never_give_what_lies_outside(files: RootedFiles, wor
     assert b"TOP-SECRET" not in answers
     assert answers <= {b"plain", "denied", "conflict", "failed"}
     assert sorted(entry.name for entry in secret.iterdir()) == ["key"]
+
+
+async def test_a_folder_five_thousand_deep_is_refused_by_its_path_and_harms_nothing(
+    files: RootedFiles, workspace: Path
+) -> None:
+    here = os.open(workspace, os.O_RDONLY)
+    try:
+        for _ in range(5_000):
+            os.mkdir("d", dir_fd=here)
+            here, above = os.open("d", os.O_RDONLY, dir_fd=here), here
+            os.close(above)
+    finally:
+        os.close(here)
+    try:
+        for path in ("/".join(["d"] * 5_000), "/".join(["d"] * 2_000) + "/" + "../d" * 1_000):
+            assert await refused(files, path) == {"invalid_input"}
+        assert [one.path for one in await files.list("d/d")] == ["d/d/d"]
+        await files.write("beside", b"x")
+    finally:
+        remove_tree(workspace)
 
 
 async def test_the_extra_root_is_read_and_never_written(workspace: Path, judge: Judge, seen: SeenFiles) -> None:

@@ -14,6 +14,8 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile
+from handrail.policy.defaults import default_book
+from handrail.policy.hidden import hidden
 from handrail.runtime.guard import Guarded, GuardedProcess, Vetoed
 from handrail.runtime.roots import Roots
 from handrail.runtime.shell import SandboxedShell
@@ -45,7 +47,11 @@ class Ground:
 
     @property
     def profile(self) -> Profile:
-        return Profile(str(self.workspace), str(self.place / "scratch"), quarantine=str(self.quarantine))
+        return Profile(
+            *(str(self.workspace), str(self.place / "scratch")),
+            denials=hidden(default_book(), str(self.workspace)),
+            quarantine=str(self.quarantine),
+        )
 
     def shell(self) -> SandboxedShell:
         return SandboxedShell(
@@ -214,10 +220,21 @@ async def test_what_can_not_be_kept_does_not_stay_either(ground: Ground) -> None
 
 
 async def test_deep_folders_are_moved_whole_and_nothing_is_recursed_into(ground: Ground) -> None:
-    deep = "import os\nos.mkdir('.vscode'); os.chdir('.vscode')\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')"
+    deep = "import os\nos.mkdir('.vscode'); os.chdir('.vscode')\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')"
     try:
         await ground.vetoed(f'python3 -c "{deep}"')
         assert ground.names() == []
+    finally:
+        remove_tree(ground.place)
+
+
+async def test_a_workspace_with_folders_too_deep_to_look_into_goes_on_without_them(ground: Ground) -> None:
+    deep = "import os\nfor _ in range(1500): os.mkdir('d'); os.chdir('d')\nopen('.envrc', 'w').write('x')"
+    try:
+        assert (await ground.run(f'python3 -c "{deep}"; echo made'))[1] == "made\n"
+        code, output = await ground.run("echo works; touch beside; cd $(printf 'd/%.0s' $(seq 128)) && ls d; true")
+        assert code == 0 and output.startswith("works\n") and "Permission denied" in output
+        assert (ground.workspace / "beside").exists()
     finally:
         remove_tree(ground.place)
 
@@ -245,12 +262,14 @@ async def test_a_process_that_stays_up_is_looked_at_after_each_call(ground: Grou
     assert (ground.workspace / ".mcp.json").read_text() == "theirs"
 
 
-async def test_a_program_that_only_reads_is_not_looked_after(ground: Ground) -> None:
+async def test_a_program_that_only_reads_finds_nothing_to_write_and_nothing_hidden(ground: Ground) -> None:
+    (ground.workspace / ".env").write_text("TOP-SECRET")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
-    process = await ground.sandbox.start(ground.capabilities, profile, ["/bin/bash", "-c", "echo x > .envrc; true"])
-    assert not isinstance(process, GuardedProcess)
-    await process.communicate(b"", 100)
-    assert await process.wait() == 0 and ground.names() == []
+    process = await ground.sandbox.start(
+        ground.capabilities, profile, ["/bin/bash", "-c", "echo x > .envrc; cat .env; true"]
+    )
+    out, _, _ = await process.communicate(b"", 100)
+    assert await process.wait() == 0 and ground.names() == [".env"] and out == b""
     await process.kill()
 
 

@@ -27,6 +27,8 @@ _WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "a
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")
 
+_DEEP = 100
+
 Access = Literal["ro", "rw"]
 
 
@@ -66,8 +68,10 @@ def _kept(folders: Mapping[str, Access], profile: Profile) -> list[tuple[str, Ac
             continue
         if protected.check_real(path) is None:
             continue
-        if folders[inner] == "rw":
-            for way in protected.on_the_way(path, (inner,)):
+        ways = protected.on_the_way(path, (inner,)) if folders[inner] == "rw" else []
+        # What is hidden for lying so deep that nobody looks there is hidden wherever it is moved.
+        if access == "ro" or len(ways) < _DEEP:
+            for way in ways:
                 kept.setdefault(way, "rw")
         kept[path] = "hidden" if access == "hidden" else "ro"
     masked = frozenset(profile.masked)
