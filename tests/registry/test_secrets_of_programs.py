@@ -109,9 +109,9 @@ def test_a_tool_in_this_process_is_given_what_it_declared_by_name(place: Place) 
             runtime.secrets.get(name)
         assert refused.value.kind == kind
     assert dict(runtime.profile.secrets) == {"TOKEN": VALUES["TOKEN"]}
-    runtime.without_secrets = "it only reads"
+    runtime.read_only = True
     assert not runtime.profile.secrets
-    with pytest.raises(ToolError, match="it only reads"):
+    with pytest.raises(ToolError, match="proved to change nothing"):
         runtime.secrets.get("TOKEN")
     assert not any("hunter2" in repr(shown) for shown in (runtime.secrets, runtime.profile, SecretStore(VALUES)))
 

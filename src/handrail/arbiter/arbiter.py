@@ -118,6 +118,8 @@ class Arbiter:
                 lane.emptied.set()
         if call.execution.owed is not None:
             raise call.execution.owed  # the very one: structured concurrency tells its own cancellations by it
+        if lane.failed is not None or shaped.result.type == "error":
+            lane.heed(call, shaped.result, self.shaper.hash)
         if call.watched:
             call.emit("finished", {"type": shaped.result.type, "error_kind": shaped.result.error_kind})
         return _new_answer(Answer, (call.id, call.tool_id, shaped.result, shaped.model))
@@ -234,11 +236,8 @@ class Arbiter:
             budget_s = self.limits.lock_wait_ms / 1000
             call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
         except LockTimeout as error:
-            raise Refusal(
-                "lock",
-                "timeout",
-                f"waited {self.limits.lock_wait_ms} ms for {error}; nothing was run. Try again later.",
-            ) from None
+            text = f"waited {self.limits.lock_wait_ms} ms for {error}; nothing was run. Try again later."
+            raise Refusal("lock", "timeout", text) from None
         finally:
             if call.grant is None:
                 request.withdraw()
@@ -251,11 +250,8 @@ class Arbiter:
             holder = holder.parent
         if call.wants and (holder is None or holder.grant is None or not holder.grant.covers(call.wants)):
             needed = ", ".join(_lock_names(call.wants))
-            raise Refusal(
-                "lock",
-                "conflict",
-                f"{call.tool_id} needs the locks {needed}, which its caller {parent.tool_id} does not hold; its author declares them in 'locks'",
-            )
+            text = f"{call.tool_id} needs the locks {needed}, which its caller {parent.tool_id} does not hold"
+            raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
 
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────
 

@@ -16,6 +16,7 @@ class Authorisation:
     """Decides calls by the authority of their lane, and asks where it says ask."""
 
     def __init__(self, approvals: Approvals, shaper: Shaper, resources: Resources) -> None:
+        self._shaper = shaper
         self.asking = Asking(approvals, shaper, resources, self._judged, self._watched)
 
     def decide(self, call: Call) -> Awaitable[None] | None:
@@ -42,7 +43,7 @@ class Authorisation:
         """Whether a call that the rules allow is looked at by somebody all the same."""
         assert call.entry is not None
         lane = call.lane
-        if lane.authority.watchdogs or call.resumed:
+        if call.resumed or lane.authority.watchers(call.entry.spec, failing=lane.failed is not None):
             return True
         return lane.attendant is not None and call.parent is None and asks_first(call.entry.tool)
 
@@ -80,14 +81,15 @@ class Authorisation:
     async def _watched(self, call: Call, verdict: Verdict) -> Verdict:
         """The verdict as watchdogs leave it."""
         assert call.entry is not None and call.arguments is not None
-        if not call.lane.authority.watchdogs or verdict.action == "deny":
+        spec, arguments, lane = call.entry.spec, call.arguments, call.lane
+        if verdict.action == "deny" or not lane.authority.watchers(spec, failing=lane.failed is not None):
             return verdict
         call.own_arguments()
-        spec, arguments, lane = call.entry.spec, call.arguments, call.lane
+        failed = (0, 0) if lane.failed is None else lane.failed.before(spec.id, self._shaper.hash(call.arguments))
         call.flush()
         return await call.interruptible(
             "authorise",
-            lambda: lane.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id),
+            lambda: lane.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id, failed=failed),
         )
 
     def again(self, call: Call) -> None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
+from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import ProposedCall
@@ -61,12 +62,28 @@ class Lane:
     """Why it takes no more calls."""
     current: Callable[[], Generation] | None = None
     """The tools there are now, whatever its turns hold; None where that does not change."""
+    failed: FailedCalls | None = None
+    """Its calls that failed; None while none has."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 
     @property
     def session_id(self) -> str:
         return self.around.session_id
+
+    def heed(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
+        """Remember how a call that was known and valid ended, from the first failure on."""
+        if call.entry is None or call.arguments is None:
+            return
+        spec = call.entry.spec
+        if result.ok and spec.side_effect != "read":
+            self.failed = None  # what failed before may go well now
+            return
+        failed = self.failed = self.failed or FailedCalls()
+        if not result.ok:
+            failed.failed(spec.id, hashed(call.arguments), result.error_kind or "failed")
+        else:
+            failed.succeeded(spec.id, hashed(call.arguments) if spec.id in failed.tools else None)
 
     async def answered(self) -> None:
         """Return when no call is in flight."""

@@ -18,40 +18,41 @@ class _Failing:
 
 
 class FailedCalls:
-    """Counts by tool and arguments."""
+    """Counts by tool and arguments, until something in the session changes anything."""
 
-    __slots__ = ("_calls", "_successes")
+    __slots__ = ("_calls", "_successes", "tools")
 
     def __init__(self) -> None:
         self._calls: OrderedDict[tuple[str, str], _Failing] = OrderedDict()
         self._successes = 0
+        self.tools: set[str] = set()
+        """Those of which some call has failed."""
 
-    def ended(self, tool: str, arguments_hash: str, error_kind: str | None, side_effect: str) -> None:
+    def failed(self, tool: str, arguments_hash: str, error_kind: str) -> None:
+        """A call has ended with an error."""
+        if error_kind in _NOT_COUNTED:
+            return
+        failing = self._calls.setdefault((tool, arguments_hash), _Failing())
+        self._calls.move_to_end((tool, arguments_hash))
+        self.tools.add(tool)
+        failing.in_a_row = failing.in_a_row + 1 if failing.at == self._successes else 1
+        failing.times += 1
+        failing.at = self._successes
+        if len(self._calls) > MAX_KEPT:
+            self._calls.popitem(last=False)
+
+    def succeeded(self, tool: str, arguments_hash: str | None) -> None:
+        """A call that changes nothing went well.
+
+        :param arguments_hash: None where no call of that tool has failed
         """
-        :param error_kind: None where it succeeded
-        """
-        key = (tool, arguments_hash)
-        if error_kind is None:
-            self._successes += 1
-            if side_effect == "read":
-                self._calls.pop(key, None)
-            else:
-                self._calls.clear()  # what failed before may go well now
-        elif error_kind not in _NOT_COUNTED:
-            failing = self._calls.setdefault(key, _Failing())
-            self._calls.move_to_end(key)
-            failing.in_a_row = failing.in_a_row + 1 if failing.at == self._successes else 1
-            failing.times += 1
-            failing.at = self._successes
-            if len(self._calls) > MAX_KEPT:
-                self._calls.popitem(last=False)
+        self._successes += 1
+        if arguments_hash is not None:
+            self._calls.pop((tool, arguments_hash), None)
 
     def before(self, tool: str, arguments_hash: str) -> tuple[int, int]:
-        """How often this very call has failed, and how often of that since anything succeeded."""
+        """How often this very call has failed, and how often of that since anything else succeeded."""
         failing = self._calls.get((tool, arguments_hash))
         if failing is None:
             return 0, 0
         return failing.times, failing.in_a_row if failing.at == self._successes else 0
-
-    def __bool__(self) -> bool:
-        return bool(self._calls)

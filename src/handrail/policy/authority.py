@@ -45,6 +45,7 @@ class Authority:
         self.variables = variables
         self.agent_layer = agent_layer
         self.watchdogs = tuple(watchdogs)
+        self._watching: dict[int, tuple[ToolSpec, tuple[Watchdog, ...], tuple[Watchdog, ...]]] = {}
         self.ceiling = ceiling
         self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
         # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
@@ -68,11 +69,33 @@ class Authority:
         """
         return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
 
+    def watchers(self, spec: ToolSpec, *, failing: bool = False) -> tuple[Watchdog, ...]:
+        """The watchdogs that look at calls of this tool; some only where calls of the session have failed."""
+        found = self._watching.get(id(spec))
+        if found is None:
+            concerned = tuple(one for one in self.watchdogs if _concerns(one, spec))
+            always = tuple(one for one in concerned if not getattr(one, "after_failures", False))
+            if len(self._watching) >= _MOST_PREPARED:
+                self._watching.clear()
+            found = self._watching[id(spec)] = (spec, always, concerned)
+        return found[2] if failing else found[1]
+
     async def watch(
-        self, verdict: Verdict, spec: ToolSpec, arguments: Mapping[str, Any], session_id: str, *, call_id: str = ""
+        self,
+        verdict: Verdict,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        session_id: str,
+        *,
+        call_id: str = "",
+        failed: tuple[int, int] = (0, 0),
     ) -> Verdict:
-        """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny."""
-        if verdict.action == "deny" or not self.watchdogs:
+        """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny.
+
+        :param failed: how often this very call has failed, and how often of that in a row
+        """
+        watchdogs = self.watchers(spec, failing=failed != (0, 0))
+        if verdict.action == "deny" or not watchdogs:
             return verdict
         from handrail.policy.watchdog import WatchdogCall, watched
 
@@ -84,8 +107,11 @@ class Authority:
             session_id=session_id,
             call_id=call_id,
             decision=verdict.action,
+            targets=tuple((target.capability, target.value) for target in verdict.targets),
+            failed_before=failed[0],
+            failed_in_a_row=failed[1],
         )
-        return await watched(verdict, self.watchdogs, call)
+        return await watched(verdict, watchdogs, call)
 
     def may(self, verdict: Verdict, spec: ToolSpec, *, rules: RuleBook, roots: PathRoots) -> May:
         """The runtime's check of everything a call actually touches, where ask counts as deny.
@@ -114,6 +140,17 @@ class Authority:
             self._prepared.clear()
         self._prepared[key] = (prepared, parent)
         return prepared
+
+
+def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
+    """Whether a watchdog looks at calls of this tool. One that fails to say so looks at them, and fails there."""
+    concerns: Any = getattr(watchdog, "concerns", None)
+    if concerns is None:
+        return True
+    try:
+        return concerns(spec) is not False
+    except Exception:
+        return True
 
 
 class _Touches:

@@ -19,7 +19,9 @@ from handrail.policy.verdict import Step, Verdict
 Answer = Opinion | Literal["allow"]
 Watchdog = Callable[[WatchdogCall], Answer | Awaitable[Answer]]
 """A function, sync (run in a thread) or async, or an object such as :class:`ExternalWatchdog`. It gets a copy of the
-arguments, so it cannot change them. Its attribute ``timeout_ms``, if any, replaces the default of 5 s."""
+arguments, so it cannot change them. Its attribute ``timeout_ms``, if any, replaces the default of 5 s. With a method
+``concerns(spec)`` it says of which tools it looks at calls at all, once for each; with an attribute ``after_failures``
+that is true, only at calls that have failed before."""
 
 
 async def watched(verdict: Verdict, watchdogs: Sequence[Watchdog], call: WatchdogCall) -> Verdict:

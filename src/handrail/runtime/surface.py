@@ -114,8 +114,6 @@ class CallRuntime:
     # A door stands on the class until it is touched, which keeps making a runtime cheap.
     kept: Any = None
     """What the tool wants shown should it be stopped."""
-    without_secrets: str | None = None
-    """Why this call gets none, whatever its tool declared."""
     read_only: bool = False
     """Programs find everything read-only, whatever the tool declared."""
     as_argv: Callable[[str], Sequence[str] | None] | None = None
@@ -228,13 +226,14 @@ class CallRuntime:
         """The folders of this call's session, and the secrets that the tool declared, for executables that are started
         on its behalf. What the shell door starts gets no secrets."""
         profile = self._around.profile(workspace_writable=self._spec.side_effect != "read")
-        if self._spec.secrets and self.without_secrets is None:
+        if self._spec.secrets and not self.read_only:
             profile = replace(profile, secrets=self._around.secrets.chosen(self._spec.secrets))
         return self._online(profile)
 
     @property
     def secrets(self) -> Secrets:
-        return DeclaredSecrets(self._spec, self._around.secrets, self.without_secrets)
+        refusal = "it was proved to change nothing, and runs so" if self.read_only else None
+        return DeclaredSecrets(self._spec, self._around.secrets, refusal)
 
     @property
     def state(self) -> State:

@@ -274,8 +274,7 @@ def _program_text(part: Part) -> str | None:
 def _of_host(host: str) -> str | None:
     labels = host.rstrip(".").split(".")
     if len(labels) > 2:
-        for label in labels[:-2]:
-            label = max(label.split("-"), key=len)
+        for label in (max(part.split("-"), key=len) for part in labels[:-2]):
             if len(label) > 50 or (len(label) >= 24 and _is_mixed(label) and _entropy(label) >= 3.4):
                 return f"the host name has a part of {len(label)} characters that looks like encoded data"
         if len(labels) > 6 and sum(len(label) for label in labels[:-2]) > 100:
