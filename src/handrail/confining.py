@@ -24,21 +24,32 @@ def installed() -> Iterable[metadata.EntryPoint]:
     return metadata.entry_points(group=GROUP)
 
 
+def provider_of(
+    config: Configuration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
+) -> Sandbox:
+    """Who confines programs, without the operator's limits.
+
+    :raises StartError: for a provider that is not there, or is none
+    """
+    settings = config.settings.sandbox
+    if settings.provider != OWN_SANDBOX:
+        return _provided(settings.provider, entry_points())
+    from handrail.sandbox import tiers
+
+    return tiers.choose(frozenset(settings.without))
+
+
 def sandbox_of(
     config: Configuration, entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed
 ) -> Operated:
     """What programs are started in.
 
-    :raises StartError: for a provider that is not there, or is none
+    :raises StartError: as :func:`provider_of`
     """
-    settings = config.settings.sandbox
-    if settings.provider == OWN_SANDBOX:
-        from handrail.sandbox import tiers
-        from handrail.sandbox.pool import pooled
+    from handrail.sandbox.pool import pooled
 
-        chosen = pooled(tiers.choose(frozenset(settings.without)))
-    else:
-        chosen = _provided(settings.provider, entry_points())
+    settings = config.settings.sandbox
+    chosen = pooled(provider_of(config, entry_points))
     return Operated(chosen, settings.limits, unix_sockets=settings.unix_sockets, unconfined=settings.unconfined)
 
 

@@ -6,12 +6,14 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
 from handrail.contract.errors import HandrailError
+from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
+from handrail.doctor.confinement import of_sandbox
 from handrail.runtime.beneath import openat2_works
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
@@ -22,11 +24,15 @@ _KEYS = {"OPENAI_API_KEY": "--model openai:NAME", "ANTHROPIC_API_KEY": "--model 
 _PATIENCE_S = 10
 
 
-def of_machine(workspace: str) -> list[Check]:
-    """What holds also where no kernel can be opened."""
+def of_machine(workspace: str, sandbox: Callable[[], Sandbox] = tiers.choose) -> list[Check]:
+    """What holds also where no kernel can be opened.
+
+    :param sandbox: gives the one that programs would be started in
+    """
     return [
         *alone("python", _python),
-        *alone("sandbox", _sandbox),
+        *alone("sandbox", lambda: of_sandbox(sandbox().tier, workspace)),
+        *alone("bubblewrap", _bubblewrap),
         *alone("file paths", _paths),
         *alone("ripgrep", lambda: _ripgrep(workspace)),
         *alone("installation", lambda: _installation(workspace)),
@@ -39,9 +45,7 @@ def _python() -> Iterator[Check]:
     yield Check("python", "ok", f"{platform.python_version()} on {sys.platform} {platform.release()}")
 
 
-def _sandbox() -> Iterator[Check]:
-    tier = tiers.probe()
-    yield Check("sandbox", "ok" if tier.confines else "problem", f"{tier.name}: {tier.detail}", tier.remedy)
+def _bubblewrap() -> Iterator[Check]:
     found = [f"{binary} ({_version(binary)})" for binary in binaries()]
     if found:
         yield Check("bubblewrap", "ok", ", ".join(found))

@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
 from handrail.agents import as_configured
-from handrail.confining import sandbox_of
-from handrail.contract.errors import LoadError, StartError
+from handrail.confining import provider_of, sandbox_of
+from handrail.contract.errors import LoadError, StartError, UsageError
+from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
+from handrail.doctor.confinement import of_opt_outs
 from handrail.doctor.holder import of_holder
 from handrail.doctor.machine import of_machine
 from handrail.doctor.place import of_place
 from handrail.registry.generation import IN_PROCESS, Entry
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
+from handrail.sandbox import tiers
 from handrail.store.folders import Folders, locate
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ def check_up(
     :param config: the configuration file instead of the platform's
     :param flags: settings as ``KEY=VALUE``, which are stronger than any file
     """
-    checks = of_machine(str(workspace))
+    checks = of_machine(str(workspace), lambda: _provider(workspace, state, config, tuple(flags)))
     try:
         folders: Folders | None = locate(workspace, state, allow_home=allow_home)
     except StartError as error:
@@ -47,6 +50,16 @@ def check_up(
         checks += [*of_place(folders), *of_holder(folders)]
     checks += alone("configuration", lambda: _configured(folders, config, tuple(flags)))
     return checks
+
+
+def _provider(
+    workspace: str | Path, state: str | Path | None, file: str | Path | None, flags: tuple[str, ...]
+) -> Sandbox:
+    """Whoever would confine programs here; where the configuration cannot be read, what this machine has itself."""
+    try:
+        return provider_of(configuration.load(file, folders=locate(workspace, state, allow_home=True), flags=flags))
+    except (LoadError, UsageError, StartError):
+        return tiers.choose()
 
 
 def of_kernel(kernel: Kernel) -> list[Check]:
@@ -73,9 +86,24 @@ def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[s
         )
         return
     yield from _files(found)
+    yield from of_opt_outs(found)
+    yield from alone("sandbox provider", lambda: _provider_is_there(found))
     if folders is not None:
         workspace = str(folders.workspace)
-        yield from alone("tools", lambda: _tools(_loaded(found, workspace)))
+        yield from alone("tools", lambda: _known(found, list(_loaded(found, workspace))))
+
+
+def _provider_is_there(found: Configuration) -> Iterator[Check]:
+    provider_of(found)
+    yield from ()
+
+
+def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
+    yield from _tools(entries)
+    unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
+    if unknown:
+        about = f"there is no tool of that id: {', '.join(unknown)}"
+        yield Check("sandbox.unconfined", "warning", about, "handrail tools lists the ids")
 
 
 def _files(found: Configuration) -> Iterator[Check]:
