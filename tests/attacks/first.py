@@ -110,7 +110,7 @@ def _serving_sockets() -> dict[str, socket.socket]:
     for name, (kind, port) in wanted.items():
         found[name] = one = socket.socket(socket.AF_INET, kind)
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        one.bind(("0.0.0.0", port))
+        one.bind((NAMES if name == "names" else "0.0.0.0", port))  # answers come from where they were asked
         if kind == socket.SOCK_STREAM:
             one.listen(64)
     return found

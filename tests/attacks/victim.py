@@ -18,6 +18,7 @@ from typing import Any
 
 from tests.attacks.outer import NAMESPACES, Mode, NotApplicable
 
+from handrail.contract.call import Answer
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
@@ -203,6 +204,11 @@ class Home:
         """A call in the session where everything is agreed to."""
         assert self._session is not None
         return await self._session.call(tool, arguments)
+
+    async def call_all(self, *calls: tuple[str, dict[str, Any]]) -> Sequence[Answer]:
+        """Calls of one reply in that session, with what a model is shown of each."""
+        assert self._session is not None
+        return await self._session.turn().call_all(calls)
 
     async def shell(self, text: str, timeout_ms: int = 60_000) -> str:
         """What a shell text prints in Handrail's sandbox, both streams; also that of a call that failed."""

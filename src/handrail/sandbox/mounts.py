@@ -22,7 +22,7 @@ from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
-_WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound")
+_WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound", "mtrr", "pressure")
 """Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")

@@ -143,7 +143,6 @@ async def _told_by_output(home: Home) -> str | None:
         "tags": "\U000e0069\U000e0067",
         "right to left": "\u202eevil",
         "zero width": "sa\u200bfe",
-        "carriage return": "safe\rEVIL",
         "backspace": "safe\b\b\b\bEVIL",
     }
     wrong: list[str] = []
@@ -154,7 +153,7 @@ async def _told_by_output(home: Home) -> str | None:
             ("read", {"path": "said.bin"}),
             ("grep", {"pattern": "e", "path": "said.bin"}),
         ):
-            result = await home.call(tool_id, **arguments)
+            result = (await home.call_all((tool_id, arguments)))[0].model
             told = json.dumps(result.data, ensure_ascii=False) if result.ok else ""
             kept = [
                 c

@@ -117,13 +117,11 @@ async def _by_program(home: Home) -> str | None:
             return f"the granted host is not reached, so that this proves nothing: {good[:600]!r}"
         put_urls = "\n".join(url for url in FORBIDDEN_URLS if "\0" not in url and "\r" not in url)
         (home.workspace / "urls").write_text(put_urls + "\n")
-        text = (
-            "while IFS= read -r url; do for how in '' '-L' '-p' '--noproxy *' '-g -k'; do "
-            'curl -sS -m 4 $how -o out -w "%{http_code}" "$url" 2>/dev/null | grep -q 200 && ! grep -q allowed.example out 2>/dev/null '
-            '&& echo "REACHED $how $url"; rm -f out; done; done < urls; echo THE-END'
-        )
+        (home.workspace / "curls.sh").write_text(_CURLS)
+        text = "bash curls.sh"
         said = said_by(await session.call("bash", {"command": text, "timeout_ms": 100_000}))
         (home.workspace / "urls").unlink()
+        (home.workspace / "curls.sh").unlink()
         log = await asyncio.to_thread(arrived)
     files = [line for line in said.splitlines() if "REACHED" in line and "file:" not in line and "data:" not in line]
     if "THE-END" not in said:
@@ -131,6 +129,17 @@ async def _by_program(home: Home) -> str | None:
     return breach([*files, *_elsewhere(log), *came], "reached")
 
 
+_CURLS = """
+while IFS= read -r url; do
+  for how in -s -L -p -g none; do
+    if [ "$how" = none ]; then export no_proxy='*' NO_PROXY='*' option=-s; else unset no_proxy NO_PROXY; option=$how; fi
+    code=$(curl -sS -m 4 "$option" -o out -w '%{http_code}' "$url" 2>/dev/null)
+    [ "$code" = 200 ] && ! grep -q allowed.example out && echo "REACHED $how $url"
+    rm -f out
+  done
+done < urls
+echo THE-END
+"""
 _TO_PROXY = r"""
 import os, socket, urllib.parse
 proxy = urllib.parse.urlsplit(os.environ.get('http_proxy') or os.environ.get('HTTP_PROXY') or 'http://127.0.0.1:3128')

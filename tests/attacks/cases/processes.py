@@ -6,7 +6,7 @@ import asyncio
 import os
 from pathlib import Path
 
-from tests.attacks.case import Case, breach, python, shell
+from tests.attacks.case import Case, Probe, breach, python, shell
 from tests.attacks.victim import Home, said_by
 
 _DAEMON = """
@@ -94,16 +94,24 @@ async def _kill_everybody(home: Home) -> str | None:
     return None if "still-here" in after else f"{said!r}, then {after!r}"
 
 
-async def _memory(home: Home) -> str | None:
-    """A bound holds for what one process may have: far beneath what would hurt."""
+def _memory(how: str) -> Probe:
+    """A bound holds for what one process may have: far beneath what would hurt.
+
+    :param how: further arguments of Python's mmap
+    """
     code = (
-        "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n        held.append(mmap.mmap(-1, 1 << 28))\n"
-        "        attempts += 1\nexcept OSError:\n    pass\nprint('held', attempts, 'quarters of a GiB')\n"
+        "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n"
+        f"        held.append(mmap.mmap(-1, 1 << 28{how}))\n        attempts += 1\n"
+        "except OSError:\n    pass\nprint('held', attempts, 'quarters of a GiB')\n"
     )  # nothing is written to it: address space is what is used up here, and no memory
-    said = await home.python(code)
-    if "held 256 " in said:
-        return f"64 GiB were granted: {said!r}"
-    return None if "held" in said or "Killed" in said or "MemoryError" in said or said == "" else said
+
+    async def tried(home: Home) -> str | None:
+        said = await home.python(code)
+        if "held 256 " in said:
+            return f"64 GiB were granted: {said!r}"
+        return None if "held" in said else said
+
+    return tried
 
 
 CASES: list[Case] = [
@@ -172,7 +180,20 @@ CASES: list[Case] = [
         "    print('REACHED', len(held))\n",
         control=False,
     ),
-    Case("memory", "processes", "allocate until the machine swaps", "a bound holds for each process", _memory),
+    Case(
+        "memory",
+        "processes",
+        "allocate until the machine swaps",
+        "a bound holds for each process",
+        _memory(", flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS"),
+    ),
+    Case(
+        "shared memory without a name",
+        "processes",
+        "what several processes share counts as nobody's",
+        "a bound holds for each process",
+        _memory(""),
+    ),
     python(
         "the private /tmp",
         "processes",
@@ -222,7 +243,7 @@ CASES: list[Case] = [
         "setrlimit back up",
         "hard limits stay",
         "import resource\n"
-        "for name in ('RLIMIT_NPROC', 'RLIMIT_NOFILE', 'RLIMIT_FSIZE', 'RLIMIT_AS', 'RLIMIT_CPU'):\n"
+        "for name in ('RLIMIT_NPROC', 'RLIMIT_NOFILE', 'RLIMIT_FSIZE', 'RLIMIT_DATA', 'RLIMIT_CPU'):\n"
         "    kind = getattr(resource, name)\n"
         "    soft, hard = resource.getrlimit(kind)\n"
         "    print(f'REACHED {name} has no bound') if hard == resource.RLIM_INFINITY else None\n"

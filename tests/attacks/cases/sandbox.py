@@ -137,7 +137,7 @@ CASES: list[Case] = [
         "sandbox",
         "a program that is root outside as well reads what only root may",
         "what only root may read is not readable, by access(2)",
-        "for path in ('/etc/shadow', '/etc/gshadow', '/proc/kcore', '/proc/1/mem', '/root/.ssh', '/proc/kmsg', '/dev/mem'):\n"
+        "for path in ('/etc/shadow', '/etc/gshadow', '/proc/kcore', '/proc/1/mem', '/root/.ssh', '/dev/mem'):\n"
         "    try:\n"
         "        size = os.stat(path).st_size\n"
         "    except OSError:\n"
