@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from handrail.contract.errors import ErrorKind
 from handrail.contract.result import Result
 
+DEFAULT_FAULT_KIND: ErrorKind = "invalid_input"
+
 
 class ProposedCall(NamedTuple):
     """What a model (or a program in its place) asks for. Nothing in it is believed.
@@ -25,7 +27,7 @@ class ProposedCall(NamedTuple):
     arguments: Mapping[str, Any] | str | bytes
     provider_id: str | None = None
     fault: str | None = None
-    fault_kind: ErrorKind = "invalid_input"
+    fault_kind: ErrorKind = DEFAULT_FAULT_KIND
 
 
 class Answer(NamedTuple):

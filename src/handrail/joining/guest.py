@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
-from handrail.contract.call import ProposedCall
+from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
@@ -17,15 +17,17 @@ from handrail.contract.tool import Tool
 from handrail.joining import mirror
 from handrail.joining.brought import BroughtTools
 from handrail.joining.framing import Message
-from handrail.joining.operations import Operations, Refused
+from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.requests import (
+    AT_ONCE,
+    ENDING,
     HANDED_ON,
     LEAVING,
     NOTICES,
     REQUESTS,
     a_decision,
+    a_reply,
     answering,
-    answering_replies,
     greeting,
     heeding,
     some_answers,
@@ -180,7 +182,7 @@ class Guest:
             for name, reads in REQUESTS.items()
             if name != "reply"
         }
-        requests["reply"] = answering_replies(self._reply, self._is_leaving)
+        requests["reply"] = Op(self._reply, at_once="reply" in AT_ONCE)
         heard = {name: heeding(notices[name], reads) for name, reads in NOTICES.items()}
         return Operations({**requests, **self._brought.requests}, {**heard, **self._brought.notices})
 
@@ -251,17 +253,21 @@ class Guest:
             raise UsageError(f"session {session_id[:80]!r} is not open in this process")
         return session
 
-    async def _reply(
-        self, session: str, turn: int, token: int, generation: int, calls: Sequence[ProposedCall]
-    ) -> list[Any]:
-        found = self._session(session)
+    async def _reply(self, body: Any) -> list[Any]:
+        """Its errors tell themselves whole by their class and text."""
+        if self._server.leaving:
+            raise Refused(LEAVING, ENDING)
+        session, turn, token, generation, calls = a_reply(body)
+        found = self._sessions.get(session) or self._session(session)
         # A turn that was taken with another holder goes on with what there is here.
         tools = self._generations.get(generation) if token == self._token else found.generation
         if tools is None:
             raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
-        begun = found.turn_at(turn, tools)
-        answers = [await begun.call(calls[0])] if len(calls) == 1 else await begun.call_all(calls)
-        if self._is_leaving() and any(_cut_short(answer.result) for answer in answers):
+        if len(calls) == 1:
+            answers: Sequence[Answer] = (await found.call_of_turn(turn, tools, calls[0]),)
+        else:
+            answers = await found.turn_at(turn, tools).call_all(calls)
+        if self._server.leaving and any(_cut_short(answer.result) for answer in answers):
             raise Refused(HANDED_ON, "the process that held the workspace has ended")
         return [mirror.of_answer(answer) for answer in answers]
 

@@ -57,13 +57,10 @@ class Membership:
         self._watch: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self.token: int = 0
+        """The fencing token of the last holder that was joined, which tells it from any other."""
         self.joined: list[Callable[[Connection], Awaitable[None]]] = []
         """Awaited with each new connection, before anybody else may ask for anything over it."""
-
-    @property
-    def token(self) -> int:
-        """The fencing token of the last holder that was joined, which tells it from any other."""
-        return 0 if self._connection is None else self._connection.about["token"]
 
     async def connection(self) -> Connection:
         """The connection to the holder of now; waits for the next one where the last is lost.
@@ -98,9 +95,16 @@ class Membership:
         :raises HandrailError: as the holder said
         """
         while True:
-            connection = await self.connection()
+            connection = self._connection
+            if connection is None or connection.lost is not None or self._search is not None or self._closed:
+                connection = await self.connection()
             try:
-                return await connection.request(op, body, settle=settle)
+                number, answer = connection.ask(op, body)
+                try:
+                    return await answer
+                except asyncio.CancelledError:
+                    await connection.give_up(number, settle=settle)
+                    raise
             except ConnectionLost as lost:
                 if lost.sent:
                     raise
@@ -141,6 +145,7 @@ class Membership:
             else:
                 # Whatever is told from here on goes to this holder; what was told before, it hears now.
                 self._connection = connection
+                self.token = connection.about["token"]
                 try:
                     for joined in tuple(self.joined):
                         await joined(connection)

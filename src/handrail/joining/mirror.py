@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -28,6 +28,10 @@ _SPEC = TypeAdapter(ToolSpec)
 _EXPLANATION = TypeAdapter(Explanation)
 _TIER = TypeAdapter(Tier)
 _DIFFERENCE = TypeAdapter(Difference)
+
+_tuple: Any = tuple
+_new_answer: Callable[..., Answer] = _tuple.__new__
+"""Makes an ``Answer`` in half the time of its own constructor."""
 
 _ERRORS: Mapping[str, type[HandrailError]] = {
     error.__name__: error for error in (UsageError, LogUnavailable, StartError)
@@ -110,10 +114,10 @@ def rules_of(data: Any) -> RuleBook:
 def of_call(call: ProposedCall) -> list[Any]:
     """Arguments go as text, so that the holder reads them as strictly as a model's."""
     arguments, fault = call.arguments, call.fault
-    if isinstance(arguments, bytes):
-        text = arguments.decode("utf-8", "surrogateescape")
-    elif isinstance(arguments, str):
+    if isinstance(arguments, str):
         text = arguments
+    elif isinstance(arguments, bytes):
+        text = arguments.decode("utf-8", "surrogateescape")
     else:
         try:
             text = json.dumps(arguments if isinstance(arguments, dict) else dict(arguments))
@@ -149,7 +153,7 @@ def of_answer(answer: Answer) -> list[Any]:
 def answer_of(data: Any) -> Answer:
     call_id, tool_id, result, model = data
     whole = Result.from_dict(result)
-    return Answer(call_id, tool_id, whole, whole if model is None else Result.from_dict(model))
+    return _new_answer(Answer, (call_id, tool_id, whole, whole if model is None else Result.from_dict(model)))
 
 
 def of_event(event: Event) -> dict[str, Any]:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast, get_args
 
-from handrail.contract.call import ProposedCall
+from handrail.contract.call import DEFAULT_FAULT_KIND, ProposedCall
 from handrail.contract.errors import ERROR_KINDS, ErrorKind, HandrailError
 from handrail.contract.history import Entry
 from handrail.contract.people import ApprovalAnswer, Choice
@@ -31,7 +31,7 @@ from handrail.joining.values import (
     whole,
 )
 
-_ENDING = "the process that holds the workspace is ending"
+ENDING = "the process that holds the workspace is ending"
 LEAVING = "leaving"
 """The refusal of a holder that ends: nothing was begun, and another holder will take it."""
 HANDED_ON = "handed-on"
@@ -55,8 +55,6 @@ def a_call(value: Any) -> ProposedCall:
     if len(given) != 5:
         raise Malformed("expected a call as its name, arguments, provider's id, fault and kind of fault")
     name, arguments, provider_id, fault, kind = given
-    if type(arguments) is str and type(name) is str and provider_id is fault is None and arguments.isascii():
-        return _new_call(ProposedCall, (name, arguments, None, None, _fault_kind(kind)))  # nearly every call
     return mirror.call_of([text(name), text(arguments), _maybe(provider_id), _maybe(fault), _fault_kind(kind)])
 
 
@@ -123,29 +121,39 @@ REQUESTS: Mapping[str, Shape] = {
 }
 """What every process that joined may ask for, beside the doors of the runtimes of its own tools' calls."""
 
-_AT_ONCE = "keyed"
-"""A call, as in :func:`answering_replies`."""
+AT_ONCE = ("reply", "keyed")
+"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round."""
 
 _parts_of_a_reply = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*REQUESTS["reply"]))
 
 
 def a_reply(body: Any) -> tuple[str, int, int, int, Sequence[ProposedCall]]:
-    """The fields of a reply, in the order of their table.
+    """The fields of a reply, in the order of their table: nearly all that is ever read of a process that joined, so the
+    common one, of one call that is as it should be, is read the short way.
 
-    :raises Malformed: naming the one that is not as expected
+    :raises Refused: naming the field that is not as expected
     """
     try:
         session, turn, token, generation, calls = _parts_of_a_reply(body)
+        [[name, arguments, provider_id, fault, kind]] = calls
         if (
-            type(session) is str
+            type(session) is type(name) is type(arguments) is str
             and type(turn) is type(token) is type(generation) is int
+            and type(calls) is type(calls[0]) is list
             and 0 < turn < MAX_TURNS
+            and provider_id is fault is None
+            and kind == DEFAULT_FAULT_KIND
+            and arguments.isascii()
             and len(body) == len(REQUESTS["reply"])
         ):
-            return session, turn, token, generation, [a_call(call) for call in a_list(calls)]
-    except (KeyError, TypeError, Malformed):
+            return session, turn, token, generation, (_new_call(ProposedCall, (name, arguments, None, None, kind)),)
+    except (KeyError, TypeError, ValueError):
         pass
-    return tuple(fields(body, REQUESTS["reply"]).values())  # pyright: ignore[reportReturnType] - says what is wrong
+    try:
+        session, turn, token, generation, calls = fields(body, REQUESTS["reply"]).values()
+    except Malformed as error:
+        raise Refused("UsageError", f"the request 'reply' cannot be read: {error}") from None
+    return session, turn, token, generation, calls
 
 
 NOTICES: Mapping[str, Shape] = {
@@ -188,7 +196,7 @@ def answering(name: str, handler: Callable[..., Awaitable[Any]], reads: Shape, i
 
     async def handled(body: Any) -> Any:
         if is_leaving():
-            raise Refused(LEAVING, _ENDING)
+            raise Refused(LEAVING, ENDING)
         try:
             return await handler(**fields(body, reads))
         except Malformed as error:
@@ -198,26 +206,7 @@ def answering(name: str, handler: Callable[..., Awaitable[Any]], reads: Shape, i
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
 
-    return Op(handled, at_once=name == _AT_ONCE)
-
-
-def answering_replies(handler: Callable[..., Coroutine[Any, Any, Any]], is_leaving: Callable[[], bool]) -> Op:
-    """:func:`answering` for replies, the short way: nearly all that is ever asked of a holder. Calls mostly end without
-    waiting, so their answers do not wait for the event loop's next round either.
-
-    :param handler: raises nothing whose class and text do not tell it whole
-    """
-
-    def handled(body: Any) -> Coroutine[Any, Any, Any]:
-        if is_leaving():
-            raise Refused(LEAVING, _ENDING)
-        try:
-            read = a_reply(body)
-        except Malformed as error:
-            raise Refused("UsageError", f"the request 'reply' cannot be read: {error}") from None
-        return handler(*read)
-
-    return Op(handled, at_once=True)
+    return Op(handled, at_once=name in AT_ONCE)
 
 
 def heeding(handler: Callable[..., None], reads: Shape) -> Callable[[Any], None]:

@@ -139,10 +139,13 @@ class JoinedSession:
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
+        self._check_open()
         proposed = ProposedCall(tool, arguments)
         if key is None:
-            return (await self.turn().call_all([proposed]))[0].result
-        self._check_open()
+            self._turns += 1
+            generation = self._own or self._generation()
+            answers = await self.carry_out(self._turns, self._membership.token, generation.number, (proposed,))
+            return answers[0].result
         body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
         while True:
             try:

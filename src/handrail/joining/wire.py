@@ -64,7 +64,7 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._desk = Desk(operations or Operations(), self._reply)
         self._gate = gate
-        self._inbox = Inbox()
+        self._take_in(Inbox())
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, asyncio.Future[Any]] = {}
         self._waiting: deque[tuple[bytes, bool]] = deque()
@@ -72,7 +72,8 @@ class Connection(asyncio.BufferedProtocol):
         self._behind = False
         self._next_id = 1
         self._latest_id = 0
-        self._reason: str | None = None
+        self.lost: str | None = None
+        """Why the connection is gone or going; None while it stands."""
         self._when_lost: list[Callable[[str], None]] = []
         self.closed = asyncio.Event()
         """Set when the connection is gone, whoever ended it."""
@@ -82,11 +83,6 @@ class Connection(asyncio.BufferedProtocol):
         """The process at the other end, once it has greeted."""
         self.left_out = 0
         """Notices not sent because the peer was behind."""
-
-    @property
-    def lost(self) -> str | None:
-        """Why the connection is gone or going; None while it stands."""
-        return self._reason
 
     @property
     def transport(self) -> asyncio.Transport:
@@ -114,8 +110,18 @@ class Connection(asyncio.BufferedProtocol):
         :raises Refused: when it will not
         :raises ConnectionLost: when it goes away, or has gone
         """
-        if self._reason is not None:
-            raise ConnectionLost(self._reason, sent=False)
+        number, answer = self.ask(op, body)
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            await self.give_up(number, settle=settle)
+            raise
+
+    def ask(self, op: str, body: Any) -> tuple[int, asyncio.Future[Any]]:
+        """The first half of :meth:`request`: the number of the request that was sent, and its answer to come. Whoever is
+        cancelled while waiting for it calls :meth:`give_up`."""
+        if self.lost is not None:
+            raise ConnectionLost(self.lost, sent=False)
         if self._gate is not None:
             raise UsageError("the two sides have not greeted yet")
         number = self._next_id
@@ -127,21 +133,24 @@ class Connection(asyncio.BufferedProtocol):
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._pending[number] = answer
         self._send(data)
-        try:
-            return await answer
-        except asyncio.CancelledError:
-            if self._pending.pop(number, None) is not None and self._reason is None:
-                self._send(frame({"cancel": number}))
-                if settle:
-                    await self._settled(number)
-            raise
+        return number, answer
+
+    async def give_up(self, number: int, *, settle: bool) -> None:
+        """Tell the other side that nobody waits for its answer any more.
+
+        :param settle: see :meth:`request`
+        """
+        if self._pending.pop(number, None) is not None and self.lost is None:
+            self._send(frame({"cancel": number}))
+            if settle:
+                await self._settled(number)
 
     def notify(self, op: str, body: Any = None, *, may_be_left_out: bool = False) -> bool:
         """Tell the other side something; returns whether it is on its way.
 
         :param may_be_left_out: not sent to a peer that is behind, and counted in :attr:`left_out`
         """
-        if self._reason is not None or self._gate is not None:
+        if self.lost is not None or self._gate is not None:
             return False
         if may_be_left_out and (self._behind or self._waiting):
             self.left_out += 1
@@ -151,11 +160,11 @@ class Connection(asyncio.BufferedProtocol):
         except TooLong as error:
             raise Refused("limit", str(error)) from None
         self._send(data, owed=True)
-        return self._reason is None
+        return self.lost is None
 
     async def aclose(self, reason: str = "it was closed") -> None:
         """Send what is waiting, close, and return when it is closed. Twice is once."""
-        if self._reason is None:
+        if self.lost is None:
             self._say_bye(reason)
             self._end(reason)
             if self._transport is not None:
@@ -184,12 +193,12 @@ class Connection(asyncio.BufferedProtocol):
 
     def say(self, message: Message) -> None:
         """Send a message of the greeting."""
-        if self._reason is None:
+        if self.lost is None:
             self.transport.write(frame(message))
 
     def drop(self, reason: str, *, quietly: bool = False) -> None:
         """End the connection now, telling the peer why as far as it reads. Never raises."""
-        if self._reason is not None:
+        if self.lost is not None:
             return
         if not quietly:
             logger.warning("a connection was dropped: %s", reason)
@@ -203,7 +212,7 @@ class Connection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         self._transport.set_write_buffer_limits(high=BEHIND)
-        if self._reason is not None:  # given up before it began
+        if self.lost is not None:  # given up before it began
             self._transport.abort()
         elif self._gate is not None:
             try:
@@ -213,12 +222,16 @@ class Connection(asyncio.BufferedProtocol):
                 self.drop("the greeting failed", quietly=True)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._inbox.room()
+        return self._inbox.room(sizehint)
+
+    def _take_in(self, inbox: Inbox) -> None:
+        self._inbox = inbox
+        self.get_buffer = inbox.room  # itself: it is asked for each time that something arrives
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
             for message in self._inbox.filled(nbytes):
-                if self._reason is not None:
+                if self.lost is not None:
                     return
                 if self._gate is None:
                     self._heard(message)
@@ -238,7 +251,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end(str(exc) if exc else "the other side closed it")
-        self._inbox = Inbox()
+        self._take_in(Inbox())
         self._waiting.clear()
         self.closed.set()
 
@@ -300,7 +313,7 @@ class Connection(asyncio.BufferedProtocol):
             self.drop(f"the answer to request {number} holds neither a result nor an error")
 
     def _reply(self, message: Message) -> None:
-        if self._reason is not None:
+        if self.lost is not None:
             return
         try:
             data = frame(message)
@@ -314,8 +327,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def _send(self, data: bytes, *, owed: bool = False) -> None:
         """Write it, or keep it until the peer has read more. What a peer makes us owe it is bounded."""
-        if not self._behind and not self._waiting:
-            self.transport.write(data)
+        if not self._behind and not self._waiting and self._transport is not None:
+            self._transport.write(data)
             return
         self._waiting.append((data, owed))
         if owed:
@@ -339,9 +352,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def _end(self, reason: str) -> None:
         """From here on the connection is lost for everybody on this side; what closes the socket comes after."""
-        if self._reason is not None:
+        if self.lost is not None:
             return
-        self._reason = reason
+        self.lost = reason
         pending, self._pending = self._pending, {}
         for answer in pending.values():
             if not answer.done():

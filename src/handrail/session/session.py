@@ -127,6 +127,16 @@ class HeldSession:
 
         :raises UsageError: for a number that has been
         """
+        self._count(number)
+        return HeldTurn(self._arbiter, self._lane, generation, number)
+
+    def call_of_turn(self, number: int, generation: Generation, proposed: ProposedCall) -> Coroutine[Any, Any, Answer]:
+        """Carry out the only call of a turn; see :meth:`turn_at`."""
+        self._count(number)
+        return self._arbiter.carry_out(self._arbiter.call(f"{self.id}/{number}.0", proposed, self._lane, generation))
+
+    def _count(self, number: int) -> None:
+        """Begin the turn of this number; see :meth:`turn_at`."""
         self._check_open()
         if number == self._turns + 1:
             self._turns = number
@@ -139,7 +149,6 @@ class HeldSession:
             del self._skipped[number]
         else:
             raise UsageError(f"turn {number} of session {self.id} has been; the last one was {self._turns}")
-        return HeldTurn(self._arbiter, self._lane, generation, number)
 
     @property
     def lane(self) -> Lane:
@@ -311,15 +320,11 @@ class HeldTurn:
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
         proposals = [as_proposed(call) for call in calls]
         if len(proposals) == 1:  # the common case needs no task of its own
-            return [await self.call(proposals[0])]
+            return [await self._arbiter.carry_out(self._make(proposals[0]))]
         reply = self.reply()
         for proposal in proposals:
             reply.submit(proposal)
         return await reply.answers()
-
-    def call(self, proposed: ProposedCall) -> Coroutine[Any, Any, Answer]:
-        """Carry out a reply that is one call."""
-        return self._arbiter.carry_out(self._make(proposed))
 
     def _make(self, proposed: ProposedCall) -> Call:
         index = self._calls
