@@ -19,7 +19,6 @@ from handrail.config import Configuration
 from handrail.config.secrets import resolve
 from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import wire_name
 from handrail.contract.requires import CapabilitySet, Layer, Variables
 from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Profile, Sandbox
@@ -129,11 +128,11 @@ class Rooms:
 
         def own(spec: ToolSpec) -> tuple[CapabilitySet, Profile]:
             """The set and folders of a tool that stays up between calls: its own, whoever calls it."""
-            scratch = self.store.folders.scratch(f"tool-{wire_name(spec.id)[-59:]}")
+            scratch = self.store.folders.home_of(spec.id)
             hidden = (str(self.store.folders.state),)
             profile = Profile(
                 workspace,
-                str(scratch),
+                scratch,
                 spec.side_effect != "read",
                 writable=further.writable,
                 further=further.readable,

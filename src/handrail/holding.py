@@ -216,6 +216,7 @@ class HeldKernel(Kernel):
         own = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], context.generation)
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         around.quarantine = str(output / "quarantine")
+        around.home_of = folders.home_of
         lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
         kept = HiddenNow(self.workdir)
         around.denials = lambda: kept.of(lane.rules)

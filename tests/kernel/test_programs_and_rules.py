@@ -107,3 +107,25 @@ async def test_a_tool_in_any_language_is_held_by_the_same(workspace: Path) -> No
     finally:
         for name in ("probe", "server"):
             Path(os.environ["XDG_CONFIG_HOME"], "handrail", "tools", f"{name}.json").unlink()
+
+
+@pytest.mark.proves("S-06")
+async def test_what_bash_leaves_in_its_home_does_not_run_with_what_another_tool_may_do(workspace: Path) -> None:
+    script = (
+        '#!/bin/sh\nread line; printf \'{"home": "%s"}\' "$(ls -A "$HOME" | tr "\\n" " ")"; echo x > "$HOME/mine"\n'
+    )
+    requires = {"fs": {"read": ["."], "write": ["."]}, "capabilities": ["vcs.config"]}
+    tool("more", script, requires=requires)
+    tool("same", script)
+    try:
+        rules = ["allow bash", "allow more", "allow same", "allow fs.write"]
+        async with Kernel.open(workspace=workspace, rules=rules) as kernel:
+            session = await kernel.session(headless=True)
+            planted = await session.call("bash", {"command": "cd && touch .gitconfig sitecustomize.py && ls -A"})
+            assert planted.ok and ".gitconfig" in planted.data["output"]
+            assert (await session.call("more", {})).data == {"home": ""}
+            assert (await session.call("more", {})).data == {"home": "mine "}
+            assert ".gitconfig" in (await session.call("same", {})).data["home"]
+    finally:
+        for name in ("more", "same"):
+            Path(os.environ["XDG_CONFIG_HOME"], "handrail", "tools", f"{name}.json").unlink()

@@ -164,6 +164,7 @@ class RipgrepSearch:
         profile = dataclasses.replace(
             self._profile,
             workspace_writable=False,
+            denials=None,  # each file that has a result is judged, by the rules about the tool too
             cwd=folder.absolute,
             readable=(*self._profile.readable, *beside),
         )

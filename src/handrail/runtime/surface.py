@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from handrail.contract.errors import ToolError
 from handrail.contract.people import Attendant
+from handrail.contract.protected import VCS_CONFIG
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 from handrail.contract.runtime import (
@@ -63,6 +64,8 @@ class Surroundings:
     """Those of whoever opened the session; a tool gets of them what it declared."""
     denials: Callable[[], Denials] | None = None
     """What the session's rules keep from programs, as they are now."""
+    home_of: Callable[[str], str] | None = None
+    """The HOME of a tool's own; None where all have the session's scratch."""
     quarantine: str = ""
     """Where what programs made under protected names is moved to."""
 
@@ -210,8 +213,8 @@ class CallRuntime:
         return self._net
 
     def _online(self, profile: Profile) -> Profile:
-        """``profile`` with the rules' judge of hosts, where the call's set has any."""
-        profile = replace(profile, tool=self.tool_id)
+        """``profile`` with the rules' judge of hosts, where the call's set has any, and with the tool's own HOME."""
+        profile = replace(profile, tool=self.tool_id, scratch=self._home)
         if not self.capabilities.uses("net.fetch"):
             return profile
         may = self._doors.may()
@@ -220,6 +223,17 @@ class CallRuntime:
             return may("net.fetch", f"{host}:{port}")
 
         return replace(profile, gate=gate, on_attempt=self._doors.reached)
+
+    @property
+    def _home(self) -> str:
+        """The session's scratch; a folder of the tool's own where it may do more than ``bash``.
+
+        What lies in a HOME decides what programs run (a start-up file, git's own configuration, a module that every
+        interpreter loads): what one tool's programs write there must not run with another's hosts and secrets.
+        """
+        spec, around = self._spec, self._around
+        more = spec.secrets or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+        return around.home_of(spec.id) if more and around.home_of is not None else around.scratch
 
     @property
     def profile(self) -> Profile:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.names import wire_name
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
@@ -78,6 +79,10 @@ class Folders:
     def scratch(self, session_id: str) -> Path:
         """The session's scratch folder (HOME in its sandbox); see :meth:`output`."""
         return self._of_session("scratch", session_id)
+
+    def home_of(self, tool_id: str) -> str:
+        """HOME of a tool's programs in every session, where they do not share the session's; see :meth:`output`."""
+        return str(self.scratch(f"tool-{wire_name(tool_id)[-59:]}"))
 
     def clear_sockets(self, name: str) -> None:
         """Remove the sockets where former holders were joined, all but ``name``."""
