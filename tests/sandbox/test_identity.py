@@ -1,0 +1,114 @@
+"""Real root's programs run as the owner of the workspace, and everybody else's as they are."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.sandbox import identity
+from handrail.sandbox.identity import Person
+
+SOMEBODY = 65_533
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
+
+
+@pytest.fixture
+def owned(ground: Ground) -> Ground:
+    """A workspace that somebody owns who gets neither to it nor to the scratch by the folders around."""
+    os.chown(ground.workspace, SOMEBODY, SOMEBODY)
+    ground.workspace.parent.chmod(0o700)
+    return ground
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root does more")
+def test_who_is_not_root_stays_who_they_are(ground: Ground) -> None:
+    assert identity.person_for(str(ground.workspace)) is None
+    assert identity.mechanism(str(ground.workspace)).held
+
+
+@as_root
+@pytest.mark.proves("S-01a")
+async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(owned: Ground) -> None:
+    ran = await owned.bash("id -u; id -G; cat /proc/self/uid_map; echo x > made; echo x > ~/made")
+    assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors
+    for file in (owned.workspace / "made", owned.scratch / "made"):
+        assert file.stat().st_uid == SOMEBODY
+    assert identity.mechanism(str(owned.workspace)).held
+
+
+@as_root
+async def test_what_only_root_may_read_is_not_theirs(owned: Ground) -> None:
+    """Beneath a folder that is mounted, where no mask would be."""
+    (owned.workspace / "roots").write_text("TOP-SECRET")
+    (owned.workspace / "roots").chmod(0o600)
+    ran = await owned.bash("cat roots; cat /proc/kcore /proc/kpagecount | head -c 1 | wc -c")
+    assert "TOP-SECRET" not in ran.out and "Permission denied" in ran.errors
+
+
+@as_root
+async def test_a_scratch_that_root_used_before_is_handed_over_whole_but_for_what_has_another_name(
+    owned: Ground,
+) -> None:
+    (owned.scratch / "a" / "b").mkdir(parents=True)
+    (owned.scratch / "a" / "b" / "file").write_text("before")
+    (owned.scratch / "a" / "away").symlink_to(owned.outside / "key")
+    os.link(owned.outside / "key", owned.scratch / "twice")
+    ran = await owned.bash("echo after > ~/a/b/file; cat ~/a/b/file")
+    assert ran.out == "after\n"
+    assert (owned.outside / "key").stat().st_uid == 0
+
+
+@as_root
+async def test_a_tool_folder_that_only_root_can_read_is_refused_in_words(owned: Ground, tmp_path: Path) -> None:
+    folder = tmp_path / "tool"
+    folder.mkdir(mode=0o700)
+    with pytest.raises(ToolError, match=r"cannot be read by user 65533.*chmod -R o\+rX"):
+        await owned.bash("true", readable=(str(folder),))
+
+
+@as_root
+async def test_a_workspace_of_roots_own_keeps_root_and_the_doctor_says_so(ground: Ground) -> None:
+    assert identity.person_for(str(ground.workspace)) is None
+    said = identity.mechanism(str(ground.workspace))
+    assert said.held is False and "belongs to root" in said.detail and "ordinary user" in said.remedy
+    assert (await ground.bash("id -u")).out == "0\n"
+
+
+@as_root
+def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(identity, "PERL", "/nonexistent/perl")
+    assert identity.person_for(str(owned.workspace)) is None
+    said = identity.mechanism(str(owned.workspace))
+    assert said.held is False and said.remedy == "install perl"
+
+
+def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path) -> None:
+    place = tmp_path.resolve()
+    for name, mode in (("open", 0o755), ("closed", 0o700)):
+        (place / name / "inner").mkdir(parents=True)
+        (place / name).chmod(mode)
+    for folder in (place, *place.parents):
+        if not folder.stat().st_mode & stat.S_IXOTH:
+            folder.chmod(0o711)
+    opened, closed = str(place / "open" / "inner"), str(place / "closed" / "inner")
+    options = ["--bind", opened, opened, "--ro-bind", closed, closed, "--bind", closed, "/x", "--chdir", closed]
+    found, sources = identity.staged(options, Person(SOMEBODY, SOMEBODY))
+    assert sources == [closed]
+    assert found == [
+        "--bind",
+        opened,
+        opened,
+        "--ro-bind",
+        "/run/0",
+        closed,
+        "--bind",
+        "/run/0",
+        "/x",
+        "--chdir",
+        closed,
+    ]
