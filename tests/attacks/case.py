@@ -21,6 +21,7 @@ Group = Literal[
     "permission",
     "sandbox",
     "secrets",
+    "layers",
 ]
 Probe = Callable[["Home"], Awaitable[str | None]]
 """Tries something and gives how it succeeded; None where it held."""

@@ -22,7 +22,10 @@ _FILES = (
 
 def every_case() -> list[Case]:
     """All of them, in the order in which they are tried: what wears the machine down comes last."""
-    return [case for name in _FILES for case in import_module(f"tests.attacks.cases.{name}").CASES]
+    listed = [case for name in _FILES for case in import_module(f"tests.attacks.cases.{name}").CASES]
+    from tests.attacks import layers
+
+    return [*layers.CASES, *listed]
 
 
 def suite_of(name: str) -> list[Case]:
