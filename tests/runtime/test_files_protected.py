@@ -108,3 +108,17 @@ async def test_no_folder_is_made_a_git_directory_piece_by_piece(files: RootedFil
             await files.write(f"half/{name}", b"x")
     assert (await files.write("half/refs/heads/main", b"0" * 40)).created
     assert (await files.write("config", b"ordinary")).created and (await files.write("src/hooks/use.ts", b"x")).created
+
+
+async def test_hooks_and_configuration_that_the_repository_keeps_elsewhere_are_not_written(
+    files: RootedFiles, workspace: Path
+) -> None:
+    (workspace / ".git").mkdir()
+    config = workspace / ".git" / "config"
+    config.write_text("[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../shared.ini\n")
+    for name in ("tools/hooks/pre-commit", "tools/x/../hooks/post-checkout", "shared.ini"):
+        with pytest.raises(ToolError, match="no rule allows it"):
+            await files.write(name, b"x")
+    assert (await files.write("tools/other", b"x")).created
+    config.write_text("[core]\n\tbare = false\n")
+    assert (await files.write("tools/hooks/pre-commit", b"x")).created

@@ -158,6 +158,27 @@ async def test_a_folder_that_was_there_is_not_moved_for_having_become_a_reposito
     assert "mine/config" in error.text
 
 
+async def test_hooks_and_configuration_that_a_repository_keeps_elsewhere_are_protected_too(ground: Ground) -> None:
+    for name in (".git/objects", ".git/refs", "tools/hooks"):
+        (ground.workspace / name).mkdir(parents=True)
+    (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
+    (ground.workspace / ".git" / "config").write_text(
+        '[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../shared.ini\n[includeIf "gitdir:/"]\n\tpath = ../later.ini\n'
+    )
+    (ground.workspace / "tools" / "hooks" / "pre-commit").write_text("theirs")
+    (ground.workspace / "shared.ini").write_text("[user]\n\tname = One\n")
+    script = (
+        "echo evil > tools/hooks/pre-commit; echo evil > tools/hooks/post-checkout; mv tools t2; mkdir -p tools/hooks;"
+        "echo '[core] fsmonitor = evil' >> shared.ini; mv shared.ini s2; true"
+    )
+    assert (await ground.run(script))[0] == 0
+    assert os.listdir(ground.workspace / "tools" / "hooks") == ["pre-commit"]
+    assert (ground.workspace / "tools" / "hooks" / "pre-commit").read_text() == "theirs"
+    assert (ground.workspace / "shared.ini").read_text() == "[user]\n\tname = One\n"
+    error = await ground.vetoed("echo '[core] fsmonitor = evil' > later.ini")
+    assert "later.ini was moved to" in error.text and not (ground.workspace / "later.ini").exists()
+
+
 async def test_many_are_all_moved_and_some_are_named(ground: Ground) -> None:
     error = await ground.vetoed("for i in $(seq 30); do mkdir d$i; echo x > d$i/.envrc; done")
     assert "and 22 more" in error.text

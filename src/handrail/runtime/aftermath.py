@@ -54,7 +54,8 @@ class Place:
         self.tree.look()
 
     def pins(self) -> tuple[str, ...]:
-        return self._once("pins", lambda: protected.pins(self.tree))
+        found = self._once("pins", lambda: protected.pins(self.tree))
+        return (*found, *(path for path in vcs.pointed_at(self.tree) if os.path.lexists(path)))
 
     def masks(self, denials: Denials) -> tuple[str, ...]:
         key = ("hides", denials.key)
@@ -90,6 +91,8 @@ class _Before:
     links: dict[str, str]
     fixed: frozenset[str]
     configs: dict[str, vcs.Kept]
+    missing: tuple[str, ...]
+    """What a repository's configuration names as hooks or configuration, and is not there."""
 
 
 class Aftermath:
@@ -137,7 +140,7 @@ class Aftermath:
         for place, before in zip(self._places, self._before, strict=True):
             self._open_up(place, before)
             tree = place.tree
-            if tree.version != before.version or before.links or before.configs:
+            if tree.version != before.version or before.links or before.configs or before.missing:
                 self._settle(place, before)
                 place.look()
 
@@ -153,6 +156,7 @@ class Aftermath:
             {path: _target(path) for path, entry in entries.items() if entry.link},
             frozenset(() if self._denials is None else place.fixed(self._denials)),
             vcs.snapshot(tree) if self._vcs else {},
+            tuple(path for path in vcs.pointed_at(tree) if not os.path.lexists(path)),
         )
 
     @staticmethod
@@ -200,6 +204,9 @@ class Aftermath:
         for path, kept in before.configs.items():
             if path not in now and (problem := vcs.lost(tree, path, kept)) is not None:
                 yield path, before.entries[path].why, problem
+        for path in before.missing:
+            if os.path.lexists(path):
+                yield path, Protection("hook"), "a repository's configuration names it"
         if self._denials is not None:
             for path in place.fixed(self._denials):
                 if path not in before.fixed and not protected.beneath_any(path, before.fixed):

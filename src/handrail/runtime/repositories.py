@@ -2,7 +2,8 @@
 
 Whoever stands in such a folder and types ``git status`` runs what its ``config`` says. By its name such a path is
 an ordinary one, so a write is looked at together with what lies beside it: neither the configuration and hooks of a
-git directory are written, nor the piece that would make one of a folder.
+git directory are written, nor the piece that would make one of a folder. Nor are the hooks and included files that
+the workspace's own repository keeps under other names.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import re
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import GIT_NAMES, Protection, plain
-from handrail.runtime import beneath
-from handrail.runtime.roots import Located
+from handrail.runtime import beneath, vcs
+from handrail.runtime.roots import Located, is_beneath
 
 _HEAD = "head"
 _REFERENCE = re.compile(rb"\s*(?:ref:|[0-9a-fA-F]{40})")
@@ -25,6 +26,10 @@ def check_write(located: Located, data: bytes) -> None:
     """
     :raises ToolError: ``denied`` where writing ``data`` there changes what git runs, or makes a git directory
     """
+    assert located.root is not None
+    for path in vcs.pointed_by(located.root, f"{located.root.rstrip('/')}/.git"):
+        if is_beneath(located.absolute, path):
+            raise ToolError(Protection("hook").refusal(located.shown), kind="denied")
     relative = beneath.relative(located)
     low = relative.lower() if relative.isascii() else "".join(map(plain, relative))
     if not any(name in low for name in _TELLING):

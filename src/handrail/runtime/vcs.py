@@ -23,6 +23,9 @@ from handrail.sandbox.tree import Protected, Tree
 
 _CONFIGS = frozenset(("config", "config.worktree"))
 _POINTERS = frozenset((".git", "commondir"))
+_MOST_CONFIGS = 1_000
+_read_pointers: dict[str, tuple[tuple[object, ...], list[tuple[str, str]]]] = {}
+"""By path of a configuration: what it was when it was read, and what it names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,54 @@ def snapshot(tree: Tree) -> dict[str, Kept]:
             kept = _kept(tree.root, entry.path)
             if kept is not None:
                 found[entry.path] = kept
+    return found
+
+
+def pointed_at(tree: Tree) -> tuple[str, ...]:
+    """What the configurations of a tree's repositories make hooks and configuration, wherever it lies in the tree.
+
+    A repository may keep its hooks in a folder of its own (``core.hooksPath``) and include a file of the work tree.
+    Absolute paths, whether there is something or not.
+    """
+    return tuple(dict.fromkeys(path for folder in tree.repositories() for path in pointed_by(tree.root, folder)))
+
+
+def pointed_by(root: str, folder: str) -> list[str]:
+    """The same of one git directory, whether there is one or not; costs two looks where it names nothing."""
+    top = root.rstrip("/") + "/"
+    targets = (
+        os.path.realpath(Path(base, value))
+        for name in ("config", "config.worktree")
+        for value, base in _pointers(f"{folder}/{name}", folder)
+    )
+    return [target for target in targets if target.startswith(top)]
+
+
+def _pointers(path: str, folder: str) -> list[tuple[str, str]]:
+    """``(path as written, the folder it is relative to)`` of what one configuration names."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return []
+    key = (path, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if (known := _read_pointers.get(path)) is not None and known[0] == key:
+        return known[1]
+    found: list[tuple[str, str]] = []
+    work_tree = folder.rpartition("/")[0] if plain(folder.rpartition("/")[2]) == ".git" else folder
+    with contextlib.suppress(OSError, Unreadable):
+        if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_CONFIG_BYTES:
+            for entry in read(Path(path).read_bytes()):
+                if not entry.value or entry.value.startswith("~"):
+                    continue
+                if entry.key == "core.hookspath":
+                    found.append((entry.value, work_tree))
+                elif entry.key == "include.path" or (
+                    entry.key.startswith("includeif.") and entry.key.endswith(".path")
+                ):
+                    found.append((entry.value, folder))
+    if len(_read_pointers) > _MOST_CONFIGS:
+        _read_pointers.clear()
+    _read_pointers[path] = key, found
     return found
 
 
