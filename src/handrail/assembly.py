@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -15,8 +15,9 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
-from handrail.config import Configuration
+from handrail.config import Configuration, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
+from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet, Layer, Variables
@@ -28,8 +29,10 @@ from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
 from handrail.policy.external import ExternalWatchdog
 from handrail.policy.hidden import hidden as hides
+from handrail.policy.modes import Mode, in_mode
 from handrail.policy.rules import Rule, RuleBook, Scope, parse_rule
 from handrail.policy.watchdog import Watchdog
+from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation, described
@@ -77,12 +80,16 @@ class Rooms:
         rules: Iterable[str] = (),
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
+        mode: Mode | None = None,
+        configured: Mode | None = None,
     ) -> Context:
         """What the sessions of one process work with.
 
         :param tools: that it brings; without any it shares its agent's generations with others
         :param rules: session rules of all its sessions
         :param secrets: that it gave; without any it shares its agent's generations with others
+        :param mode: that its sessions begin in; None for its agent's, or ``configured``
+        :param configured: by files; None for those of this process
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
@@ -109,7 +116,8 @@ class Rooms:
             ceiling=self.ceiling,
             agent=appointed.manifest.as_data(),
         )
-        book = RuleBook(appointed.shipped_rules()).with_rules(*parsed)
+        chosen = mode or appointed.manifest.mode or configured or self.config.settings.mode
+        book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
         return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared, secrets=store)
 
     async def aclose(self) -> None:
@@ -195,9 +203,27 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         variables,
         ceiling_layer(settings.ceiling, variables),
         known,
-        tuple(ExternalWatchdog(w.command, timeout_ms=w.timeout_ms) for w in settings.watchdogs),
+        tuple(_watchdogs(settings, redactor)),
         programs,
     )
+
+
+def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
+    """Those that ship, as the last word on each of them has it, and then the operator's commands."""
+    chosen: dict[str | None, WatchdogSettings] = {use: WatchdogSettings(use=use) for use in SHIPPED}
+    chosen |= {one.use: one for one in settings.watchdogs if one.use is not None}
+    for use, one in chosen.items():
+        if one.action == "off":
+            continue
+        if use == "exfiltration":
+            yield Exfiltration(one.action)
+        elif use == "secrets":
+            yield OutgoingSecrets(lambda encoded: redactor.active and redactor.found_in(encoded), one.action)
+        else:
+            yield RepeatedFailures(one.failures, one.action)
+    for one in settings.watchdogs:
+        if one.command is not None:
+            yield ExternalWatchdog(one.command, timeout_ms=one.timeout_ms)
 
 
 def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:

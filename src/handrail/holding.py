@@ -31,6 +31,7 @@ from handrail.kernel import Brought, Folder, Kernel, rule_texts
 from handrail.policy.authority import Authority
 from handrail.policy.defaults import reading
 from handrail.policy.hidden import HiddenNow
+from handrail.policy.modes import Mode, given, in_mode
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation
@@ -152,13 +153,21 @@ class HeldKernel(Kernel):
         headless: bool = True,
         attendant: Attendant | None = None,
         rules: Iterable[str] = (),
+        mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
     ) -> HeldSession:
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
         return await self.open_session(
-            self._context(agent), id, attendant=attendant, rules=rules, topic=topic, client=client, face=self._face
+            self._context(agent),
+            id,
+            attendant=attendant,
+            rules=rules,
+            mode=mode,
+            topic=topic,
+            client=client,
+            face=self._face,
         )
 
     def _context(self, agent: str | None) -> Context:
@@ -174,6 +183,7 @@ class HeldKernel(Kernel):
                 rules=brought.rules,
                 watchdogs=brought.watchdogs,
                 secrets=brought.secrets,
+                mode=brought.mode,
             )
         return context
 
@@ -184,6 +194,7 @@ class HeldKernel(Kernel):
         *,
         attendant: Attendant | None,
         rules: Iterable[str],
+        mode: str | None = None,
         topic: str | None,
         client: ClientContext | None,
         face: str,
@@ -217,7 +228,10 @@ class HeldKernel(Kernel):
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         around.quarantine = str(output / "quarantine")
         around.home_of = folders.home_of
-        lane = Lane(around, context.authority, context.rules.with_rules(reading(str(output)), *own), attendant)
+        book = context.rules.with_rules(reading(str(output)), *own)
+        if (wanted := given(mode)) is not None:
+            book = in_mode(book, wanted)
+        lane = Lane(around, context.authority, book, attendant)
         kept = HiddenNow(self.workdir)
         around.denials = lambda: kept.of(lane.rules)
         # Call ids stay unique when a session goes on.
@@ -230,7 +244,7 @@ class HeldKernel(Kernel):
         except BaseException:
             del self._sessions[session_id]
             raise
-        opened = {"agent": context.agent, "face": face, "headless": headless, **_parent(row)}
+        opened = {"agent": context.agent, "face": face, "headless": headless, "mode": book.mode, **_parent(row)}
         context.shelf.begin()
         self.log.append([Record("session-opened", session_id, "", opened)])
         return session
@@ -294,8 +308,10 @@ class HeldKernel(Kernel):
             "tier": mirror.of_tier(self.tier),
         }
 
-    def context_of(self, agent: str, tools: Iterable[Tool], rules: Iterable[str]) -> Context:
-        return self.rooms.context(agent, tools=tools, rules=rules)
+    def context_of(
+        self, agent: str, tools: Iterable[Tool], rules: Iterable[str], mode: Mode | None, configured: Mode | None
+    ) -> Context:
+        return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
 
     def learn(self, secrets: Mapping[str, str]) -> None:
         self.rooms.arbiter.shaper.redactor.learn(secrets)
@@ -345,7 +361,11 @@ async def hold(
     """
     folders = locate(workspace, state, allow_home=allow_home)
     settings = configuration.load(config, folders=folders, flags=brought.settings)
-    brought = replace(brought, rules=(*(rule.text for rule in settings.process_rules), *brought.rules))
+    brought = replace(
+        brought,
+        rules=(*(rule.text for rule in settings.process_rules), *brought.rules),
+        mode=brought.mode or settings.given_mode,
+    )
     joinable = sys.platform == "linux"
     # A name of its own for each holder: one that was paused still listens at its.
     socket = f"kernel-{randomness.token_hex(4)}.sock" if joinable else ""
@@ -363,7 +383,12 @@ async def hold(
         rooms = await assemble(store, settings, brought.secrets or {})
         agent = brought.agent or settings.settings.agent
         own = rooms.context(
-            agent, tools=brought.tools, rules=brought.rules, watchdogs=brought.watchdogs, secrets=brought.secrets
+            agent,
+            tools=brought.tools,
+            rules=brought.rules,
+            watchdogs=brought.watchdogs,
+            secrets=brought.secrets,
+            mode=brought.mode,
         )
         kernel = HeldKernel(rooms, own, brought.face, brought)
         stack.push_async_callback(kernel.shut_down)

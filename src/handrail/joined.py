@@ -30,6 +30,7 @@ from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.sessions import JoinedSession, Wanted
 from handrail.joining.wire import Connection
 from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
@@ -95,6 +96,8 @@ class JoinedKernel(Kernel):
             "face": brought.face,
             "agent": self._agent_named,
             "rules": list(brought.rules),
+            "mode": brought.mode,
+            "configured_mode": self._config.settings.mode,
             "secrets": dict(brought.secrets or {}),
             "tools": self._described,
         }
@@ -212,6 +215,7 @@ class JoinedKernel(Kernel):
         headless: bool = True,
         attendant: Attendant | None = None,
         rules: Iterable[str] = (),
+        mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
     ) -> JoinedSession:
@@ -223,7 +227,7 @@ class JoinedKernel(Kernel):
             new_session_id() if id is None else id,
             self.membership,
             lambda: self.generation,
-            Wanted(attendant is None, topic, client, agent),
+            Wanted(attendant is None, topic, client, agent, given(mode)),
             rule_texts(rules),
             attendant,
             self.workdir,
@@ -343,12 +347,16 @@ async def join(
     :param held: why it is not held here
     """
     settings = configuration.load(config, folders=held.folders, flags=brought.settings)
-    if beyond := sorted({v.key for v in settings.values if v.origin.kind == "flag"} - {"rules", "agent"}):
+    if beyond := sorted({v.key for v in settings.values if v.origin.kind == "flag"} - {"rules", "agent", "mode"}):
         raise UsageError(
             f"{', '.join(beyond)} cannot be set here: {held.holder} holds this workspace, whose settings count; "
             "set it in handrail.toml, or start this process first"
         )
-    brought = replace(brought, rules=(*(rule.text for rule in settings.brought_rules), *brought.rules))
+    brought = replace(
+        brought,
+        rules=(*(rule.text for rule in settings.brought_rules), *brought.rules),
+        mode=brought.mode or settings.given_mode,
+    )
     brought = replace(brought, secrets=await _secrets_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
+from handrail.contract.modes import Mode
 from handrail.contract.people import ApprovalDesk, Attendant
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
 from handrail.contract.tool import Tool
+from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.policy.watchdog import Watchdog
 from handrail.record.log import Interrupted
@@ -70,6 +72,8 @@ class Brought:
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     watchdogs: tuple[Watchdog, ...] = ()
     settings: tuple[str, ...] = ()
+    mode: Mode | None = None
+    """None: the agent's, or the configured one."""
 
 
 class Kernel(ABC):
@@ -88,6 +92,7 @@ class Kernel(ABC):
         watchdogs: Iterable[Watchdog] = (),
         agent: str | None = None,
         settings: Iterable[str] = (),
+        mode: str | None = None,
         face: str = "library",
         allow_home: bool = False,
     ) -> AsyncGenerator[Kernel]:
@@ -104,6 +109,8 @@ class Kernel(ABC):
         :param watchdogs: see every call before it runs, in this order, and can only narrow
         :param agent: whose sessions it opens unless they name another; None for the configured one
         :param settings: ``KEY=VALUE`` texts, stronger than files and variables
+        :param mode: how much its sessions do without asking: ``plan``, ``ask``, ``accept-edits`` or ``auto``; None for
+            the agent's or the configured one
         :param face: how this process is reached, for others to know it by
         :param allow_home: open a home folder or ``/`` all the same
         :raises LoadError: with every fault of configuration, agent, rules and tools
@@ -113,7 +120,9 @@ class Kernel(ABC):
         from handrail.holding import hold
         from handrail.store.lease import WorkspaceHeld
 
-        brought = Brought(face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs), tuple(settings))
+        brought = Brought(
+            face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs), tuple(settings), given(mode)
+        )
         async with AsyncExitStack() as stack:
             try:
                 kernel: Kernel = await stack.enter_async_context(
@@ -207,6 +216,7 @@ class Kernel(ABC):
         headless: bool = True,
         attendant: Attendant | None = None,
         rules: Iterable[str] = (),
+        mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
     ) -> Session:
@@ -218,6 +228,7 @@ class Kernel(ABC):
         :param headless: nobody can be asked; ignored when there is an ``attendant``
         :param attendant: how to reach the person who can be asked
         :param rules: further rules of this session only, as long as it is open
+        :param mode: another mode than this kernel's, as long as it is open
         :raises UsageError: when it is open already, or another agent's
         """
 

@@ -29,7 +29,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
-    untouched = {"agent", "ceiling", "secrets", *(key for key in keys() if key.startswith("sandbox."))}
+    untouched = {"agent", "ceiling", "mode", "secrets", *(key for key in keys() if key.startswith("sandbox."))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
         "limits.lock_wait_ms": f"{layers.config}:2",
@@ -102,7 +102,7 @@ def test_the_faults_of_all_layers_are_told_at_once_with_their_places_and_the_nea
         ("rules = [1]\n", "rules[0]: is 1; expected a valid string"),
         ("limits = []\n", "limits: is []; expected"),
         ('[ceiling.fs]\nread = ["{somewhere}"]\n', "ceiling.fs.read[0]: unknown variable {somewhere}"),
-        ("[[watchdogs]]\n", "watchdogs[0].command: is missing"),
+        ("[[watchdogs]]\n", "expected either use"),
         ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
         ("#" * 300_000, "has more than 256 KiB"),
     ],
@@ -146,8 +146,12 @@ def test_without_any_layer_every_value_is_the_default(tmp_path: Path, monkeypatc
 def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
     given = {
         "agent": ("reviewer", "reviewer"),
+        "mode": ("plan", "plan"),
         "rules": ('["allow read"]', ("allow read",)),
-        "watchdogs": ('[{"command": ["w"]}]', [{"command": ["w"], "timeout_ms": 5000}]),
+        "watchdogs": (
+            '[{"command": ["w"]}]',
+            [{"use": None, "action": "ask", "failures": 5, "command": ["w"], "timeout_ms": 5000}],
+        ),
         "ceiling": ('{fs = {read = ["src"]}}', ["src"]),
         "sandbox.provider": ("podman", "podman"),
         "sandbox.unix_sockets": ("true", True),

@@ -16,7 +16,7 @@ from handrail.joining.wire import Connection
 from handrail.store.folders import locate
 from handrail.store.holder import holder_of
 
-OPENING: dict[str, Any] = {"agent": None, "headless": True, "topic": None, "client": None, "rules": []}
+OPENING: dict[str, Any] = {"agent": None, "headless": True, "topic": None, "client": None, "rules": [], "mode": None}
 
 
 def second(folder: Path, **options: Any) -> AbstractAsyncContextManager[Kernel]:

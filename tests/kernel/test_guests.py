@@ -55,6 +55,7 @@ def bodies(draw: st.DrawFn, name: str) -> Any:
         "calls": st.lists(st.just(call("glob")) | _anything, max_size=2),
         "call": st.just(call("glob")) | _mine,
         "entries": st.lists(st.tuples(st.integers(-1, 2), _anything), max_size=2),
+        "mode": st.sampled_from(["plan", "auto", "no mode"]) | _scalars,
         "rules": st.lists(st.sampled_from(["allow write", "deny", "allow manifest:write"]) | _scalars, max_size=2),
         "reason": st.sampled_from(["user", "timeout", "nonsense"]),
         "headless": st.booleans(),

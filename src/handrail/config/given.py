@@ -20,7 +20,7 @@ _TOLD = ("TOOL", "CALL_ID", "SESSION_ID", "WORKSPACE", "CONFIG", "WATCHDOG", "SE
 OTHERS = frozenset(PREFIX + name for name in (*_PROGRAMS, *_TOLD))
 """Variables of that prefix that are no settings."""
 
-_TEXT = frozenset({"agent", "sandbox.provider"})
+_TEXT = frozenset({"agent", "mode", "sandbox.provider"})
 
 
 def variable(key: str) -> str:

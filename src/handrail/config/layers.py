@@ -11,6 +11,7 @@ from handrail.config.secrets import faults_in_secrets
 from handrail.config.settings import LISTS, Settings, keys
 from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault
+from handrail.contract.modes import MODES, Mode
 
 Kind = Literal["default", "configuration", "workspace", "environment", "flag"]
 
@@ -120,6 +121,8 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
         if (given := layer.get(key)) is None:
             continue
         reason = layer.holds_back(key, given[0])
+        if reason and key == "mode" and _narrows(given[0], found[holding].value):
+            reason = ""  # whoever wrote it, it lets less run
         if not reason and key == "ceiling" and layer.kind == "workspace" and found[holding].origin.kind != "default":
             reason = (
                 f"the ceiling of this machine stands ({found[holding].origin}); a workspace's file cannot change it"
@@ -135,6 +138,10 @@ def _candidates(layers: Sequence[Layer], key: str) -> list[Value]:
         for number, value in enumerate(found)
         if number == holding or value.origin.kind != "default"
     ]
+
+
+def _narrows(mode: str, than: str) -> bool:
+    return MODES.index(cast("Mode", mode)) < MODES.index(cast("Mode", than))
 
 
 def _default(key: str) -> Any:

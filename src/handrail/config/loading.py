@@ -13,6 +13,7 @@ from handrail.config.layers import Layer, Value, merged
 from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, Settings
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.modes import Mode
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders
@@ -59,6 +60,12 @@ class Configuration:
     def rules(self) -> tuple[ConfiguredRule, ...]:
         """The rules in force, in the order of the layers."""
         return tuple(_rule(value, self.workspace) for value in self._rules(in_force=True))
+
+    @property
+    def given_mode(self) -> Mode | None:
+        """The mode that a variable or flag names: it is meant for this process, whatever agent works in it."""
+        held = [value for value in self.values if value.key == "mode" and not value.not_in_force]
+        return self.settings.mode if any(v.origin.kind in ("environment", "flag") for v in held) else None
 
     @property
     def project_rules(self) -> tuple[ConfiguredRule, ...]:

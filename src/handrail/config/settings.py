@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
 from handrail.contract.sandbox import Limits
@@ -18,6 +19,10 @@ OWN_SANDBOX = "machine"
 """``[sandbox] provider`` for what the operating system gives."""
 _MIB = 1024 * 1024
 _MANY = 2**31 - 1
+
+
+SHIPPED: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltration", "secrets", "repeats")
+"""The watchdogs that are there unless they are taken away."""
 
 
 class _Table(BaseModel):
@@ -105,12 +110,36 @@ class SandboxSettings(_Table):
 
 
 class WatchdogSettings(_Table):
-    """``[[watchdogs]]``: an external command that sees each call before it runs and can only narrow."""
+    """``[[watchdogs]]``: something that sees each call before it runs and can only narrow: shipped, or a command."""
 
-    command: Annotated[tuple[str, ...], Field(min_length=1, description="The program and its arguments.")]
+    use: Annotated[
+        Literal["exfiltration", "secrets", "repeats"] | None,
+        Field(description="One that ships, to set it otherwise: all three are on. exfiltration, secrets or repeats."),
+    ] = None
+    action: Annotated[
+        Literal["ask", "deny", "off"],
+        Field(description="What a shipped one answers to what it finds; off takes it away."),
+    ] = "ask"
+    failures: Annotated[
+        int, Field(gt=0, le=1000, description="repeats: after how many failures in a row of exactly one call.")
+    ] = 5
+    command: Annotated[
+        tuple[str, ...] | None, Field(min_length=1, description="Or a program of your own, and its arguments.")
+    ] = None
     timeout_ms: Annotated[
         int, Field(gt=0, le=_HOUR_MS, description="After how many milliseconds without an answer the call is denied.")
     ] = 5_000
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> WatchdogSettings:
+        if (self.use is None) == (self.command is None):
+            raise ValueError("expected either use, with the name of one that ships, or command")
+        given = self.model_fields_set
+        if self.command is not None and (more := sorted(given & {"action", "failures"})):
+            raise ValueError(f"{' and '.join(more)} are for watchdogs that ship; a command says itself what it answers")
+        if "failures" in given and self.use != "repeats":
+            raise ValueError("failures is for use = 'repeats'")
+        return self
 
 
 class SecretReference(_Table):
@@ -131,6 +160,12 @@ class Settings(_Table):
             description="The agent that sessions have unless they name one: a folder agents/NAME beside the configuration.",
         ),
     ] = "default"
+    mode: Annotated[
+        Mode,
+        Field(
+            description="How much is done without asking: plan (only looks), ask, accept-edits or auto. A set of rules: handrail modes shows them. Of a workspace's file that nobody trusted, only a narrower one counts."
+        ),
+    ] = DEFAULT_MODE
     rules: Annotated[
         tuple[str, ...],
         Field(description="Rules, as 'ACTION PERMISSION [PATTERN]'. Those of all layers hold together."),
@@ -158,7 +193,7 @@ class Settings(_Table):
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(
-            description="Commands that see each call before it runs and can only narrow. Not in a workspace's file: they run unconfined."
+            description="What sees each call before it runs and can only narrow: three that ship, and commands of your own. Not in a workspace's file: commands run unconfined."
         ),
     ] = ()
 

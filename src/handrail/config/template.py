@@ -67,10 +67,12 @@ def schema() -> dict[str, Any]:
 
 
 def _watchdog() -> Iterator[str]:
+    examples: dict[str, Any] = {"use": "repeats", "command": ["/usr/local/bin/my-watchdog", "--strict"]}
     for name, field in WatchdogSettings.model_fields.items():
+        if name == "command":
+            yield "#   [[watchdogs]]"
         yield f"#   # {field.description}"
-        default = ["/usr/local/bin/my-watchdog", "--strict"] if field.is_required() else field.default
-        yield f"#   {name} = {_toml(default)}"
+        yield f"#   {name} = {_toml(examples.get(name, field.default))}"
 
 
 def _remark(text: str) -> list[str]:

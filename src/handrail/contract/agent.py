@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from handrail.contract.checked import faults_of, sound_part
 from handrail.contract.errors import Fault
+from handrail.contract.modes import Mode
 from handrail.contract.names import LOCKED_IDS, fault_in_id
 from handrail.contract.patterns import fault_in_pattern, text_regex
 from handrail.contract.requires import NetRequires, Requires
@@ -89,6 +90,8 @@ class AgentManifest(_Table):
     """Patterns of tool ids. What none of them matches is not there for this agent; an empty list leaves no tools."""
     core: tuple[str, ...] = ()
     """Ids of tools that are always in the model's view."""
+    mode: Mode | None = None
+    """How much its sessions do without asking, where nobody names a mode for them; None for the configured one."""
     rules: tuple[str, ...] = ()
     """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]``: a deny among them is final."""
     roots: tuple[AgentRoot, ...] = ()

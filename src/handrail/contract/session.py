@@ -58,6 +58,14 @@ class Session(Protocol):
         """
         ...
 
+    def set_mode(self, mode: str) -> None:
+        """Go on in another mode (``plan``, ``ask``, ``accept-edits``, ``auto``); it holds from now on, also for calls that
+        wait for a lock.
+
+        :raises UsageError: naming the modes there are
+        """
+        ...
+
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its answer.
 

@@ -16,6 +16,7 @@ from handrail.doctor.confinement import of_opt_outs
 from handrail.doctor.holder import of_holder
 from handrail.doctor.machine import of_machine
 from handrail.doctor.place import of_place
+from handrail.policy.modes import MEANINGS
 from handrail.registry.generation import IN_PROCESS, Entry
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
@@ -108,6 +109,7 @@ def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
 
 def _files(found: Configuration) -> Iterator[Check]:
     yield Check("configuration", "ok", str(found.file or f"no file (looked in {found.folder})"))
+    yield Check("mode", "ok", f"{found.settings.mode}: {MEANINGS[found.settings.mode]}")
     if found.workspace is not None:
         if (remark := found.remark) is not None:
             yield Check("workspace file", "warning", remark, "handrail trust")

@@ -9,6 +9,7 @@ from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
+from handrail.contract.modes import Mode
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext, Question
@@ -57,7 +58,9 @@ class Host(Protocol):
         """What a process that joins is told of this kernel."""
         ...
 
-    def context_of(self, agent: str, tools: Iterable[Tool], rules: Iterable[str]) -> Context:
+    def context_of(
+        self, agent: str, tools: Iterable[Tool], rules: Iterable[str], mode: Mode | None, configured: Mode | None
+    ) -> Context:
         """:raises LoadError: with every fault"""
         ...
 
@@ -72,6 +75,7 @@ class Host(Protocol):
         *,
         attendant: Attendant | None,
         rules: Iterable[str],
+        mode: str | None = None,
         topic: str | None,
         client: ClientContext | None,
         face: str,
@@ -123,6 +127,8 @@ class Guest:
         told = greeting(hello)
         self.face: str = told["face"][:_MAX_FACE]
         self._rules: Sequence[str] = told["rules"]
+        self._mode: Mode | None = told["mode"]
+        self._configured_mode: Mode | None = told["configured_mode"]
         try:
             self._brought = BroughtTools(connection, told["tools"], told["secrets"])
             self._host.learn(told["secrets"])
@@ -176,7 +182,7 @@ class Guest:
             "flush": self._host.log.flush,
             **self._host.further_operations(),
         }
-        notices = {"watch": self._watch, "unwatch": self._unwatch, "rules": self._add_rules}
+        notices = {"watch": self._watch, "unwatch": self._unwatch, "rules": self._add_rules, "mode": self._set_mode}
         requests = {
             name: answering(name, handlers[name], reads, self._is_leaving)
             for name, reads in REQUESTS.items()
@@ -193,7 +199,7 @@ class Guest:
         """That of ``agent`` with what the process brought; made when it is first named."""
         context = self._contexts.get(agent)
         if context is None:
-            context = self._host.context_of(agent, self._brought.tools, self._rules)
+            context = self._host.context_of(agent, self._brought.tools, self._rules, self._mode, self._configured_mode)
             context.shelf.watchers.append(self._published)
             self._contexts[agent] = context
             self._keep(context.generation)
@@ -226,6 +232,7 @@ class Guest:
         topic: str | None,
         client: ClientContext | None,
         rules: Sequence[str],
+        mode: Mode | None,
     ) -> Message:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
@@ -234,6 +241,7 @@ class Guest:
             id,
             attendant=None if headless else RemotePerson(self._connection),
             rules=rules,
+            mode=mode,
             topic=topic,
             client=client,
             face=self.face,
@@ -334,6 +342,10 @@ class Guest:
     def _add_rules(self, session: str, rules: Sequence[str]) -> None:
         if session in self._sessions:
             self._sessions[session].add_rules(*rules)
+
+    def _set_mode(self, session: str, mode: Mode | None) -> None:
+        if session in self._sessions and mode is not None:
+            self._sessions[session].set_mode(mode)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 

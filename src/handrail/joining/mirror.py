@@ -97,8 +97,9 @@ def generation_of(data: Mapping[str, Any]) -> Generation:
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
 
 
-def of_rules(rules: RuleBook) -> list[Any]:
-    return [[rule.text, rule.scope, rule.source, rule.narrows] for rule in rules]
+def of_rules(rules: RuleBook) -> dict[str, Any]:
+    told = [[rule.text, rule.scope, rule.source, rule.narrows] for rule in rules]
+    return {"mode": rules.mode, "rules": told}
 
 
 def rules_of(data: Any) -> RuleBook:
@@ -106,8 +107,9 @@ def rules_of(data: Any) -> RuleBook:
     return RuleBook(
         tuple(
             replace(parse_rule(text, scope=scope, source=source), narrows=narrows)
-            for text, scope, source, narrows in data
-        )
+            for text, scope, source, narrows in data["rules"]
+        ),
+        data["mode"],
     )
 
 

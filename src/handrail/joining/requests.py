@@ -9,6 +9,7 @@ from typing import Any, cast, get_args
 from handrail.contract.call import DEFAULT_FAULT_KIND, ProposedCall
 from handrail.contract.errors import ERROR_KINDS, ErrorKind, HandrailError
 from handrail.contract.history import Entry
+from handrail.contract.modes import MODES, Mode
 from handrail.contract.people import ApprovalAnswer, Choice
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
@@ -89,6 +90,7 @@ _client = optional(
     shape(ClientContext, time=optional(text), place=optional(text), locale=optional(text), device=optional(text))
 )
 _stop_reason = cast("Reader[StopReason]", one_of(*get_args(StopReason)))
+_a_mode = cast("Reader[Mode | None]", optional(one_of(*MODES)))
 _of_session: Shape = {"session": text}
 
 REQUESTS: Mapping[str, Shape] = {
@@ -99,6 +101,7 @@ REQUESTS: Mapping[str, Shape] = {
         "topic": optional(text),
         "client": _client,
         "rules": each(text),
+        "mode": _a_mode,
     },
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
     "keyed": {**_of_session, "call": a_call, "key": text},
@@ -160,12 +163,15 @@ NOTICES: Mapping[str, Shape] = {
     "watch": _of_session,
     "unwatch": _of_session,
     "rules": {**_of_session, "rules": each(text)},
+    "mode": {**_of_session, "mode": _a_mode},
 }
 
 GREETING: Shape = {
     "face": text,
     "agent": text,
     "rules": each(text),
+    "mode": _a_mode,
+    "configured_mode": _a_mode,
     "secrets": an_object,
     "tools": a_list,
 }
@@ -177,7 +183,8 @@ def greeting(hello: Message) -> dict[str, Any]:
 
     :raises Refused: naming the one that is not as expected
     """
-    given = {name: hello[name] for name in GREETING if name in hello}
+    given: dict[str, Any] = {"mode": None, "configured_mode": None}
+    given |= {name: hello[name] for name in GREETING if name in hello}
     try:
         found = fields(given, GREETING)
         for name, value in found["secrets"].items():

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
+from handrail.contract.modes import Mode
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext
@@ -24,6 +25,7 @@ from handrail.joining.mirror import error_of
 from handrail.joining.operations import Refused
 from handrail.joining.requests import HANDED_ON, LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
+from handrail.policy.modes import given
 from handrail.policy.rules import parse_rule
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
@@ -39,12 +41,15 @@ class Wanted:
     client: ClientContext | None = None
     agent: str | None = None
     """Where it is another than that of its process."""
+    mode: Mode | None = None
+    """Likewise."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "headless": self.headless,
             "topic": self.topic,
             "agent": self.agent,
+            "mode": self.mode,
             "client": None if self.client is None else asdict(self.client),
         }
 
@@ -270,6 +275,10 @@ class JoinedSession:
             parse_rule(text, scope="session", source="session")
         self._rules += texts
         self._membership.tell("rules", {"session": self.id, "rules": list(texts)})
+
+    def set_mode(self, mode: str) -> None:
+        self._wanted = replace(self._wanted, mode=given(mode))  # the next holder is told so, too
+        self._membership.tell("mode", {"session": self.id, "mode": mode})
 
     # ── what was said ────────────────────────────────────────────────────────────────────────────
 

@@ -9,8 +9,11 @@ from typing import Any
 
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.spec import ToolSpec
+from handrail.policy import read_only
 from handrail.policy.authority import Authority
+from handrail.policy.modes import DEFAULT_MODE, MODES, in_mode
 from handrail.policy.rules import Action, Rule, RuleBook
+from handrail.policy.shell import Script
 from handrail.policy.suggestions import SOURCE, target_pattern
 from handrail.policy.targets import PathRoots
 from handrail.policy.verdict import Step, Verdict
@@ -33,6 +36,12 @@ class Explanation:
     rule: Rule | None
     steps: tuple[Step, ...]
     changes: tuple[str, ...]
+    mode: str = DEFAULT_MODE
+    """The session's; its rules are of the scope ``mode``."""
+    read_only: bool | None = None
+    """Whether the call is proved to change nothing, so that it runs read-only; None where that is not asked."""
+    proof: str = ""
+    """Why it is not."""
 
     def to_dict(self) -> dict[str, Any]:
         rule = self.rule
@@ -47,12 +56,24 @@ class Explanation:
             else {"text": rule.text, "scope": rule.scope, "source": rule.source, "final": rule.final},
             "steps": [{"stage": step.stage, "outcome": step.outcome, "text": step.text} for step in self.steps],
             "changes": list(self.changes),
+            "mode": self.mode,
+            "read_only": self.read_only,
+            "proof": self.proof,
         }
 
     def __str__(self) -> str:
         """The plain text of the command."""
         head = self.action if self.effective == self.action else f"{self.action} (headless: {self.effective})"
-        lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}", "", "steps:"]
+        lines = [f"{self.tool_id}: {head}", f"  {self.reason}", f"  decided by: {self.decided_by}"]
+        lines.append(f"  mode: {self.mode}")
+        if self.read_only is not None:
+            said = (
+                "proved, so it runs with everything mounted read-only"
+                if self.read_only
+                else f"not proved: {self.proof}"
+            )
+            lines.append(f"  read-only: {said}")
+        lines += ["", "steps:"]
         widest = max((len(step.stage) for step in self.steps), default=0)
         lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in self.steps]
         if self.changes:
@@ -84,8 +105,32 @@ async def explain(
         _decided_by(verdict),
         None if verdict.narrowed_by_watchdog else verdict.deciding.rule,
         verdict.trace,
-        tuple(dict.fromkeys(_changes(verdict, spec))),
+        tuple(dict.fromkeys((*_changes(verdict, spec), *_other_modes(verdict, rules)))),
+        rules.mode,
+        *_proof(verdict),
     )
+
+
+def _proof(verdict: Verdict) -> tuple[bool | None, str]:
+    if not verdict.prepared.spec.only_its_command:
+        return None, ""
+    for target in verdict.targets:
+        if isinstance(target.subject, Script) and (reason := read_only.of_script(target.subject)) is not None:
+            return False, reason
+    return verdict.reads_only, ""
+
+
+def _other_modes(verdict: Verdict, rules: RuleBook) -> Iterator[str]:
+    """The first wider mode that would let the call run."""
+    if verdict.action == "allow" or verdict.narrowed_by_watchdog:
+        return
+    for mode in MODES:
+        if mode == rules.mode:
+            continue
+        other = verdict.prepared.under(in_mode(rules, mode))
+        if other.judge_targets(verdict.arguments, verdict.targets).action == "allow":
+            yield f"--mode {mode}"
+            return
 
 
 def _decided_by(verdict: Verdict) -> str:

@@ -8,17 +8,12 @@ for single programs hold in every mode.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, get_args
 
+from handrail.contract.errors import UsageError
+from handrail.contract.modes import DEFAULT_MODE, MODES, Mode
 from handrail.contract.names import nearest
 from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.rules import READ_ONLY, Rule, RuleBook, parse_rule
-
-Mode = Literal["plan", "ask", "accept-edits", "auto"]
-
-MODES: tuple[Mode, ...] = get_args(Mode)
-"""The narrowest first."""
-DEFAULT_MODE: Mode = "ask"
 
 _FILE_TOOLS = ("write", "edit", "multi_edit", "apply_patch", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""
@@ -61,6 +56,17 @@ def in_mode(book: RuleBook, mode: Mode) -> RuleBook:
     return RuleBook((*kept.rules, *rules_of(mode)), mode)
 
 
-def narrows(mode: Mode, than: Mode) -> bool:
-    """Whether ``mode`` lets less run than another."""
-    return MODES.index(mode) < MODES.index(than)
+def given(text: str | None) -> Mode | None:
+    """A mode as a program names it.
+
+    :raises UsageError: naming the modes there are
+    """
+    if text is None:
+        return None
+    try:
+        return read_mode(text)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+__all__ = ["DEFAULT_MODE", "MEANINGS", "MODES", "TEXTS", "Mode", "given", "in_mode", "read_mode", "rules_of"]

@@ -70,7 +70,11 @@ class Prepared:
 
     def with_rule(self, rule: Rule) -> Prepared:
         """The same under one more rule."""
-        return Prepared(self.spec, self.rules.with_rules(rule), self.capabilities, self.origin)
+        return self.under(self.rules.with_rules(rule))
+
+    def under(self, rules: RuleBook) -> Prepared:
+        """The same under other rules."""
+        return Prepared(self.spec, rules, self.capabilities, self.origin)
 
     def judge(self, arguments: Mapping[str, Any], roots: PathRoots) -> Verdict:
         if self._constant is not None:

@@ -21,6 +21,7 @@ from handrail.contract.history import History
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
+from handrail.policy.modes import given, in_mode
 from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
@@ -95,6 +96,15 @@ class HeldSession:
         """
         found = [parse_rule(text, scope="session", source="session") for text in texts]
         self._lane.rules = self._lane.rules.with_rules(*found)
+
+    def set_mode(self, mode: str) -> None:
+        """Go on in another mode; it holds from now on, also for calls that wait for a lock.
+
+        :raises UsageError: naming the modes there are
+        """
+        wanted = given(mode)
+        if wanted is not None and wanted != self._lane.rules.mode:
+            self._lane.rules = in_mode(self._lane.rules, wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its answer.

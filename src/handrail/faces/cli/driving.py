@@ -83,6 +83,7 @@ async def opened(setting: Setting, face: str = "cli") -> AsyncGenerator[Kernel]:
         config=setting.config,
         settings=setting.settings,
         agent=setting.agent,
+        mode=setting.mode,
         face=face,
         allow_home=setting.allow_home,
     ) as kernel:

@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec
 
 import click
 
+from handrail.contract.modes import MODES
 from handrail.faces.cli.completing import agents, files, folders
 
 P = ParamSpec("P")
@@ -29,6 +30,7 @@ class Setting:
     :param allow_home: the workspace may be a home folder or the whole file system
     :param settings: ``KEY=VALUE`` texts, stronger than files and variables
     :param agent: None: the configured one
+    :param mode: None: the agent's or the configured one
     """
 
     workspace: str
@@ -40,6 +42,7 @@ class Setting:
     allow_home: bool
     settings: tuple[str, ...] = ()
     agent: str | None = None
+    mode: str | None = None
 
 
 _PLACE = (
@@ -89,6 +92,11 @@ _SESSION = (
         metavar="RULE",
         help="A rule for this session, such as 'allow bash git status'. Can be repeated.",
     ),
+    click.option(
+        "--mode",
+        type=click.Choice(MODES),
+        help="How much is done without asking: handrail modes lists them. Default: the agent's or the configured one.",
+    ),
     click.option("--headless", is_flag=True, help="Ask nobody: what would be asked is denied."),
 )
 
@@ -136,8 +144,8 @@ def _with(
         given: Any = kwargs
         config, rules, settings = given.pop("config", None), given.pop("rules", ()), given.pop("settings", ())
         headless = given.pop("headless", False) or alone(os.environ)
-        agent = given.pop("agent", None)
-        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings, agent)
+        agent, mode = given.pop("agent", None), given.pop("mode", None)
+        setting = Setting(workspace, state, config, rules, headless, as_json, allow_home, settings, agent, mode)
         return function(setting, *args, **kwargs)
 
     wrapped: Callable[..., int] = update_wrapper(gathered, function)

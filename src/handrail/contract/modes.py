@@ -1,0 +1,10 @@
+"""The names of the modes: how much a session does without asking. What each means is in :mod:`handrail.policy.modes`."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+Mode = Literal["plan", "ask", "accept-edits", "auto"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+"""The narrowest first."""
+DEFAULT_MODE: Mode = "ask"
