@@ -357,7 +357,7 @@ def test_a_faulty_configuration_lists_every_fault_and_exits_with_5(here: Here, t
     assert done.code == 5 and "rulez" in done.err and "lock_wait_ms" in done.err
 
 
-@pytest.mark.proves("S-08a")
+@pytest.mark.proves("S-08")
 def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
     done = here("doctor", "--json")
     checks = {check["name"]: check for check in json.loads(done.out)}

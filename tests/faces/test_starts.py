@@ -83,7 +83,7 @@ def test_a_call_that_was_killed_in_its_middle_is_told_at_the_next_start_and_show
     assert handrail("log", "verify").code == 0
 
 
-@pytest.mark.proves("R-01", "S-08a")
+@pytest.mark.proves("R-01", "S-08")
 def test_a_withheld_tool_is_listed_with_its_reason_and_answered_with_it(here: Here, config: Path) -> None:
     put_tool(config / "tools", "weather", runtime={"mode": "background"})
     put_tool(config / "tools", "billing", runtime={"secrets": ["BILLING_KEY"]})

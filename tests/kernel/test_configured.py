@@ -89,7 +89,7 @@ async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_s
         assert kernel.generation.entries["both"].spec.version == "agent"
 
 
-@pytest.mark.proves("R-01", "S-08a")
+@pytest.mark.proves("R-01", "S-08")
 async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answered_with_the_reason(tmp_path: Path) -> None:
     tools = tmp_path / "config" / "tools"
     put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}}, secrets=["WEATHER_KEY"])

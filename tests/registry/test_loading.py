@@ -170,7 +170,7 @@ def test_what_has_no_door_yet_is_loaded_and_withheld_with_the_reason(spec: dict[
     assert entry.withheld is not None and reason in entry.withheld
 
 
-@pytest.mark.proves("S-08a")
+@pytest.mark.proves("S-08")
 def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -> None:
     shelly = tool(id="shelly", requires={"shell": [{"cmd": "git"}]})(_noop)
     generation = load(PythonSource((shelly, Simple("plain"))), tier=NOTHING)
@@ -179,7 +179,7 @@ def test_a_tool_that_starts_programs_is_withheld_where_nothing_confines_them() -
     assert load(PythonSource((shelly,))).entries["shelly"].withheld is None
 
 
-@pytest.mark.proves("S-08a", "S-02")
+@pytest.mark.proves("S-08", "S-02")
 def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_sandbox_opens_them() -> None:
     needs: dict[str, Any] = {"net": {"hosts": ["a.example.org"]}}
     fetches = tool(id="fetches", requires=needs)(_noop)
@@ -195,7 +195,7 @@ def test_a_tool_that_starts_programs_and_requires_hosts_is_withheld_where_no_san
     assert load(PythonSource((starts,)), tier=able).entries["starts"].withheld is None
 
 
-@pytest.mark.proves("S-08a")
+@pytest.mark.proves("S-08")
 def test_an_executable_is_withheld_where_nothing_confines_it(place: Place) -> None:
     from handrail.registry.sources.folders import FolderSource
 

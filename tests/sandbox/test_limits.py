@@ -29,6 +29,7 @@ def test_no_limit_is_above_what_the_kernel_gives_this_process(size: int | None, 
     assert (resource.RLIMIT_CPU in wanted) is (resource.RLIMIT_NOFILE in wanted) is (count is not None)
 
 
+@pytest.mark.proves("S-04")
 async def test_processor_time_ends_a_program_that_only_computes(ground: Ground) -> None:
     ran = await ground.bash("while :; do :; done", limits=Limits(cpu_s=1))
     bound = ended_by(ran.code, ran.errors.encode())
@@ -41,6 +42,7 @@ async def test_a_program_that_catches_the_first_signal_is_killed_soon_after(grou
     assert ran.out.strip() == "6" and ran.code == 128 + signal.SIGKILL
 
 
+@pytest.mark.proves("S-04")
 async def test_memory_of_a_process_is_bounded_and_its_address_space_is_not(ground: Ground) -> None:
     script = """python3 - <<'PYTHON'
 import mmap
@@ -69,6 +71,7 @@ async def test_a_process_opens_files_up_to_its_bound(ground: Ground) -> None:
     assert (await ground.bash(script, limits=Limits(open_files=200))).out.strip() == "100"
 
 
+@pytest.mark.proves("S-04")
 async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) -> None:
     limits = Limits(tmp_bytes=2 * MIB, shm_bytes=MIB)
     for place, size in (("/tmp", 2 * MIB), ("/dev/shm", MIB)):
@@ -77,6 +80,7 @@ async def test_tmp_and_shared_memory_are_full_at_their_bounds(ground: Ground) ->
         assert (bound := ended_by(1, ran.errors.encode())) is not None and "sandbox.tmp_mib" in bound.about
 
 
+@pytest.mark.proves("S-04")
 async def test_a_fork_bomb_is_held_for_whoever_is_not_root(confined: Ground) -> None:
     """As root the workspace is given to somebody, as whom its programs then run."""
     if os.geteuid() == 0:

@@ -136,8 +136,8 @@ def remedy(failure: str, sysctls: Path, system_bwrap: bool) -> str:
         return "apt install perl-base"
     if Path("/.dockerenv").exists() or Path("/run/.containerenv").exists():
         return (
-            "this is a container: start it with --security-opt seccomp=unconfined --security-opt apparmor=unconfined "
-            "--security-opt systempaths=unconfined"
+            "this is a container: let it make user namespaces, by --security-opt seccomp=unconfined "
+            "--security-opt apparmor=unconfined --security-opt systempaths=unconfined"
         )
     return (
         "allow this user to create user, mount, pid and network namespaces; within another sandbox or container, "

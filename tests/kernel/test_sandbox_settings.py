@@ -1,0 +1,133 @@
+"""What an operator says of the sandbox holds in the whole kernel, and every exception is visible where one looks."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_configured import put_tool
+
+from handrail import Result, StartError
+from handrail.config import load
+from handrail.confining import GROUP, provider_of, sandbox_of
+from handrail.contract.sandbox import Sandbox
+from handrail.holding import HeldKernel
+from handrail.record.reading import LogReader
+from handrail.registry.generation import UNCONFINED
+from handrail.sandbox import tiers
+from handrail.sandbox.unconfined import Unconfined
+from handrail.testing.kernels import temporary_kernel
+
+confined = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")
+SPACE = {"command": "readlink /proc/self/ns/net"}
+
+
+async def said(kernel: HeldKernel, tool: str, arguments: dict[str, Any]) -> Result:
+    return await (await kernel.session()).call(tool, arguments)
+
+
+@confined
+@pytest.mark.proves("S-04")
+async def test_the_operators_limits_hold_and_a_call_that_comes_upon_one_says_which(tmp_path: Path) -> None:
+    settings = "[sandbox]\ncpu_s = 1\nfile_mib = 1\nopen_files = 50\n"
+    put_tool(tmp_path / "config" / "tools", "spins")
+    (tmp_path / "config" / "tools" / "spins").write_text("#!/bin/sh\nwhile :; do :; done\n")
+    async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
+        shown = await said(kernel, "bash", {"command": "ulimit -n"})
+        assert shown.data["output"] == "50\n"
+        written = await said(kernel, "bash", {"command": "dd if=/dev/zero of=big bs=1M count=3"})
+        assert written.ok and "sandbox.file_mib" in written.data["limit"], written
+        alone = await said(kernel, "spins", {})
+        assert alone.error_kind == "limit" and alone.error_text is not None and "sandbox.cpu_s" in alone.error_text
+
+
+@confined
+@pytest.mark.proves("S-08")
+async def test_a_tool_without_a_sandbox_says_so_in_its_results_in_the_log_and_in_the_doctor(tmp_path: Path) -> None:
+    here = str(Path("/proc/self/ns/net").readlink())
+    put_tool(tmp_path / "config" / "tools", "free")
+    (tmp_path / "config" / "tools" / "free").write_text(
+        '#!/bin/sh\nprintf \'{"space": "%s"}\' $(readlink /proc/self/ns/net)\n'
+    )
+    settings = '[sandbox]\nunconfined = ["free"]\n'
+    async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
+        free, bash = await said(kernel, "free", {}), await said(kernel, "bash", SPACE)
+        assert free.data == {"space": here} and free.metadata["confined_by"] == UNCONFINED
+        assert bash.data["output"].strip() != here and bash.metadata["confined_by"].endswith("bubblewrap")
+        state = Path(kernel.state_folder)
+    with LogReader.at(state / "handrail.db") as log:
+        records = list(log.records())
+    (generation,) = [one for one in records if one.kind == "generation"]
+    assert generation.body is not None and generation.body["tools"]["free"]["confined_by"] == UNCONFINED
+    committed = [json.dumps(one.body) for one in records if one.kind == "committed"]
+    assert sum(UNCONFINED in body for body in committed) == 1
+
+
+@pytest.mark.proves("S-08")
+async def test_where_nothing_can_be_confined_only_what_an_operator_named_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tiers, "binaries", lambda: iter(()))
+    tiers.choose.cache_clear()
+    try:
+        for name in ("free", "other"):
+            put_tool(tmp_path / "config" / "tools", name)
+        settings = '[sandbox]\nunconfined = ["free"]\n'
+        async with temporary_kernel(tmp_path, rules=["allow *"], settings=settings) as kernel:
+            free = await said(kernel, "free", {})
+            assert free.ok and free.metadata["confined_by"] == UNCONFINED
+            for tool, arguments in (("other", {}), ("bash", SPACE)):
+                refused = await said(kernel, tool, arguments)
+                assert refused.error_kind == "unavailable"
+                assert refused.error_text is not None and "apt install bubblewrap" in refused.error_text
+    finally:
+        monkeypatch.undo()
+        tiers.choose.cache_clear()
+
+
+def offered(name: str, value: str) -> list[metadata.EntryPoint]:
+    return [metadata.EntryPoint(name, value, GROUP)]
+
+
+def configured(folder: Path, provider: str) -> Any:
+    (folder / "handrail.toml").write_text(f'[sandbox]\nprovider = "{provider}"\ntmp_mib = 3\n')
+    return load(folder / "handrail.toml", environment={})
+
+
+@pytest.mark.proves("R-09b")
+def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
+    points = offered("box", "handrail.sandbox.unconfined:Unconfined")
+    chosen = sandbox_of(configured(tmp_path, "box"), lambda: points)
+    assert chosen.tier.name == Unconfined().tier.name
+    assert isinstance(provider_of(configured(tmp_path, "box"), lambda: points), Unconfined)
+
+
+@pytest.mark.proves("R-09b")
+@pytest.mark.parametrize(
+    ("provider", "value", "wanted"),
+    [
+        ("bix", "handrail.sandbox.unconfined:Unconfined", r"no sandbox 'bix'.*there are: machine, box"),
+        ("box", "handrail.no_such_module:Box", "ModuleNotFoundError"),
+        ("box", "builtins:dict", "AttributeError"),
+        ("box", "tests.kernel.test_sandbox_settings:Nothing", "it needs a tier and a start"),
+    ],
+)
+def test_a_sandbox_that_is_none_stops_the_start_in_words(
+    tmp_path: Path, provider: str, value: str, wanted: str
+) -> None:
+    with pytest.raises(StartError, match=wanted):
+        sandbox_of(configured(tmp_path, provider), lambda: offered("box", value))
+
+
+class Nothing:
+    """Has a tier and cannot start anything."""
+
+    tier: Any = "strong"
+
+
+def test_this_machines_own_is_the_default(tmp_path: Path) -> None:
+    found: Sandbox = provider_of(configured(tmp_path, "machine"))
+    assert found is tiers.choose(frozenset[str]())

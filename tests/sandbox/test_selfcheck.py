@@ -1,0 +1,104 @@
+"""The suite that every sandbox provider has to pass: this machine's passes it, and one that confines nothing does not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+import pytest
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
+from handrail.sandbox.bubblewrap import binaries
+from handrail.sandbox.selfcheck import NotTried, self_check
+from handrail.sandbox.selfcheck_suite import CHECKS
+
+WITHOUT = """
+import asyncio, json, os, sys
+mine = {kind: os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "net", "user")}
+if set(mine.values()) & set(json.loads(sys.argv[1])):
+    sys.exit("this is no outer sandbox")
+from handrail.sandbox.selfcheck import self_check
+from handrail.sandbox.selfcheck_suite import CHECKS
+from handrail.sandbox.unconfined import Unconfined
+quick = [check for check in CHECKS if check.group != "limits"]
+print(json.dumps([one.to_dict() for one in asyncio.run(self_check(Unconfined(), quick))]))
+"""
+"""Anything but the limits, which would take their time."""
+
+
+@pytest.mark.proves("S-11")
+async def test_this_machines_sandbox_holds_all_of_it(sandbox: Sandbox) -> None:
+    outcomes = await self_check(sandbox)
+    assert [one for one in outcomes if one.state == "open"] == []
+    assert {one.group for one in outcomes} == {"files", "network", "processes", "environment", "descriptors", "limits"}
+    assert sum(one.state == "held" for one in outcomes) > len(CHECKS) - 3
+
+
+@pytest.mark.proves("S-11")
+def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None:
+    """In an outer sandbox, where it can only reach what is that one's."""
+    spaces = json.dumps([os.readlink(f"/proc/self/ns/{kind}") for kind in ("mnt", "pid", "net", "user")])
+    ran = subprocess.run(
+        [
+            *(next(binaries()), "--unshare-all", "--unshare-user", "--cap-drop", "ALL", "--die-with-parent"),
+            *("--ro-bind", "/", "/", "--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev"),
+            *("--tmpfs", "/tmp", "--new-session", "--", sys.executable, "-c", WITHOUT, spaces),
+        ],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr.decode()
+    opened = {one["name"] for one in json.loads(ran.stdout) if one["state"] == "open"}
+    assert opened >= {
+        "nothing outside is read",
+        "nothing outside is read by a link",
+        "nothing outside is written",
+        "without the right to write it changes nothing",
+        "hidden and masked files are not read",
+        "pinned files are neither written nor put aside",
+        "a server on this machine's loopback is not reached",
+        "a server that listens in the workspace is not reached",
+        "those of this machine are not seen",
+        "nothing that it started is left",
+    }
+
+
+class Broken:
+    """A provider whose every start fails, in the way that it is told."""
+
+    tier = Tier("broken", "")
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def start(
+        self,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        argv: Sequence[str],
+        descriptors: Mapping[int, int] | None = None,
+        *,
+        merge_stderr: bool = False,
+    ) -> Process:
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "state", "said"),
+    [
+        (ToolError("no container engine is running", kind="unavailable"), "open", "no container engine is running"),
+        (RuntimeError("a defect"), "open", "RuntimeError: a defect"),
+        (NotTried("there is no bash"), "not tried", "there is no bash"),
+    ],
+)
+async def test_a_provider_that_fails_is_no_provider_that_holds(error: Exception, state: str, said: str) -> None:
+    outcomes = await self_check(Broken(error), CHECKS[:2])
+    assert [one.state for one in outcomes] == [state, state]
+    assert all(said in one.detail for one in outcomes)

@@ -1,0 +1,85 @@
+"""Programs of tools that an operator has named to run without a sandbox, and how visible that is. All of them are harmless."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Limits
+from handrail.sandbox.operated import Operated
+from handrail.sandbox.unconfined import Unconfined
+
+
+@pytest.fixture
+def free(ground: Ground) -> Ground:
+    ground.sandbox = Unconfined()
+    return ground
+
+
+async def test_a_program_without_a_sandbox_is_fed_read_and_waited_for_like_any_other(free: Ground) -> None:
+    ran = await free.bash("cat; pwd; echo wrong >&2; exit 3", stdin=b"given\n")
+    assert (ran.code, ran.out, ran.errors) == (3, f"given\n{free.workspace}\n", "wrong\n")
+    process = await free.start("/bin/sh", "-c", "read line; echo got $line; read line")
+    await process.write(b"this\n")
+    assert await process.read_line(100) == b"got this\n"
+    await process.kill()
+    assert await process.wait() == -9
+    assert (await free.bash("head -c 100000 /dev/zero", max_bytes=10)).dropped == 99_990
+    assert (await free.start("/nonexistent/program")).pid > 0
+
+
+async def test_its_group_ends_with_it(free: Ground) -> None:
+    held, given = os.pipe()
+    process = await free.sandbox.start(
+        free.capabilities,
+        free.profile(),
+        ("/bin/sh", "-c", "(read -r _ < /dev/zero; sleep 1000) & echo up"),
+        {3: given},
+    )
+    os.close(given)
+    await process.communicate(b"", 100)
+    await process.kill()
+    with open(held, "rb") as left:
+        assert await asyncio.to_thread(left.read) == b""
+
+
+async def test_it_has_its_secrets_by_a_descriptor_and_little_of_the_environment(
+    free: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOME_TOKEN", "TOP-SECRET")
+    ran = await free.bash('eval "cat <&$HANDRAIL_SECRETS_FD"; echo; env', secrets={"A": "value"})
+    given, _, environment = ran.out.partition("\n")
+    assert json.loads(given) == {"A": "value"}
+    assert "TOP-SECRET" not in environment and "value" not in environment
+
+
+async def test_an_argument_that_no_program_can_have_is_told(free: Ground) -> None:
+    with pytest.raises(ToolError, match="NUL"):
+        await free.start("/bin/echo", "a\0b")
+    with pytest.raises(ToolError, match="argv is empty"):
+        await free.start()
+
+
+async def test_only_the_named_tool_is_without_and_its_operators_limits_hold_for_the_others(ground: Ground) -> None:
+    operated = Operated(ground.sandbox, Limits(open_files=77), unconfined=("deploy",))
+    assert operated.tier.unconfined == {"deploy"} and operated.tier.mechanisms == ground.sandbox.tier.mechanisms
+    here = str(Path("/proc/self/ns/net").readlink())
+    ground.sandbox = operated
+    for tool, confined in (("deploy", False), ("deploy2", True), ("", True)):
+        ran = await ground.bash("readlink /proc/self/ns/net; ulimit -n", tool=tool)
+        space, files = ran.out.split()
+        assert (space != here) is confined
+        assert (files == "77") is confined
+
+
+async def test_unix_sockets_are_made_where_the_operator_lets_them(ground: Ground) -> None:
+    script = "python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"made\")'"
+    assert (await ground.bash(script)).code == 1
+    ground.sandbox = Operated(ground.sandbox, Limits(), unix_sockets=True)
+    assert (await ground.bash(script)).code == 0
