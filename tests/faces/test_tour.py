@@ -20,7 +20,7 @@ from handrail.faces.cli.app import run
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.tour import guide
 from handrail.faces.cli.tour.effects import survivors
-from handrail.faces.cli.tour.project import IDENTITY, Project
+from handrail.faces.cli.tour.project import IDENTITY, KEY, Project
 from handrail.faces.cli.tour.scenes import Scene, scenes
 from handrail.record.verification import Verification
 from handrail.sandbox import tiers
@@ -53,12 +53,15 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
     done = toured(places)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "All 15 effects are there." in done.stdout
-    assert done.stdout.count("   ✓ ") == 15
+    assert "All 17 effects are there." in done.stdout
+    assert done.stdout.count("   ✓ ") == 17
     assert "intact: " in done.stdout
     assert "+        if quantity >= BULK_FROM:" in done.stdout.replace("+    if", "+        if")
     assert "denied by the rule 'deny bash curl *'" in done.stdout
     assert "192.0.2.1:443: Network is unreachable" in done.stdout
+    assert ".env: Permission denied" in done.stdout
+    assert "what version control runs by itself" in done.stdout
+    assert KEY not in done.stdout
     assert "\x1b" not in done.stdout
     assert max(map(len, done.stdout.splitlines())) <= 110
     assert left_in(places) == []
@@ -115,7 +118,7 @@ def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_
     assert "bash: starts programs" in done.stdout and "ledger.total: starts programs" in done.stdout
     assert "Remedy: " in done.stdout
     assert "✓ both files hold their edits" in done.stdout and "✓ the commit log is intact" in done.stdout
-    assert "All 7 effects that need no sandbox are there." in done.stdout
+    assert "All 8 effects that need no sandbox are there." in done.stdout
     assert "python3 -m unittest  " not in done.stdout.partition("1  Look around")[2]
     assert left_in(places) == []
 
@@ -139,7 +142,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour(places: 
     ]
     done = toured(places, within=[*user, "--"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 15 effects are there." in done.stdout
+    assert "All 17 effects are there." in done.stdout
 
 
 def test_without_git_it_says_so_and_exits_with_5(places: dict[str, str], tmp_path: Path) -> None:
@@ -197,7 +200,8 @@ async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
         (["outside"], {"the file outside"}),
         (["total"], {"the external tool"}),
         (["curl"], {"curl was refused"}),
-        (["publish"], {"the allowed script", "no process"}),
+        (["publish"], {"the allowed script", "nothing that a call started"}),
+        *((["key-" + name], {"the injected file"}) for name in ("read", "curl", "script", "hook")),
         (["commit"], {"the commit was made"}),
     ],
 )
@@ -210,7 +214,7 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
     missing = [line for line in missing if ". Instead: " in line]
     assert len(missing) == len(lacking), shown
     assert all(any(line.startswith(name) for line in missing) for name in lacking), missing
-    assert f"{len(lacking)} of 15 effects are not there." in shown
+    assert f"{len(lacking)} of 17 effects are not there." in shown
 
 
 @needs_sandbox

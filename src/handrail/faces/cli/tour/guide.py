@@ -35,7 +35,7 @@ class ScriptedPerson:
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         if request.tool_id == "bash" and request.arguments.get("command") == COMMIT:
             return ApprovalAnswer("once")
-        return ApprovalAnswer("reject", "the script of the tour foresees no such call")
+        return ApprovalAnswer("reject", "no: nothing in this task needs that")
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]]:
         return [[""] for _ in questions]
@@ -66,6 +66,8 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
             withheld = [entry for entry in kernel.generation.entries.values() if entry.withheld is not None]
             tier = kernel.tier
             database = Path(kernel.state_folder) / "handrail.db"
+        if confined:
+            found.append(effects.nothing_left(place))
         with LogReader.at(database) as reader:
             verification = verify(reader)
             found += effects.afterwards(facts, reader, verification)
@@ -170,7 +172,13 @@ def _conclude(
     view.heading("What changed", "git diff, from the commit the model began with")
     view.diff(diff)
     view.heading("What did not happen")
-    for label, layer in (("curl", "a rule"), ("outside", "the capability set")):
+    refused = (
+        ("curl", "a rule"),
+        ("outside", "the capability set"),
+        ("key-read", "a person"),
+        ("key-hook", "a name that no rule opens"),
+    )
+    for label, layer in refused:
         if (fact := facts.calls.get(label)) is not None and fact.refused:
             view.text(f"refused by {layer}: {fact.why}")
     if (publish := facts.calls.get("publish")) is not None:
