@@ -13,6 +13,7 @@ from handrail.contract.errors import Fault, UsageError
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
 from handrail.policy.agent_rules import rules_of_agent
+from handrail.policy.checking import specs_of
 from handrail.policy.defaults import default_rules
 from handrail.policy.rules import Rule
 from handrail.registry.agents import find_agent, find_agents
@@ -48,14 +49,18 @@ class Appointed:
         """What answers where no other rule speaks: as in the workspace, so in its further roots."""
         return default_rules((*self.further.readable, *self.further.writable))
 
-    def rules(self, known: Collection[str] | None, beyond: Collection[str] = ()) -> tuple[list[Rule], list[Fault]]:
+    def rules(
+        self, known: Collection[str] | None, beyond: Collection[str] = (), generation: Generation | None = None
+    ) -> tuple[list[Rule], list[Fault]]:
         """Its manifest's rules, and what is wrong with those that are none or could never match.
 
         :param known: the ids of its tools; None where nobody knows them
         :param beyond: those of tools that it does not have
+        :param generation: its tools, where they are known
         """
         checked = self.checked
-        rules, problems = rules_of_agent(checked.manifest, checked.source, known, beyond)
+        specs = None if generation is None else specs_of(generation.entries)
+        rules, problems = rules_of_agent(checked.manifest, checked.source, known, beyond, specs)
         return rules, list(checked.with_faults(problems).faults[len(checked.faults) :])
 
 
@@ -103,7 +108,7 @@ def equipped(
 ) -> tuple[Generation | None, list[Rule], list[Fault]]:
     """An agent's tools, the rules of its manifest, and every fault of both; no generation where its tools have any."""
     looked = sources.look(number)
-    rules, faults = appointed.rules(looked.known, looked.beyond)
+    rules, faults = appointed.rules(looked.known, looked.beyond, looked.generation)
     return looked.generation, rules, [*looked.faults, *faults]
 
 

@@ -6,7 +6,7 @@ import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from handrail.agents import Appointed, appoint, equipped
 from handrail.arbiter.arbiter import Arbiter, Limits
@@ -21,12 +21,14 @@ from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet, Layer, Variables
+from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Profile, Sandbox
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
+from handrail.policy.checking import check_loaded, contradictions, specs_of
 from handrail.policy.external import ExternalWatchdog
 from handrail.policy.hidden import hidden as hides
 from handrail.policy.modes import Mode, in_mode
@@ -77,7 +79,7 @@ class Rooms:
         agent: str,
         *,
         tools: Iterable[Tool] = (),
-        rules: Iterable[str] = (),
+        rules: Iterable[str | RuleEntry] = (),
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
         mode: Mode | None = None,
@@ -101,7 +103,7 @@ class Rooms:
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
         if shelf is not None and before == appointed:
             current = shelf.succession.current
-            parsed = _together(*appointed.rules(current.entries, current.beyond), texts, current)
+            parsed = _together(*appointed.rules(current.entries, current.beyond, current), texts, current)
         else:
             fresh, parsed = self._shelf(appointed, given, texts, store)
             if shelf is not None:
@@ -255,6 +257,8 @@ class RuleText(NamedTuple):
     text: str
     narrows: bool = False
     left_out: bool = False
+    match: tuple[Any, ...] = ()
+    not_match: tuple[Any, ...] = ()
 
 
 def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> list[Rule]:
@@ -265,19 +269,32 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
     :raises LoadError: with every text that is no rule
     """
     known = None if generation is None else {*generation.entries, *generation.beyond}
+    specs = None if generation is None else specs_of(generation.entries)
     found: list[Rule] = []
     faults: list[Fault] = []
     for given in texts:
         try:
             rule = parse_rule(given.text, scope=given.scope, source=given.source, known=known)
+            check_loaded(rule, given.match, given.not_match, specs)
         except ValueError as error:
             faults.append(Fault(given.source, "", str(error)))  # which names the rule
             continue
         if not given.left_out:
             found.append(replace(rule, narrows=given.narrows))
+    for together in _by_file(found):
+        faults += [Fault(together[at].source, "", problem) for at, problem in contradictions(together)]
     if faults:
         raise LoadError(faults)
     return found
+
+
+def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
+    """Rules that somebody wrote in one place, so that they cannot have meant to say two things."""
+    places: dict[tuple[str, str], list[Rule]] = {}
+    for rule in rules:
+        file, colon, line = rule.source.rpartition(":")
+        places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
+    return places.values()
 
 
 def _loaded(
@@ -315,9 +332,20 @@ def _profile_of(runtime: Runtime) -> Profile:
     return runtime.profile
 
 
-def _rule_texts(config: Configuration, rules: Iterable[str]) -> list[RuleText]:
+def _rule_texts(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
     """The project's rules, and those of one process."""
-    found = [RuleText("project", rule.source, rule.text, rule.narrows) for rule in config.project_rules]
-    found += [RuleText("project", rule.source, rule.text, left_out=True) for rule in config.held_rules]
-    found += [RuleText("session", "given at the start", text) for text in rules]
-    return found
+    found = [
+        RuleText("project", rule.source, rule.text, rule.narrows, match=rule.match, not_match=rule.not_match)
+        for rule in config.project_rules
+    ]
+    found += [
+        RuleText("project", rule.source, rule.text, left_out=True, match=rule.match, not_match=rule.not_match)
+        for rule in config.held_rules
+    ]
+    return found + given_rules(rules, "given at the start")
+
+
+def given_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:
+    """Rules of the session scope, as a program gives them."""
+    entries = map(entry_of, rules)
+    return [RuleText("session", source, entry.rule, match=entry.match, not_match=entry.not_match) for entry in entries]

@@ -16,7 +16,7 @@ from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
-from handrail.assembly import Rooms, RuleText, assemble, parse_rules
+from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -27,7 +27,7 @@ from handrail.contract.tool import Tool
 from handrail.joining import approvals, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
-from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.authority import Authority
 from handrail.policy.defaults import reading
 from handrail.policy.hidden import HiddenNow
@@ -113,12 +113,12 @@ class HeldKernel(Kernel):
         return self.own.shelf.reload(given)
 
     async def explain(
-        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
         return await self.explain_in(self.own, tool, arguments, rules=rules, headless=headless)
 
     async def explain_in(
-        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str], headless: bool
+        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule], headless: bool
     ) -> Explanation:
         """See :meth:`Kernel.explain`."""
         from handrail.policy.explain import explain
@@ -135,7 +135,7 @@ class HeldKernel(Kernel):
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if problems := entry.schema.problems(dict(arguments)):
             raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
-        further = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], generation)
+        further = parse_rules(given_rules(rule_texts(rules), "session"), generation)
         return await explain(
             context.authority,
             entry.spec,
@@ -152,7 +152,7 @@ class HeldKernel(Kernel):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
-        rules: Iterable[str] = (),
+        rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
@@ -193,7 +193,7 @@ class HeldKernel(Kernel):
         id: str | None,
         *,
         attendant: Attendant | None,
-        rules: Iterable[str],
+        rules: Iterable[AnyRule],
         mode: str | None = None,
         topic: str | None,
         client: ClientContext | None,
@@ -224,7 +224,7 @@ class HeldKernel(Kernel):
             hidden=(str(folders.state),),
             secrets=context.secrets,
         )
-        own = parse_rules([RuleText("session", "session", text) for text in rule_texts(rules)], context.generation)
+        own = parse_rules(given_rules(rule_texts(rules), "session"), context.generation)
         own += [*lasting.rules(session_id), *project_rules(self.approvals)]
         around.quarantine = str(output / "quarantine")
         around.home_of = folders.home_of

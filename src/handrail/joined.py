@@ -16,6 +16,7 @@ from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.people import Attendant, question_of
+from handrail.contract.rule_texts import text_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
@@ -29,7 +30,7 @@ from handrail.joining.membership import Membership
 from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.sessions import JoinedSession, Wanted
 from handrail.joining.wire import Connection
-from handrail.kernel import Brought, Folder, Kernel, rule_texts
+from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
 from handrail.record.log import Interrupted
@@ -95,7 +96,7 @@ class JoinedKernel(Kernel):
         return {
             "face": brought.face,
             "agent": self._agent_named,
-            "rules": list(brought.rules),
+            "rules": [text_of(rule) for rule in brought.rules],
             "mode": brought.mode,
             "configured_mode": self._config.settings.mode,
             "secrets": dict(brought.secrets or {}),
@@ -197,12 +198,12 @@ class JoinedKernel(Kernel):
         return difference
 
     async def explain(
-        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
         body = {
             "tool": tool,
             "arguments": dict(arguments),
-            "rules": list(rule_texts(rules)),
+            "rules": [text_of(rule) for rule in rule_texts(rules)],
             "headless": headless,
         }
         return mirror.explanation_of(await self.membership.request("explain", body))
@@ -214,7 +215,7 @@ class JoinedKernel(Kernel):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
-        rules: Iterable[str] = (),
+        rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
@@ -228,7 +229,7 @@ class JoinedKernel(Kernel):
             self.membership,
             lambda: self.generation,
             Wanted(attendant is None, topic, client, agent, given(mode)),
-            rule_texts(rules),
+            tuple(text_of(rule) for rule in rule_texts(rules)),
             attendant,
             self.workdir,
             self._forget,

@@ -18,6 +18,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
 from handrail.contract.people import ApprovalDesk, Attendant
+from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.session import Session
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
     from handrail.policy.explain import Explanation
 
 Folder = str | Path
+AnyRule = str | RuleEntry | Mapping[str, Any]
+"""A rule as a text, or with examples of what it is to match, which are checked."""
 
 
 class LogDoor(Protocol):
@@ -68,7 +71,7 @@ class Brought:
     agent: str | None = None
     """None: the configured one."""
     tools: tuple[Tool, ...] = ()
-    rules: tuple[str, ...] = ()
+    rules: tuple[str | RuleEntry, ...] = ()
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     watchdogs: tuple[Watchdog, ...] = ()
     settings: tuple[str, ...] = ()
@@ -85,7 +88,7 @@ class Kernel(ABC):
         workspace: Folder = ".",
         *,
         tools: Iterable[Tool] = (),
-        rules: Iterable[str] = (),
+        rules: Iterable[AnyRule] = (),
         secrets: Mapping[str, str] | None = None,
         state: Folder | None = None,
         config: Folder | None = None,
@@ -101,7 +104,7 @@ class Kernel(ABC):
         What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
 
         :param tools: tools given in code, beside the built-ins, the tool folders and entry points
-        :param rules: session rules, as ``"allow bash git status"``
+        :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
         :param secrets: name to value; tools of this process may be given those that they declare, and the values are
             redacted wherever they appear
         :param state: where state is kept instead of the platform's state folder
@@ -200,7 +203,7 @@ class Kernel(ABC):
 
     @abstractmethod
     async def explain(
-        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str] = (), headless: bool = True
+        self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True
     ) -> Explanation:
         """How a call would be decided in a new session, by what, and what would change it. Runs and records nothing.
 
@@ -215,7 +218,7 @@ class Kernel(ABC):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
-        rules: Iterable[str] = (),
+        rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,
         client: ClientContext | None = None,
@@ -254,8 +257,17 @@ class Kernel(ABC):
         return [*doctor.of_machine(self.workdir), *doctor.of_kernel(self)]
 
 
-def rule_texts(rules: Iterable[str]) -> tuple[str, ...]:
-    """:raises UsageError: for a single text, whose letters Python would take for rules"""
+def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:
+    """Rules as a program gives them: texts, or tables with examples.
+
+    :raises UsageError: for a single text, whose letters Python would take for rules, and for what is no rule's form
+    """
     if isinstance(rules, str):
         raise UsageError(f"rules={rules!r} is one text; give a list of rules, as in rules=[{rules!r}]")
-    return tuple(rules)
+    found: list[str | RuleEntry] = []
+    for rule in rules:
+        try:
+            found.append(rule if isinstance(rule, str) else entry_of(rule))
+        except ValueError as error:
+            raise UsageError(f"rules={rule!r} is neither a text nor a table with 'rule' in it: {error}") from None
+    return tuple(found)

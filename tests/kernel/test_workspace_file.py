@@ -121,9 +121,10 @@ async def test_no_file_tool_writes_it_whatever_is_allowed(tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", ["rm -f handrail.toml", "mv handrail.toml x", "echo 'rules = []' > handrail.toml"])
 async def test_bash_cannot_change_it_even_where_everything_is_allowed(tmp_path: Path, command: str) -> None:
     own = 'rules = ["allow bash"]\n'
-    async with opened(tmp_path, own, ["allow *", f"allow bash {command}", "allow fs.*"], trusted=True) as kernel:
+    through = f"/bin/bash -c '{command.replace(chr(39), chr(34))}'"
+    async with opened(tmp_path, own, ["allow *", f"allow bash {through}", "allow fs.*"], trusted=True) as kernel:
         session = await kernel.session()
-        answer = await session.call("bash", {"command": f"/bin/bash -c '{command.replace(chr(39), chr(34))}'"})
+        answer = await session.call("bash", {"command": through})
         assert not answer.ok or answer.data["exit_code"] != 0, answer
     assert (tmp_path / "ws" / "handrail.toml").read_text() == own
     assert [path.name for path in (tmp_path / "ws").iterdir()] == ["handrail.toml"]

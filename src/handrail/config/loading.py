@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from handrail.config import given, workspace
 from handrail.config.layers import Layer, Value, merged
@@ -14,6 +14,7 @@ from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, Settings
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.modes import Mode
+from handrail.contract.rule_texts import entry_of
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders
@@ -34,6 +35,8 @@ class ConfiguredRule:
     scope: Literal["project", "session"]
     source: str
     narrows: bool = False
+    match: tuple[Any, ...] = ()
+    not_match: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,4 +200,6 @@ def _attempt(faults: list[Fault], work: Callable[[], _T]) -> _T | None:
 def _rule(value: Value, own: workspace.WorkspaceFile | None) -> ConfiguredRule:
     of_file = value.origin.kind in ("configuration", "workspace")
     untrusted = value.origin.kind == "workspace" and not (own is not None and own.trusted)
-    return ConfiguredRule(value.value, "project" if of_file else "session", value.origin.place, untrusted)
+    entry = entry_of(value.value)
+    scope: Literal["project", "session"] = "project" if of_file else "session"
+    return ConfiguredRule(entry.rule, scope, value.origin.place, untrusted, entry.match, entry.not_match)

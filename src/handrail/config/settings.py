@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
+from handrail.contract.rule_texts import GivenRule
 from handrail.contract.sandbox import Limits
 
 FILE_NAME = WORKSPACE_FILE
@@ -167,8 +168,10 @@ class Settings(_Table):
         ),
     ] = DEFAULT_MODE
     rules: Annotated[
-        tuple[str, ...],
-        Field(description="Rules, as 'ACTION PERMISSION [PATTERN]'. Those of all layers hold together."),
+        tuple[GivenRule, ...],
+        Field(
+            description="Rules, as 'ACTION PERMISSION [PATTERN]', or as a table with examples that are checked. Those of all layers hold together."
+        ),
     ] = ()
     ceiling: Annotated[
         Requires | None,

@@ -13,6 +13,7 @@ from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, OPERATORS
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest
+from handrail.contract.rule_texts import text_of
 from handrail.policy.rules import ACTIONS
 
 UNTRUSTED = "its content is not trusted; look at it with handrail trust"
@@ -66,12 +67,17 @@ def layer_of(file: WorkspaceFile) -> tuple[Layer, list[Fault]]:
     rules: Any = table.get("rules")
     for number, text in enumerate(cast("list[Any]", rules) if isinstance(rules, list) else []):
         where = f"rules[{number}]"
-        if isinstance(text, str) and (action := action_of(text)) not in ACTIONS:
+        if not isinstance(text, (str, dict)):
+            continue  # which is a fault of its own
+        written = text_of(cast("object", text))
+        if (action := action_of(written)) not in ACTIONS:
             near = nearest(action.lower(), ACTIONS, 1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
             faults.append(
                 Fault(
-                    layer.place(where), where, f"{text!r} does not begin with allow, ask or deny, as a rule does{hint}"
+                    layer.place(where),
+                    where,
+                    f"{written!r} does not begin with allow, ask or deny, as a rule does{hint}",
                 )
             )
     return layer, faults
@@ -97,4 +103,4 @@ def action_of(rule: str) -> str:
 
 
 def _held_back(key: str, value: Any) -> str:
-    return "" if key == "rules" and action_of(str(value)) in NARROWING else UNTRUSTED
+    return "" if key == "rules" and action_of(text_of(value)) in NARROWING else UNTRUSTED

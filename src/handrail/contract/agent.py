@@ -21,6 +21,7 @@ from handrail.contract.modes import Mode
 from handrail.contract.names import LOCKED_IDS, fault_in_id
 from handrail.contract.patterns import fault_in_pattern, text_regex
 from handrail.contract.requires import NetRequires, Requires
+from handrail.contract.rule_texts import GivenRule
 from handrail.contract.schema import path_text
 
 MAX_AGENT_BYTES = 256 * 1024
@@ -92,8 +93,8 @@ class AgentManifest(_Table):
     """Ids of tools that are always in the model's view."""
     mode: Mode | None = None
     """How much its sessions do without asking, where nobody names a mode for them; None for the configured one."""
-    rules: tuple[str, ...] = ()
-    """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]``: a deny among them is final."""
+    rules: tuple[GivenRule, ...] = ()
+    """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples: a deny among them is final."""
     roots: tuple[AgentRoot, ...] = ()
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])

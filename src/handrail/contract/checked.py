@@ -34,9 +34,15 @@ def faults_of(
         model.model_validate_json(json.dumps(data), strict=True)
     except pydantic.ValidationError as error:
         return {
-            path_text((*prefix, *fault["loc"])): _text(dict(fault), model, missing or {}) for fault in error.errors()
+            path_text((*prefix, *_without_tags(fault["loc"]))): _text(dict(fault), model, missing or {})
+            for fault in error.errors()
         }
     return {}
+
+
+def _without_tags(location: Location) -> Location:
+    """Without the names of a union's members, which nobody wrote."""
+    return tuple(part for part in location if not (isinstance(part, str) and part[:1] == "<"))
 
 
 def sound_part(model: type[BaseModel], data: Mapping[str, Any], fillers: Mapping[str, object] | None = None) -> Any:

@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from handrail.contract.agent import AgentManifest
 from handrail.contract.patterns import text_regex
+from handrail.contract.rule_texts import entry_of
+from handrail.contract.spec import ToolSpec
+from handrail.policy.checking import check_loaded, contradictions, shadowed
 from handrail.policy.rules import Rule, is_capability_glob, is_glob, parse_rule
 
 
 def rules_of_agent(
-    agent: AgentManifest, source: str, known: Collection[str] | None, others: Collection[str] = ()
+    agent: AgentManifest,
+    source: str,
+    known: Collection[str] | None,
+    others: Collection[str] = (),
+    specs: Mapping[str, ToolSpec] | None = None,
 ) -> tuple[list[Rule], list[tuple[str, str]]]:
     """The rules that are some, and ``(place, problem)`` for each text that is none or can never match.
 
     :param source: the manifest's file
     :param known: the ids of the agent's tools; None where nobody knows them
     :param others: the ids of tools that other agents may have and this one has not
+    :param specs: the agent's tools; None where nobody knows them
     """
     rules: list[Rule] = []
     faults: list[tuple[str, str]] = []
-    for index, text in enumerate(agent.rules):
+    places: list[int] = []
+    for index, given in enumerate(agent.rules):
+        entry = entry_of(given)
+        text = entry.rule
         try:
             rule = parse_rule(text, scope="manifest", source=source, known=known)
             if known is not None:
                 _check_matches_some(rule, known)
+            check_loaded(rule, entry.match, entry.not_match, specs)
         except ValueError as error:
             faults.append((f"rules[{index}]", _explained(text, agent, others, str(error))))
         else:
             rules.append(rule)
+            places.append(index)
+    for at, problem in (*contradictions(rules), *shadowed(rules)):
+        faults.append((f"rules[{places[at]}]", problem))
     return rules, faults
 
 

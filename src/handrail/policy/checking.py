@@ -15,6 +15,7 @@ from handrail.contract.hosts import fault_in_host
 from handrail.contract.names import nearest
 from handrail.contract.patterns import has_wildcard, text_regex
 from handrail.contract.requires import CAPABILITIES
+from handrail.contract.rule_texts import Example
 from handrail.contract.spec import ToolSpec, properties_of
 from handrail.policy import programs, wrappers
 from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, normal_path, ranked
@@ -30,9 +31,6 @@ from handrail.policy.rules import (
 from handrail.policy.shell import Script, parse
 from handrail.policy.targets import host_of, kind_of
 from handrail.policy.words import WordFault, pattern_words
-
-Example = str | Sequence[str] | Mapping[str, Any]
-"""What a rule is tried on: a command as text or argv, a path, a host or URL, or arguments by name."""
 
 _RUNS_OTHERS = programs.RUNNERS | SHELLS | {"find", "xargs"}
 
@@ -143,6 +141,19 @@ def _fault_in_value(name: str, pattern: str, schema: Mapping[str, Any]) -> str |
 
 def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def check_loaded(
+    rule: Rule, match: Iterable[Example], not_match: Iterable[Example], specs: Mapping[str, ToolSpec] | None
+) -> None:
+    """A rule by itself, against the tools there are.
+
+    :raises ValueError: where it can match none of their calls, or does not do what its examples say
+    """
+    problem = fault_with_tools(rule, specs) if specs is not None else None
+    problem = problem or fault_in_examples(rule, match, not_match, specs)
+    if problem:
+        raise ValueError(problem)
 
 
 # ── against each other ───────────────────────────────────────────────────────────────────────────

@@ -59,6 +59,7 @@ def read(setting: Setting) -> Configuration:
     """
     from handrail.config import load
     from handrail.contract.errors import Fault, LoadError
+    from handrail.policy.checking import fault_in_examples
     from handrail.policy.rules import parse_rule
     from handrail.store.folders import locate
 
@@ -67,7 +68,9 @@ def read(setting: Setting) -> Configuration:
     faults: list[Fault] = []
     for rule in (*config.rules, *config.held_rules):
         try:
-            parse_rule(rule.text, scope=rule.scope, source=rule.source)
+            parsed = parse_rule(rule.text, scope=rule.scope, source=rule.source)
+            if problem := fault_in_examples(parsed, rule.match, rule.not_match, None):
+                raise ValueError(problem)
         except ValueError as error:
             faults.append(Fault(rule.source, "", str(error)))
     if faults:

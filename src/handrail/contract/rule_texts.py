@@ -1,0 +1,62 @@
+"""A rule as somebody writes it: one line of text, or a table that holds the line and examples of what it is to match."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, cast
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, field_validator
+
+Example = str | Sequence[str] | Mapping[str, Any]
+"""What a rule is tried on when it is loaded: a command as text or as words, a path, a host or URL, or arguments by name."""
+
+
+class RuleEntry(BaseModel):
+    """``{ rule = "allow bash git diff *", match = ["git diff src"], not_match = ["git diff --output=f"] }``"""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rule: Annotated[str, Field(description="The rule, as 'ACTION PERMISSION [PATTERN]'.")]
+    match: Annotated[tuple[Any, ...], Field(description="Examples that it has to match, or it is not loaded.")] = ()
+    not_match: Annotated[tuple[Any, ...], Field(description="Examples that it must not match.")] = ()
+
+    @field_validator("match", "not_match")
+    @classmethod
+    def _are_examples(cls, examples: tuple[Any, ...]) -> tuple[Any, ...]:
+        for example in examples:
+            words = isinstance(example, (list, tuple)) and all(
+                isinstance(word, str) for word in cast("Sequence[object]", example)
+            )
+            if not (isinstance(example, (str, Mapping)) or words):
+                raise ValueError(f"{str(cast('object', example))[:80]!r} is no example: a text, a list of words, or arguments by name")
+        return examples
+
+
+def _form(value: object) -> str:
+    return "<table>" if isinstance(value, (Mapping, RuleEntry)) else "<text>"
+
+
+GivenRule = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[RuleEntry, Tag("<table>")],
+    Discriminator(_form),
+]
+"""A text, or a :class:`RuleEntry`."""
+
+
+def text_of(given: object) -> str:
+    """The line of a rule, in whichever form it was given."""
+    if isinstance(given, RuleEntry):
+        return given.rule
+    if isinstance(given, Mapping):
+        return str(cast("Mapping[str, object]", given).get("rule", ""))
+    return str(given)
+
+
+def entry_of(given: object) -> RuleEntry:
+    """A rule with its examples, in whichever form it was given.
+
+    :raises ValueError: for a table that is none
+    """
+    if isinstance(given, RuleEntry):
+        return given
+    return RuleEntry.model_validate(given) if isinstance(given, Mapping) else RuleEntry(rule=str(given))
