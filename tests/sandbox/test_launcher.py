@@ -157,12 +157,14 @@ def spoken_to(first: Launcher, letter: bytes) -> tuple[bytes, int]:
     text = os.memfd_create("letter")
     os.write(text, letter)
     os.lseek(text, 0, os.SEEK_SET)
-    numbers = (there.fileno(), text, lifeline.fileno())
+    spare = os.dup(0)
+    numbers = (there.fileno(), text, lifeline.fileno(), spare)
     with here, lifeline_here:
         done = subprocess.run([*first.argv, *map(str, numbers)], pass_fds=numbers, stdin=subprocess.DEVNULL)
         there.close()
         lifeline.close()
         os.close(text)
+        os.close(spare)
         return here.recv(4096), done.returncode
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,10 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.sandbox.process import settled
+from handrail.contract.sandbox import SHELL_ARGV
+from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.pool import Pooled
+from handrail.sandbox.process import Confined, settled
 
 
 def survivors(marker: str) -> list[str]:
@@ -83,6 +88,12 @@ async def test_a_background_child_that_holds_the_pipe_does_not_hold_the_call(gro
     ran = await ground.bash(f"bash -c 'sleep 99; : {marker}' & echo begun")
     assert (ran.out, ran.code) == ("begun\n", 0)
     assert survivors(marker) == []
+
+
+async def test_output_of_a_program_that_ended_before_it_was_asked_for_is_there(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", "echo early; echo warned >&2")
+    await process.wait()
+    assert await process.communicate(b"", 100) == (b"early\n", b"warned\n", 0)
 
 
 async def test_endless_output_is_capped_and_counted(ground: Ground) -> None:
@@ -250,3 +261,105 @@ async def test_a_program_started_by_nobody_allowed_is_still_confined(ground: Gro
     process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ["/usr/bin/id", "-u"])
     out, _, _ = await process.communicate(b"", 100)
     assert out.decode().strip() == str(os.getuid())
+
+
+async def left_by_killed_holders(ground: Ground, rounds: int) -> str:
+    nursery = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.sandbox.nursery", str(ground.workspace), str(ground.scratch), str(rounds)),
+        cwd=Path(__file__).parents[2],
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await nursery.communicate()
+    return out.decode().strip()
+
+
+@pytest.mark.proves("S-05")
+async def test_a_holder_killed_while_it_starts_a_sandbox_leaves_nobody(ground: Ground) -> None:
+    assert await left_by_killed_holders(ground, 24) == "24"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+async def test_many_holders_killed_at_any_moment_leave_nobody(ground: Ground) -> None:
+    assert await left_by_killed_holders(ground, 2000) == "2000"
+
+
+@pytest.mark.proves("S-05")
+async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground) -> None:
+    process = await ground.start("/bin/bash", "-c", "echo begun; read forever")
+    assert await process.read_line(100) == b"begun\n"
+    reading, writing = os.pipe()
+    copy = os.fork()
+    if copy == 0:
+        os.close(writing)
+        os.read(reading, 1)
+        os._exit(0)
+    try:
+        assert isinstance(process, Confined)
+        process.let_go()
+        assert await process.wait() == 129
+    finally:
+        os.close(writing)
+        os.close(reading)
+        os.waitpid(copy, 0)
+
+
+async def many_calls(ground: Ground, rounds: int) -> None:
+    """Calls of several kinds, pooled and not, some killed; then nothing of them is there any more."""
+    assert isinstance(ground.sandbox, Bubblewrap)
+    await ground.bash("true")
+    await settled()
+    before = traces()
+    pool = Pooled(ground.sandbox)
+    marker = secrets.token_hex(8)
+    profile = ground.profile(environment={"MARK": marker})
+    text = "(sleep 1000 &); cat /proc/self/environ"
+    for turn in range(0, rounds, 4):
+        starts = [
+            pool.start(ground.capabilities, profile, (*SHELL_ARGV, text)),
+            pool.start(ground.capabilities, profile, ["/bin/cat", "/proc/self/environ"], merge_stderr=True),
+            ground.sandbox.start(
+                ground.capabilities, profile, ["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"]
+            ),
+            ground.sandbox.start(ground.capabilities, profile, ["/bin/sleep", "1000"]),
+        ]
+        processes = await asyncio.gather(*starts)
+        done = await asyncio.gather(*(process.communicate(b"", 1 << 16) for process in processes[:3]))
+        assert all(marker.encode() in out for out, _, _ in done)
+        await processes[3].kill()
+        if turn % 20 == 0:
+            await pool.replenished()
+    await pool.aclose()
+    await settled()
+    assert traces() == before
+    assert marked(marker) == []  # so no namespace of theirs is left either: nobody is in one
+
+
+def traces() -> tuple[list[str], set[str], set[str]]:
+    """Descriptors and children of this process, and temporary files."""
+    children = {
+        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
+    }
+    files = {name for name in os.listdir("/tmp") if name.startswith("handrail-sandbox")}
+    return sorted(os.listdir("/proc/self/fd")), children, files
+
+
+def marked(marker: str) -> list[str]:
+    """Processes of this machine that have ``marker`` in their environment."""
+    found: list[str] = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if marker.encode() in entry.read_bytes():
+                found.append(str(entry))
+    return found
+
+
+@pytest.mark.proves("S-05")
+async def test_two_hundred_calls_leave_nothing(ground: Ground) -> None:
+    await many_calls(ground, 200)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+async def test_ten_thousand_calls_leave_nothing(ground: Ground) -> None:
+    await many_calls(ground, 10_000)

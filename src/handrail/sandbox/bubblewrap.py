@@ -256,6 +256,9 @@ class Bubblewrap:
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
             theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
             ours["status"], theirs[number + 4] = os.pipe()
+            # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
+            # has died, it would end there, and they would wait for it for ever.
+            theirs[number + 6] = os.dup(ours["status"])
             filtered: list[str] = []
             if plan.filter:
                 theirs[number + 5] = _memory_file(plan.filter)
@@ -269,7 +272,7 @@ class Bubblewrap:
                 *filtered,
                 "--",
                 *first.argv,
-                *(str(number + place) for place in range(3)),
+                *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
             program = self._binary

@@ -1,10 +1,11 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
 # handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
 # No module is loaded, and nothing is read but the descriptors that it is given.
-my ($channel, $letter, $lifeline, @others) = @ARGV;
+my ($channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
+open(my $unused, "<&=", $spare) && close($unused);
 
 sub fail {
     syswrite($host, "E" . join("", @_));

@@ -13,6 +13,8 @@ descriptors besides the program's own:
   the first process kills and waits for all that is left, and then says the exit code here, in one byte: nobody is left
   but itself, and the namespaces can be taken down while the answer is on its way.
 
+A fourth number is of a descriptor that it closes at once; any others are the program's.
+
 A part is its length and then items, each with its length (4 bytes, big-endian).
 """
 
@@ -166,8 +168,9 @@ def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
     return argv[-1]
 
 
-_WORD = r"""(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")++"""
-_ELEMENT = rf"(?:{_WORD}|>&\d|>>?[ \t]*+{_WORD}|<[ \t]*+{_WORD})"
+# Never directly before another redirection: digits there would be its number.
+_WORD = r"""(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")++(?![<>])"""
+_ELEMENT = rf"(?:{_WORD}|\d?>&\d(?![<>])|\d?(?:>>?|<)[ \t]*+{_WORD})"
 _COMMAND = rf"{_ELEMENT}(?:[ \t]*+{_ELEMENT})*+"
 _PLAIN = re.compile(
     rf"\s*+{_COMMAND}(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*+[ \t]*+;?\s*+",
@@ -175,7 +178,7 @@ _PLAIN = re.compile(
 )
 _TELLING = re.compile(
     r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
-    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|(?:^|[;&|\n])[ \t]*\.(?![\w./-])",
+    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])",
     re.ASCII,
 )
 

@@ -125,7 +125,8 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
     return ctypes.get_errno()
 
 
-def main(channel: int, letter: int, lifeline: int, *others: int) -> NoReturn:
+def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
+    os.close(spare)
     items = part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit = items[:5]
     del items[:5]

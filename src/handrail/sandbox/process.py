@@ -147,6 +147,10 @@ class Confined:
         with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
             self._channel.send(b"g")
 
+    def let_go(self) -> None:
+        """Close this end of the lifeline, as the end of this process would."""
+        self._cut()
+
     def when_gone(self, told: Callable[[], None]) -> None:
         """Have ``told`` called once nobody is left in the sandbox."""
         self._gone.add_done_callback(lambda gone: told())
@@ -178,6 +182,7 @@ class Confined:
             await self.wait()
         finally:
             if self._gone.done():
+                self._drain()  # it may have ended before anybody collected
                 self._close()
         return self.collected()
 
@@ -322,9 +327,7 @@ class Confined:
         self._letter, self._secrets = -1, None
         self._hear_out()
         self._input.close()
-        self._stdout.drain()
-        if self._stderr is not None:
-            self._stderr.drain()
+        self._drain()
         if self._killed:
             code = -signal.SIGKILL
         else:
@@ -353,6 +356,11 @@ class Confined:
             output = self._stdout if self._stderr is None else self._stderr
             text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
         return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
+
+    def _drain(self) -> None:
+        self._stdout.drain()
+        if self._stderr is not None:
+            self._stderr.drain()
 
     def _close(self) -> None:
         self._input.close()

@@ -1,0 +1,102 @@
+"""Holders that are killed while they start a sandbox, and who is left of them: a program of its own, which adopts orphans.
+
+python -m tests.sandbox.nursery WORKSPACE SCRATCH ROUNDS
+
+It prints how many rounds left nobody, and for each that did, who.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
+from handrail.contract.sandbox import Profile
+from handrail.sandbox import tiers
+from handrail.sandbox.bubblewrap import Bubblewrap
+
+_ADOPT_ORPHANS = 36
+_LEAVING_S = 20
+
+
+async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> None:
+    """Start a sandbox and stay. ``at_once``: die before bubblewrap has said whom it started."""
+    sandbox = tiers.choose()
+    assert isinstance(sandbox, Bubblewrap)
+    layer = Layer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
+    capabilities = CapabilitySet((layer,))
+    plan = await sandbox.plan(capabilities, Profile(workspace, scratch), ["/bin/sleep", "1000"])
+    os.write(telling, b"!")
+    process = sandbox.prepare(plan)
+    if at_once:
+        os.kill(os.getpid(), signal.SIGKILL)
+    process.begin(plan.call)
+    await process.wait()
+
+
+def left(workspace: str, scratch: str, delay_s: float) -> list[str]:
+    """Who is there after a holder was killed so long after it began to start a sandbox; below 0: at once."""
+    reading, writing = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        os.close(reading)
+        asyncio.run(held(workspace, scratch, writing, delay_s < 0))
+        os._exit(0)
+    os.close(writing)
+    os.read(reading, 1)
+    os.close(reading)
+    if delay_s >= 0:
+        time.sleep(delay_s)
+        os.kill(holder, signal.SIGKILL)
+
+    def too_long(number: int, frame: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, too_long)
+    signal.alarm(_LEAVING_S)
+    try:
+        while True:
+            os.waitpid(-1, 0)
+    except ChildProcessError:
+        return []
+    except TimeoutError:
+        return [line for pid in children() if (line := _line(pid))]
+    finally:
+        signal.alarm(0)
+
+
+def children() -> list[str]:
+    return Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+
+
+def _line(pid: str) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")[:60]
+        os.kill(int(pid), signal.SIGKILL)
+        os.waitpid(int(pid), 0)
+    except (OSError, ChildProcessError):
+        return ""
+    return f"{pid}: {line}"
+
+
+def main(workspace: str, scratch: str, rounds: int) -> None:
+    tiers.choose()  # once, before the holders are copies of this process
+    ctypes.CDLL(None).prctl(_ADOPT_ORPHANS, 1, 0, 0, 0)
+    chance = random.Random(5)
+    clean = 0
+    for turn in range(rounds):
+        found = left(workspace, scratch, -1.0 if turn % 4 == 0 else chance.uniform(0.0, 0.025))
+        clean += not found
+        for line in found:
+            print(f"round {turn} left {line}")
+    print(clean)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]))

@@ -1,0 +1,312 @@
+"""Ready-made sandboxes: used once, only for what they were made for, and not to be told from others."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground, Ran
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import SHELL_ARGV, Limits
+from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.pool import Pooled
+from handrail.sandbox.process import settled
+
+
+@pytest.fixture
+async def pool(ground: Ground) -> AsyncIterator[Pooled]:
+    assert isinstance(ground.sandbox, Bubblewrap)
+    made = Pooled(ground.sandbox)
+    yield made
+    await made.aclose()
+
+
+class Told:
+    """A sandbox that tells which starts found a ready one."""
+
+    def __init__(self, pool: Pooled, ground: Ground) -> None:
+        self.pool, self.ground = pool, ground
+
+    async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> Ran:
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), argv)
+        out, errors, dropped = await process.communicate(stdin, 4 << 20)
+        return Ran(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
+
+    async def text(self, text: str, **changes: object) -> Ran:
+        return await self.run(*SHELL_ARGV, text, stdin=b"", **changes)
+
+    async def warmed(self, *argv: str, **changes: object) -> None:
+        """Have one ready for calls like this one."""
+        await self.run(*(argv or (*SHELL_ARGV, "true")), stdin=b"", **changes)
+        await self.pool.replenished()
+        assert self.pool.ready >= 1
+
+    async def takes_ready(self, *argv: str, **changes: object) -> bool:
+        """Whether such a call finds a ready one."""
+        before = self.pool.ready
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), argv)
+        taken = self.pool.ready < before
+        await process.communicate(b"", 1000)
+        return taken
+
+
+@pytest.fixture
+def told(pool: Pooled, ground: Ground) -> Told:
+    return Told(pool, ground)
+
+
+TEXTS = [
+    "true",
+    "exit 7",
+    "false",
+    "echo a; echo b >&2; exit 3",
+    "cat; echo $?",
+    "if",
+    "echo a\necho $LINENO\nfi",
+    "echo 'abc",
+    "a=(1 2",
+    "set -x; echo hi",
+    'echo "$0" $# $$ $PPID $- "$_"',
+    "trap 'echo bye' EXIT; exit 4",
+    "cat <<X\na $0\nX\n",
+    "nosuch; echo $?",
+    "exec nosuch",
+    "cd / && pwd && echo $OLDPWD; declare -p OLDPWD PWD",
+    "declare -p OLDPWD; pwd",
+    "return 3; echo after",
+    "kill -9 $$",
+    "sleep 100 & kill $!; wait $!; echo $?",
+    "f() { caller 0; echo ${FUNCNAME[*]} ${BASH_LINENO[*]}; }; f; echo ${BASH_SOURCE[*]}",
+    "shopt -p; set -o; alias; trap -p; umask; ulimit -a",
+    "compgen -v | grep -v -e ^PIPESTATUS -e ^BASH_ARG | sort",
+    "env | sort | grep -v -e ^_= -e ^SHLVL=",
+    "echo $SHLVL; bash -c 'echo $SHLVL'",
+    'echo "$BASH_EXECUTION_STRING" | wc -l',
+    "[ $SECONDS -lt 3 ] && echo young",
+    "  echo lead\n\n  echo last  \n\n",
+    "echo é☃ > 'ü b'; ls",
+    "# nothing but a remark",
+    "-x",
+    "ls /proc/self/fd | wc -l",
+    "readlink /proc/$$/fd/*",
+]
+
+
+@pytest.mark.proves("S-10")
+async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told: Told, ground: Ground) -> None:
+    for text in TEXTS:
+        process = await ground.sandbox.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, text))
+        out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
+        expected = await process.wait(), numberless(out.decode()), errors.decode()
+        await told.warmed()
+        assert told.pool.ready == 1
+        ready = await told.run(*SHELL_ARGV, text, stdin=b"from stdin\n")
+        assert (ready.code, numberless(ready.out), ready.errors) == expected, text
+
+
+def numberless(text: str) -> str:
+    return re.sub(r"pipe:\[\d+\]", "pipe", text)
+
+
+async def test_nothing_of_the_waiting_is_left_in_the_shell(told: Told) -> None:
+    await told.warmed()
+    ran = await told.text("echo one && compgen -v && ls -l /proc/self/fd")
+    assert not {"REPLY", "text", "mode"} & set(ran.out.split())
+    numbers = re.findall(r" (\d+) -> ", ran.out)
+    assert numbers == ["0", "1", "2", "3"]  # the last is what ls looks with
+
+
+@pytest.mark.proves("S-10")
+async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, ground: Ground) -> None:
+    text = "x='" + "y" * 2_000_000 + "'\necho ${#x}\nexit 9"
+    for _ in range(2):
+        ran = await told.text(text)
+        assert (ran.code, ran.out, ran.errors) == (9, "2000000\n", "")
+        await told.pool.replenished()
+    process = await ground.sandbox.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, text))
+    assert (await process.communicate(b"", 100))[0] == b"2000000\n"
+
+
+async def test_every_byte_but_nul_reaches_a_waiting_shell(told: Told) -> None:
+    odd = os.fsdecode(bytes(code for code in range(1, 256) if code != ord("'")))
+    for text in (f"printf %s '{odd}'", f"printf %s '{odd}{'z' * 150_000}' | head -c 254"):
+        await told.warmed()
+        assert (await told.text(text)).out == odd
+        await told.pool.replenished()
+    with pytest.raises(ToolError, match="NUL") as caught:
+        await told.text("echo a\0b")
+    assert caught.value.kind == "invalid_input"
+
+
+@pytest.mark.proves("S-10")
+async def test_each_is_used_once(told: Told) -> None:
+    await told.warmed()
+    seen: set[str] = set()
+    for _ in range(3):
+        ran = await told.text("echo x >> /tmp/mine; wc -l < /tmp/mine; readlink /proc/self/ns/pid")
+        count, namespace = ran.out.split()
+        assert count == "1"
+        seen.add(namespace)
+        await told.pool.replenished()
+    assert len(seen) == 3
+
+
+@pytest.mark.proves("S-10")
+async def test_other_programs_wait_for_their_arguments_environment_and_secrets(told: Told, ground: Ground) -> None:
+    secrets = {"TOKEN": "value"}
+    await told.warmed("/bin/true", secrets={"TOKEN": "another"})
+    before = told.pool.ready
+    ran = await told.run(
+        *("/bin/sh", "-c", 'cat <&$HANDRAIL_SECRETS_FD; echo "$MORE" "$0" "$PWD"', "zero"),
+        secrets=secrets,
+        environment={"MORE": "later"},
+        cwd=str(ground.workspace),
+    )
+    assert (ran.out, ran.code) == (f'{{"TOKEN":"value"}}later zero {ground.workspace}\n', 0)
+    assert told.pool.ready == before - 1
+
+
+async def test_a_ready_one_goes_where_its_call_says(told: Told, ground: Ground) -> None:
+    (ground.workspace / "a b").mkdir()
+    await told.warmed()
+    ran = await told.text("pwd && declare -p OLDPWD", cwd=str(ground.workspace / "a b"))
+    assert ran.out == f"{ground.workspace}/a b\ndeclare -x OLDPWD\n"
+    await told.pool.replenished()
+    with pytest.raises(ToolError, match="absent"):
+        await told.text("pwd", cwd=str(ground.workspace / "absent"))
+
+
+@pytest.mark.proves("S-10")
+async def test_one_that_does_not_fit_any_more_is_not_used(told: Told, ground: Ground) -> None:
+    settings = ground.workspace / "handrail.toml"
+    assert not await told.takes_ready(*SHELL_ARGV, "true")
+    await told.pool.replenished()
+    assert await told.takes_ready(*SHELL_ARGV, "true")
+    await told.pool.replenished()
+    settings.write_text("# a protected file has appeared")
+    assert not await told.takes_ready(*SHELL_ARGV, "true")
+    await told.pool.replenished()
+    assert await told.takes_ready(*SHELL_ARGV, "true")
+    await told.pool.replenished()
+    (ground.workspace / "new").write_text("# and was replaced by another of its name")
+    (ground.workspace / "new").replace(settings)
+    assert not await told.takes_ready(*SHELL_ARGV, "true")
+    ran = await told.text("echo x >> handrail.toml")
+    assert "Read-only" in ran.errors
+
+
+@pytest.mark.proves("S-10")
+async def test_what_a_call_may_decides_whether_one_fits(told: Told, ground: Ground) -> None:
+    (ground.workspace / "pin").write_text("")
+    (ground.workspace / "mask").write_text("")
+    changes: list[dict[str, object]] = [
+        {"workspace_writable": False},
+        {"limits": Limits(open_files=100)},
+        {"limits": Limits(tmp_bytes=1 << 20)},
+        {"environment": {"A": "b"}},
+        {"pinned": (str(ground.workspace / "pin"),)},
+        {"masked": (str(ground.workspace / "mask"),)},
+        {"hidden": (str(ground.workspace / "mask"),)},
+        {"readable": (str(ground.outside),)},
+        {"scratch": str(ground.outside)},
+        {"secrets": {"A": "b"}},
+        {"unix_sockets": True},
+    ]
+    for change in changes:
+        await told.warmed()
+        assert not await told.takes_ready(*SHELL_ARGV, "true", **change), change
+    assert not await told.takes_ready("/bin/true")
+
+
+async def test_nothing_is_ready_before_a_sessions_first_call(told: Told) -> None:
+    await asyncio.sleep(0)
+    await told.pool.replenished()
+    assert told.pool.ready == 0
+
+
+async def test_calls_at_once_get_as_many_ready_but_never_more_than_the_pool_holds(ground: Ground) -> None:
+    assert isinstance(ground.sandbox, Bubblewrap)
+    pool = Pooled(ground.sandbox, most=2)
+    told = Told(pool, ground)
+    for name in ("A", "B", "C"):
+        await told.text("true", environment={name: "x"})
+        await pool.replenished()
+    assert pool.ready == 2
+    assert not await told.takes_ready(*SHELL_ARGV, "true", environment={"A": "x"})
+    await pool.aclose()
+
+
+async def test_one_that_nobody_takes_ends_and_is_not_replaced(ground: Ground) -> None:
+    assert isinstance(ground.sandbox, Bubblewrap)
+    pool = Pooled(ground.sandbox, age_s=0.0)
+    await Told(pool, ground).text("true")
+    await pool.replenished()
+    await pool.aclose()
+    assert pool.ready == 0
+
+
+@pytest.mark.proves("S-10")
+async def test_nothing_is_left_of_a_closed_pool_or_session(ground: Ground) -> None:
+    assert isinstance(ground.sandbox, Bubblewrap)
+    await ground.bash("true")
+    await settled()
+    before = sorted(os.listdir("/proc/self/fd")), children()
+    pool = Pooled(ground.sandbox)
+    told = Told(pool, ground)
+    await asyncio.gather(*(told.text("true") for _ in range(3)))
+    await pool.replenished()
+    assert pool.ready
+    await pool.release("/another/session")
+    assert pool.ready
+    await pool.release(str(ground.scratch))
+    assert pool.ready == 0
+    await told.text("true")  # its successor is due when the pool closes
+    await pool.aclose()
+    assert pool.ready == 0
+    assert (sorted(os.listdir("/proc/self/fd")), children()) == before
+    assert (await told.text("echo still")).out == "still\n"
+    await pool.replenished()
+    assert pool.ready == 0
+    await settled()
+
+
+def children() -> set[str]:
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        found |= set((task / "children").read_text().split())
+    return found
+
+
+async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> None:
+    await told.warmed()
+    for pid in children():
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if line.startswith(b"bwrap\0"):
+            os.kill(int(pid), 9)
+    while told.pool.ready:
+        await asyncio.sleep(0)
+    ran = await told.text("echo fine")
+    assert (ran.code, ran.out) == (0, "fine\n")
+
+
+async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Ground) -> None:
+    await told.warmed()
+    reading, writing = os.pipe()
+    os.write(writing, b"through\n")
+    os.close(writing)
+    before = told.pool.ready
+    process = await told.pool.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, "cat <&5"), {5: reading})
+    os.close(reading)
+    assert (await process.communicate(b"", 100))[0] == b"through\n"
+    assert told.pool.ready == before
+
+
+async def test_many_calls_at_once_do_not_mix(told: Told) -> None:
+    await told.warmed()
+    runs = [told.text(f"echo {n}; exit {n}") for n in range(8)]
+    assert [(ran.out.strip(), ran.code) for ran in await asyncio.gather(*runs)] == [(str(n), n) for n in range(8)]
