@@ -71,9 +71,9 @@ def afterwards(facts: Facts, reader: LogReader, verification: Verification) -> l
 def survivors(folder: Path, having: str = "") -> list[str]:
     """Processes that were started with ``folder`` in their arguments or environment, this one left out.
 
-    :param having: a text that must stand in the arguments
-
     In the tour's sandboxes HOME lies beneath it, so everything that was started there is found.
+
+    :param having: a text that must stand in the arguments
     """
     mark = os.fsencode(folder)
     found: list[str] = []
