@@ -143,12 +143,5 @@ PROGRAMS: list[ProgramCase] = [
 ]  # fmt: skip
 """About 300 forms of about 100 programs."""
 
-WRONG: dict[str, str] = {
-    "curl --data-binary @f http://x": "only --data is known to send a file",
-    "curl --json @f http://x": "only --data is known to send a file",
-    "curl file:///etc/passwd": "an address of another scheme reads files past every rule about them",
-    "curl --unix-socket /run/docker.sock http://x": "an address that is no address of the network",
-    "curl --netrc-file f http://x": "a file of passwords",
-    "ld -plugin ./x.so a.o": "gcc's way to it is known, the linker's own is not",
-}
+WRONG: dict[str, str] = {}
 """Texts that are allowed today and should not be, with the reason."""

@@ -112,6 +112,25 @@ def second_operand_is_output(argv: Sequence[str]) -> Concern | None:
     return Concern(f"{argv[0]} writes to its second operand", frozenset((0, *operands)))
 
 
+_CURL = options(
+    "writes or sends files, or reaches what no address names",
+    "oOKTDFdJcnEb",
+    *("--output", "--output-dir", "--remote-name", "--remote-name-all", "--remote-header-name", "--config", "--dump-header"),
+    *("--upload-file", "--cookie", "--cookie-jar", "--trace", "--trace-ascii", "--stderr", "--libcurl", "--etag-save"),
+    *("--etag-compare", "--hsts", "--alt-svc", "--data", "--data-ascii", "--data-binary", "--data-raw", "--data-urlencode"),
+    *("--json", "--form", "--form-string", "--url-query", "--variable", "--netrc", "--netrc-file", "--netrc-optional"),
+    *("--unix-socket", "--abstract-unix-socket", "--cert", "--key", "--engine", "--proto-redir", "--create-dirs", "--ssl-sessions"),
+)  # fmt: skip
+_OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
+
+
+def curl(argv: Sequence[str]) -> Concern | None:
+    found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
+    if found:
+        return Concern(f"curl {argv[found[0]]} reads or writes past any rule about files", frozenset((0, *found)))
+    return _CURL(argv)
+
+
 _LESS = frozenset("NRSFXi")
 
 

@@ -92,6 +92,9 @@ _OPEN_A_SHELL_INSIDE = frozenset(
 )
 
 _Form = Callable[[Sequence[str]], Concern | None]
+_COMPILER = program_forms.single_dash(
+    "runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "-fuse-ld", "@"
+)
 
 _FORMS: Mapping[str, _Form] = {
     "git": program_forms.git,
@@ -113,8 +116,7 @@ _FORMS: Mapping[str, _Form] = {
     "scp": options("can run programs on this machine", "oFSD"),
     "sftp": options("can run programs on this machine", "oFSDb"),
     "rsync": options("can run programs or write elsewhere", "eT", "--rsh", "--rsync-path", "--log-file", "--write-batch"),
-    "curl": options("writes or sends files", "oOKTDFdJc", "--output", "--remote-name", "--config", "--upload-file", "--dump-header",
-                    "--cookie-jar", "--trace", "--stderr", "--libcurl", "--data", "--form", "--output-dir", "--etag-save", "--hsts"),
+    "curl": program_forms.curl,
     "wget": options("writes files or runs a program", "OeiPa", "--output-document", "--execute", "--use-askpass", "--config",
                     "--input-file", "--post-file", "--body-file", "--directory-prefix", "--append-output", "--output-file"),
     "split": options("runs a program", "", "--filter"),
@@ -141,9 +143,21 @@ _FORMS: Mapping[str, _Form] = {
     "nm": options("loads a plugin", "", "--plugin"),
     "set": program_forms.shell_settings,
     "go": program_forms.single_dash("runs a program", "-exec", "-toolexec", "-vettool", "-overlay", "-modfile"),
-    "gcc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
-    "cc": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
-    "clang": program_forms.single_dash("runs a program or plugin", "-wrapper", "-fplugin", "-B", "-specs", "@"),
+    **dict.fromkeys(("gcc", "cc", "g++", "c++", "clang", "clang++", "gfortran"), _COMPILER),
+    **dict.fromkeys(("ld", "ld.bfd", "ld.gold", "ld.lld", "gold"), program_forms.single_dash("loads a plugin", "-plugin", "@")),
+    "rustc": options("runs a linker or plugin", "CZ", "--codegen"),
+    "openssl": program_forms.single_dash("loads an engine or writes a file", "-engine", "-provider", "-out", "-rand", "-writerand"),
+    "cmake": program_forms.single_dash("runs a program or script", "-E", "-P"),
+    "ssh-keygen": options("loads a library or writes a key", "DfsAG"),
+    "sdiff": options("writes a file or runs a program", "o", "--output", "--diff-program"),
+    "diff3": options("runs a program", "", "--diff-program"),
+    "gnuplot": options("runs what its words say", "ec", "--eval"),
+    **dict.fromkeys(("tex", "latex", "pdflatex", "xelatex", "lualatex"),
+                    program_forms.single_dash("runs programs", "-shell-escape", "-enable-write18", "-output-directory")),
+    "cpio": options("runs a program or writes elsewhere", "FO", "--rsh-command", "--file", "--no-absolute-filenames"),
+    "patch": options("writes where its option says, or runs an editor", "eor", "--ed", "--output", "--reject-file"),
+    "java": program_forms.single_dash("loads an agent or reads its words from a file", "-agentlib", "-agentpath", "-javaagent", "@"),
+    "javac": program_forms.single_dash("runs a processor or plugin", "-processor", "-Xplugin", "-J", "@"),
     "printf": program_forms.first_words("sets a variable of the shell", "-v"),
     "wait": program_forms.first_words("sets a variable of the shell", "-p"),
     "test": program_forms.single_dash("looks into the shell's variables, which can run code", "-v", "-R"),
