@@ -347,6 +347,8 @@ class Arbiter:
         metadata: dict[str, Any] = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by}
         if call.read_only:
             metadata["read_only"] = True
+        if call.entry.untrusted:
+            metadata["untrusted"] = f"it comes from {call.entry.untrusted}"
         if call.lock_wait_ms:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.reached:

@@ -52,6 +52,7 @@ _OF_THE_CALL = frozenset(
         "stopped_by",
         "recorded",
         "unrecorded",
+        "untrusted",
     }
 )
 """Metadata on how the call went, which every side may know."""

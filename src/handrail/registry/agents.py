@@ -25,7 +25,7 @@ from handrail.contract.names import nearest, wire_name
 from handrail.contract.patterns import has_wildcard
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema import path_text
-from handrail.registry.generation import Entry, Generation
+from handrail.registry.generation import Entry, Generation, foreign_origin
 from handrail.registry.loading import reason_to_withhold
 from handrail.registry.sources.folders import content_of, loose, problem_with_folder
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
@@ -145,6 +145,7 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
         entry,
         spec=spec,
         definition_hash=spec.definition_hash,
+        untrusted=foreign_origin(spec, entry.source, foreign=entry.untrusted.startswith(entry.source)),
         withheld=reason_to_withhold(entry.tool, tier, spec, secrets=secrets),
     )
 

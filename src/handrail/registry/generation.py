@@ -27,6 +27,7 @@ class Entry:
     :param source: the file, module or entry point it came from, as the operator knows it
     :param withheld: why it may not run here and is not shown to models, or None
     :param confined_by: the sandbox tier that holds it, :data:`IN_PROCESS`, or both; stated in every result
+    :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
     :param blocking: its code holds a thread, which a cancellation does not end
     """
 
@@ -38,6 +39,7 @@ class Entry:
     withheld: str | None = None
     confined_by: str = IN_PROCESS
     blocking: bool = False
+    untrusted: str = ""
 
     @property
     def id(self) -> str:
@@ -125,6 +127,17 @@ class Generation:
             tuple(tool_id for tool_id in theirs if tool_id not in mine),
             tuple(i for i, entry in mine.items() if i in theirs and _is_other(entry, theirs[i])),
         )
+
+
+def foreign_origin(spec: ToolSpec, place: str, *, foreign: bool) -> str:
+    """Where the outputs of a tool come from, if not from the operator's own code and files.
+
+    :param place: where the tool was found
+    :param foreign: whether that is a source of somebody else
+    """
+    hosts = spec.requires.net.hosts
+    shown = ", ".join(hosts[:5]) + (f" and {len(hosts) - 5} more" if len(hosts) > 5 else "")
+    return " and ".join([*([place] if foreign else []), *([f"the network ({shown})"] if hosts else [])])
 
 
 def described(generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
