@@ -9,8 +9,7 @@ import ssl
 from collections.abc import AsyncGenerator, Callable
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from tests.sandbox.test_hello import client_hello, record
 from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.requires import CapabilitySet, Layer
@@ -406,96 +405,3 @@ async def test_a_tunnel_ends_where_the_rules_have_changed_meanwhile() -> None:
             assert await reader.read() == b""
         writer.close()
     assert proxy.attempts[-1].refused == "the call is over"
-
-
-# ── what is read ─────────────────────────────────────────────────────────────────────────────────
-
-
-def record(message: bytes) -> bytes:
-    return b"\x16\x03\x01" + len(message).to_bytes(2) + message
-
-
-def client_hello(server_name: str | None, *extensions: tuple[int, bytes]) -> bytes:
-    every = list(extensions)
-    if server_name is not None:
-        name = b"\0" + len(server_name).to_bytes(2) + server_name.encode()
-        every.append((0, len(name).to_bytes(2) + name))
-    listed = b"".join(kind.to_bytes(2) + len(data).to_bytes(2) + data for kind, data in every)
-    body = b"\x03\x03" + b"r" * 32 + b"\0" + b"\0\x02\x13\x01" + b"\x01\0" + len(listed).to_bytes(2) + listed
-    return record(b"\x01" + len(body).to_bytes(3) + body)
-
-
-def heard(data: bytes, size: int = 1 << 16) -> hello.Hello:
-    gathering = hello.Handshake(hello.CLIENT_HELLO)
-    for at in range(0, len(data), size):
-        if gathering.feed(data[at : at + size]):
-            return hello.read_hello(gathering.body)
-    raise AssertionError("the hello did not end")
-
-
-@pytest.mark.parametrize("size", [1, 7, 1 << 16])
-def test_a_hello_is_read_in_whatever_pieces_it_comes(size: int) -> None:
-    assert heard(client_hello("api.example.org"), size) == hello.Hello("api.example.org", False)
-    whole = client_hello("api.example.org")[5:]
-    assert heard(record(whole[:9]) + record(whole[9:]), size).server_name == "api.example.org"
-
-
-@pytest.mark.parametrize(
-    ("said", "name", "is_address", "words"),
-    [
-        (hello.Hello("api.example.org", False), "api.example.org", False, None),
-        (hello.Hello("API.example.org.", False), "api.example.org", False, None),
-        (hello.Hello(None, False), "127.0.0.1", True, None),
-        (hello.Hello(None, False), "api.example.org", False, "no SNI"),
-        (hello.Hello("evil.example", False), "api.example.org", False, "evil.example"),
-        (hello.Hello("evil.example", False), "127.0.0.1", True, "evil.example"),
-        (hello.Hello("api.example.org", True), "api.example.org", False, "ECH"),
-    ],
-)
-def test_a_hello_is_for_the_tunnel_s_host_and_in_the_clear(
-    said: hello.Hello, name: str, is_address: bool, words: str | None
-) -> None:
-    refused = hello.refusal(said, name, is_address=is_address)
-    assert refused is None if words is None else words in (refused or "")
-
-
-def test_a_hidden_hello_is_seen_to_be_one() -> None:
-    assert heard(client_hello("public.example", (0xFE0D, b"secret"))).hidden
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        client_hello("a", (5, b""), (5, b"")),
-        client_hello(None, (0, b"\0\0")),
-        client_hello(None, (0, b"\0\x08\0\0\1a\0\0\1b")),
-        client_hello(None, (0, b"\0\x04\1\0\1a")),
-        record(b"\x02\0\0\0"),
-        record(client_hello("a")[5:] + b"more"),
-        b"\x15\x03\x01\0\2\2\0",
-        b"\x16\x03\x01\0\0",
-    ],
-)
-def test_a_hello_that_is_not_exactly_one_is_none(data: bytes) -> None:
-    with pytest.raises((hello.NotTLS, AssertionError)):
-        heard(data)
-
-
-@given(st.binary(max_size=200))
-def test_no_bytes_break_the_readers(data: bytes) -> None:
-    for candidate in (data, record(data) if data else data, client_hello("a")[:43] + data):
-        with contextlib.suppress(hello.NotTLS, AssertionError):
-            heard(candidate)
-    with contextlib.suppress(heads.Malformed):
-        heads.read_request(data + b"\r\n\r\n")
-    with contextlib.suppress(heads.Malformed):
-        heads.read_response(data + b"\r\n\r\n", "GET")
-
-
-@given(st.binary(max_size=60), st.binary(max_size=60))
-def test_a_head_that_is_read_has_no_line_end_or_nul_left_in_it(name: bytes, value: bytes) -> None:
-    with contextlib.suppress(heads.Malformed):
-        head = heads.read_request(b"GET http://a.example/ HTTP/1.1\r\n" + name + b":" + value + b"\r\n\r\n")
-        again = heads.written(b"GET / HTTP/1.1", head.fields)
-        assert again.count(b"\r\n") == len(head.fields) + 2
-        assert not set(b"".join(part for field in head.fields for part in field)) & set(b"\r\n\0")
