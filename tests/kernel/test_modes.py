@@ -1,0 +1,123 @@
+"""Where a session's mode comes from, and that it is the same in whichever process its calls are carried out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel
+from handrail.config import load
+from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.session import Session
+from handrail.store import trust
+from handrail.store.folders import locate
+
+pytestmark = pytest.mark.proves("P-14")
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    (tmp_path / "ws").mkdir()
+    (tmp_path / "config").mkdir()
+    (tmp_path / "config" / "handrail.toml").write_text("")
+    return tmp_path
+
+
+def options(place: Path) -> dict[str, Any]:
+    return {"workspace": place / "ws", "state": place / "state", "config": place / "config" / "handrail.toml"}
+
+
+async def writes(session: Session, name: str) -> str:
+    answer = await session.call("write", {"path": name, "content": "x"})
+    return "done" if answer.ok else str(answer.error_text)
+
+
+async def test_a_mode_comes_from_the_nearest_who_names_one(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (place / "config" / "handrail.toml").write_text('mode = "accept-edits"\n')
+    agent = place / "config" / "agents" / "planner"
+    agent.mkdir(parents=True)
+    (agent / "agent.toml").write_text('id = "planner"\nmode = "plan"\n')
+    async with Kernel.open(**options(place)) as kernel:
+        assert kernel.rules.mode == "accept-edits"
+        assert await writes(await kernel.session(), "a") == "done"
+        assert "deny fs.write" in await writes(await kernel.session(agent="planner"), "b")
+        assert await writes(await kernel.session(agent="planner", mode="accept-edits"), "c") == "done"
+        assert "no rule allows" in await writes(await kernel.session(mode="ask"), "d")
+    async with Kernel.open(**options(place), agent="planner") as kernel:
+        assert kernel.rules.mode == "plan"
+    async with Kernel.open(**options(place), agent="planner", mode="auto") as kernel:
+        assert kernel.rules.mode == "auto"
+    monkeypatch.setenv("HANDRAIL_MODE", "ask")
+    async with Kernel.open(**options(place), agent="planner") as kernel:
+        assert kernel.rules.mode == "ask"
+    async with Kernel.open(**options(place), agent="planner", settings=["mode=plan"]) as kernel:
+        assert kernel.rules.mode == "plan"
+
+
+async def test_a_session_goes_on_in_another_mode(place: Path) -> None:
+    async with Kernel.open(**options(place), mode="accept-edits") as kernel:
+        session = await kernel.session()
+        assert await writes(session, "a") == "done"
+        session.set_mode("plan")
+        assert "deny fs.write" in await writes(session, "b")
+        session.set_mode("accept-edits")
+        assert await writes(session, "b") == "done"
+        with pytest.raises(UsageError, match="there are plan, ask"):
+            session.set_mode("any")
+
+
+async def test_sessions_of_a_process_that_joined_are_in_its_mode(place: Path) -> None:
+    async with Kernel.open(**options(place), mode="auto"), Kernel.open(**options(place), mode="plan") as joined:
+        assert type(joined).__name__ == "JoinedKernel"
+        assert joined.rules.mode == "plan"
+        session = await joined.session()
+        assert "deny fs.write" in await writes(session, "a")
+        session.set_mode("accept-edits")
+        assert await writes(session, "a") == "done"
+        assert await writes(await joined.session(mode="accept-edits"), "b") == "done"
+        assert (await joined.explain("write", {"path": "c", "content": ""})).mode == "plan"
+    async with Kernel.open(**options(place), mode="auto"), Kernel.open(**options(place)) as joined:
+        assert joined.rules.mode == "ask", "the mode of the process that holds it is its own"
+
+
+def test_a_file_that_nobody_trusted_narrows_the_mode_and_never_widens_it(place: Path) -> None:
+    folders = locate(place / "ws", place / "state")
+    own, configured = place / "ws" / "handrail.toml", place / "config" / "handrail.toml"
+    for first, second, holds in (("accept-edits", "plan", "plan"), ("ask", "auto", "ask"), ("auto", "ask", "ask")):
+        configured.write_text(f'mode = "{first}"\n')
+        own.write_text(f'mode = "{second}"\n')
+        assert load(configured, folders=folders, environment={}).settings.mode == holds
+    configured.write_text('mode = "ask"\n')
+    own.write_text('mode = "auto"\n')
+    held = load(configured, folders=folders, environment={})
+    assert [value.key for value in held.held_back] == ["mode"]
+    assert held.workspace is not None
+    folders.own.mkdir(parents=True)
+    trust.grant(folders, held.workspace.sha256, clock=lambda: 0)
+    assert load(configured, folders=folders, environment={}).settings.mode == "auto"
+
+
+async def test_a_mode_there_is_not_is_a_fault_with_its_place(place: Path) -> None:
+    (place / "config" / "handrail.toml").write_text('\nmode = "yolo"\n')
+    with pytest.raises(LoadError, match=r"handrail.toml:2: mode: is 'yolo'; expected 'plan', 'ask'"):
+        async with Kernel.open(**options(place)):
+            pass
+    with pytest.raises(UsageError, match="no mode"):
+        async with Kernel.open(**options(place), mode="yolo"):
+            pass
+
+
+async def test_an_explanation_says_the_mode_and_which_other_would_let_it_run(place: Path) -> None:
+    async with Kernel.open(**options(place)) as kernel:
+        explained = await kernel.explain("bash", {"command": "timeout 5 git status"})
+        assert (explained.mode, explained.read_only) == ("ask", True)
+        assert "--mode plan" in explained.changes
+        explained = await kernel.explain("bash", {"command": "make"})
+        assert (explained.read_only, explained.proof) == (
+            False,
+            "make is not among the programs known to change nothing",
+        )
+        assert "--mode auto" in explained.changes
+        assert "mode: ask" in str(explained)

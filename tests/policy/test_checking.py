@@ -1,0 +1,222 @@
+"""Rules that can never match, contradict each other or do not do what their examples say are found when they are loaded."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import ALL
+
+from handrail.contract.agent import AgentManifest
+from handrail.contract.requires import Requires, ShellRequires
+from handrail.contract.spec import ToolSpec
+from handrail.policy.agent_rules import rules_of_agent
+from handrail.policy.checking import check_loaded, contradictions, fault_in_examples, fault_with_tools, shadowed
+from handrail.policy.matching import PathSubject, ranked
+from handrail.policy.rules import Rule, parse_rule
+from handrail.policy.targets import kind_of
+
+pytestmark = pytest.mark.proves("P-04")
+
+PAY = ToolSpec(
+    "pay",
+    "Pay.",
+    {
+        "type": "object",
+        "properties": {
+            "to": {"enum": ["alice", "bob"]},
+            "amount": {"type": "integer"},
+            "urgent": {"type": "boolean"},
+            "note": {"type": "string"},
+        },
+        "required": ["to", "amount"],
+        "additionalProperties": False,
+    },
+)
+CARGO = ToolSpec(
+    "cargo",
+    "Build.",
+    {"type": "object", "properties": {"argv": {"type": "array", "format": "command"}}},
+    Requires(shell=(ShellRequires(cmd="cargo"), ShellRequires(cmd="rustc"))),
+    targets={"shell.run": "{argv}"},
+)
+SPECS = {spec.id: spec for spec in (*ALL, PAY, CARGO)}
+
+
+def rule(text: str, scope: Any = "session") -> Rule:
+    return parse_rule(text, scope=scope, known=SPECS)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("deny net.fetch https://example.org", "no host pattern"),
+        ("deny net.fetch /etc/passwd", "no host pattern"),
+        ("deny web_fetch /etc/**", "no host pattern"),
+        ("allow fs.read ../x", "climbs"),
+        ("allow write ../x", "climbs"),
+        ("deny fs.read https://example.org/x", "is a URL"),
+        ("allow fs.write ~/x", "nothing expands"),
+        ("allow fs.write {workspcae}/src", "did you mean '{workspace}'"),
+        ("allow fs.write {user-data}/src", "unknown variable {user-data}"),
+        ("allow write src/{workspace}", "only part of a name"),
+        ("allow bash git status && ls", "one simple command"),
+        ("allow bash cat a | head", "one simple command"),
+        ("allow bash ls > out", "rules of fs.read and fs.write"),
+        ("allow bash ls 2>&1", "one simple command"),
+        ("allow bash {readonly}", "there is {read-only}"),
+        ("allow bash ''", "no program"),
+        ("deny bash git 'push", "not closed"),
+        ("allow fs.write src/[z-a]", "runs backwards"),
+        ("deny effect:writes", "did you mean 'effect:write'"),
+        ("deny effect:write src", "takes no pattern"),
+        ("alow bash", "did you mean 'allow'"),
+        ("allow wriet", "did you mean 'write'"),
+        ("allow pay alice", "not of the form name=value"),
+        ("allow pay target=alice *", "has no parameter 'target'"),
+        ("deny pay too=alice", "did you mean 'to'"),
+        ("deny pay to=alise", "did you mean 'alice'"),
+        ("deny pay amount=much", "whole number"),
+        ("deny pay urgent=yes", "true or false"),
+        ("allow pay to=alice", "needs amount too"),
+        ("allow cargo git status", "never 'git'"),
+    ],
+)
+def test_a_rule_that_can_never_match_is_refused_with_the_reason(text: str, named: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        check_loaded(rule(text), (), (), SPECS)
+    assert named in str(refused.value)
+    assert text.split()[-1] in str(refused.value) or "''" in text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "allow pay to=alice *",
+        "allow pay to=alice amount=5",
+        "deny pay to=al*",
+        "deny pay amount=5*",
+        "allow cargo cargo test *",
+        "deny cargo git *",
+        "allow bash echo '|' '&&' a",
+        "allow bash find . -exec grep x '{}' ';'",
+        "allow write a - b/c",
+        "deny * pay",
+        "deny bank.* source=eve",
+        "allow fs.write {workspace}/src/**",
+        "allow fs.read [{]x}/**",
+        "allow bash {read-only}",
+        "deny fs.read **",
+    ],
+)
+def test_what_can_match_is_not_refused(text: str) -> None:
+    check_loaded(rule(text), (), (), SPECS)
+
+
+_WORDS = st.sampled_from(["git", "a", "src", "**", "*", "a=b", "to=alice", "amount=5", "x.org", "..", "~", "|", "'|'", "{x}",
+                          "https://x.org", "-rf", "urgent=maybe", "note=*", "/etc", "[z]", "note", "''"])  # fmt: skip
+_ARGUMENTS = st.fixed_dictionaries(
+    {"to": st.sampled_from(["alice", "bob"]), "amount": st.integers(0, 9)},
+    optional={"urgent": st.booleans(), "note": st.sampled_from(["x", "a=b", ""])},
+)
+
+
+@given(
+    st.sampled_from(["allow", "deny", "ask"]),
+    st.sampled_from(["pay", "write", "web_fetch", "cargo"]),
+    st.lists(_WORDS, min_size=1, max_size=3),
+    _ARGUMENTS,
+    st.lists(st.sampled_from(["cargo", "rustc", "test", "a", "*", "-rf", "|"]), min_size=1, max_size=3),
+    st.sampled_from(["a", "src/a", "x.org", "git a", "src **"]),
+)
+def test_nothing_matches_a_rule_that_was_refused(
+    action: str, tool: str, words: list[str], arguments: dict[str, Any], argv: list[str], path: str
+) -> None:
+    """What its tool could be called with, which the capability check lets through."""
+    text = f"{action} {tool} {' '.join(words)}"
+    try:
+        made = parse_rule(text, scope="session", known=SPECS)
+    except ValueError:
+        return
+    if fault_with_tools(made, SPECS) is None or ("'" not in text and "|" in words):
+        return
+    kind = kind_of(SPECS[tool])
+    test = ranked(made, kind)
+    if action == "deny" and kind in ("path", "host", "arguments"):
+        return  # one that makes no sense denies everything, which is why it is refused rather than kept
+    subject: Any = {"arguments": arguments, "path": PathSubject(f"/ws/{path}", path), "host": "x.org", "command": argv}[
+        kind
+    ]
+    if kind == "command" and argv[0] not in ("cargo", "rustc"):
+        return
+    assert not test.matches(subject), text
+
+
+def test_two_rules_that_say_different_things_about_the_same_contradict_each_other() -> None:
+    rules = [
+        rule(text)
+        for text in ("allow bash git  status", "deny bash git status", "allow fs.write ./src/", "ask fs.write src")
+    ]
+    assert [at for at, _ in contradictions(rules)] == [1, 3]
+    assert "contradicts 'allow bash git  status'" in contradictions(rules)[0][1]
+    assert not contradictions(
+        [rule("allow bash git *"), rule("deny bash git push *"), rule("ask write"), rule("ask write")]
+    )
+
+
+def test_what_a_final_deny_leaves_nothing_of_is_refused() -> None:
+    manifest = [
+        rule(text, "manifest")
+        for text in ("deny bash", "allow bash git status", "deny fs.write src", "ask fs.write src/")
+    ]
+    assert [at for at, _ in shadowed(manifest)] == [1, 3]
+    assert "'deny bash' is final" in shadowed(manifest)[0][1]
+    assert not shadowed([rule("deny bash"), rule("allow bash git status")]), "of a session no deny is final"
+    assert not shadowed([rule("deny bash git *", "manifest"), rule("allow bash", "manifest")])
+
+
+def test_a_manifest_is_checked_whole() -> None:
+    agent = AgentManifest(
+        rules=(
+            "deny bash",
+            "allow bash git status",
+            "allow pay to=eve *",
+            {"rule": "allow shell.run git *", "match": ["git push", "git push -f"]},  # pyright: ignore[reportArgumentType]
+        )
+    )
+    _, faults = rules_of_agent(agent, "agent.toml", SPECS, (), SPECS)
+    assert sorted(place for place, _ in faults) == ["rules[1]", "rules[2]", "rules[3]"]
+
+
+@pytest.mark.parametrize(
+    ("text", "match", "not_match", "named"),
+    [
+        ("allow bash git diff *", ["git diff src"], ["git diff --output=f", "git push"], None),
+        ("allow bash git diff *", ["git diff --stat"], [], "'--stat'"),
+        ("allow bash git diff *", [], ["git diff a"], "'git diff a'"),
+        ("allow bash git *", ["git status && git log"], ["git status && ls", "echo $(git x)"], None),
+        ("allow bash git *", ["ls; git status"], [], "its words are others"),
+        ("allow bash git *", ["git $x"], [], "expansion"),
+        ("allow bash git *", [["git", "a b"]], [["ls"]], None),
+        ("allow bash {read-only}", ["git status"], ["touch x"], None),
+        ("allow bash {read-only}", ["touch x"], [], "touch is not among"),
+        ("allow fs.write src/**", ["src/a.py", "./src/b/c"], ["docs/a", "/etc/x"], None),
+        ("allow fs.write src/*.py", ["src/a/b.py"], [], "another one"),
+        ("deny net.fetch *.example.org", ["api.example.org", "https://a.example.org/x"], ["example.org"], None),
+        ("allow pay to=alice *", [{"to": "alice", "amount": 5}], [{"to": "bob", "amount": 5}], None),
+        ("allow pay to=alice *", [{"to": "bob", "amount": 5}], [], "its arguments are others"),
+        ("allow pay to=alice *", ["to=alice"], [], "arguments by name"),
+    ],
+)
+def test_examples_come_out_as_said_or_the_rule_is_not_loaded(
+    text: str, match: list[Any], not_match: list[Any], named: str | None
+) -> None:
+    problem = fault_in_examples(rule(text), match, not_match, SPECS)
+    if named is None:
+        assert problem is None
+    else:
+        assert problem is not None
+        assert named in problem
+        assert repr(text) in problem

@@ -1,0 +1,123 @@
+"""Modes are rules in a scope of their own: what each lets through, and what holds in all of them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRITE, Desk, book
+
+from handrail.contract.errors import UsageError
+from handrail.contract.modes import MODES, Mode
+from handrail.contract.spec import ToolSpec
+from handrail.policy.modes import TEXTS, in_mode, read_mode
+from handrail.policy.modes import given as named
+from handrail.tools.shell import Bash
+
+pytestmark = pytest.mark.proves("P-14")
+
+SHELL = Bash().spec
+
+
+@pytest.mark.parametrize(
+    ("spec", "arguments", "plan", "ask", "edits", "auto"),
+    [
+        (SHELL, {"command": "git status"}, "allow", "ask", "allow", "allow"),
+        (SHELL, {"command": "timeout 5 grep -rn x src"}, "allow", "ask", "allow", "allow"),
+        (SHELL, {"command": "make test"}, "deny", "ask", "ask", "allow"),
+        (SHELL, {"command": "ls > src/list"}, "deny", "ask", "ask", "allow"),
+        (SHELL, {"command": "ls > .env"}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": "cat .env"}, "ask", "ask", "ask", "ask"),
+        (SHELL, {"command": "grep TOKEN --include=.env -r ."}, "ask", "ask", "ask", "ask"),
+        (SHELL, {"command": "echo $(ls)"}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": "python -c 'print(1)'"}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": "sudo ls"}, "deny", "ask", "ask", "ask"),
+        (SHELL, {"command": "ls > handrail.toml"}, "deny", "deny", "deny", "deny"),
+        (SHELL, {"command": "ls > /etc/x"}, "deny", "deny", "deny", "deny"),
+        (WRITE, {"path": "src/a.py"}, "deny", "ask", "allow", "allow"),
+        (EDIT, {"path": "src/a.py"}, "deny", "ask", "allow", "allow"),
+        (WRITE, {"path": ".env"}, "deny", "ask", "ask", "ask"),
+        (WRITE, {"path": ".git/hooks/pre-commit"}, "deny", "deny", "deny", "deny"),
+        (READ, {"path": "src/a.py"}, "allow", "allow", "allow", "allow"),
+        (READ, {"path": ".env"}, "ask", "ask", "ask", "ask"),
+        (TODO, {"todos": []}, "allow", "allow", "allow", "allow"),
+        (TRANSFER, {"source": "a", "target": "b"}, "deny", "ask", "ask", "ask"),
+        (FETCH, {"url": "http://example.org/"}, "ask", "ask", "ask", "ask"),
+    ],
+    ids=str,
+)
+def test_what_each_mode_lets_run(
+    desk: Desk, spec: ToolSpec, arguments: dict[str, object], plan: str, ask: str, edits: str, auto: str
+) -> None:
+    wanted = dict(zip(MODES, (plan, ask, edits, auto), strict=True))
+    assert {mode: desk.judge(spec, arguments, in_mode(book(), mode)).action for mode in MODES} == wanted
+
+
+def test_a_mode_is_its_rules_and_nothing_else(desk: Desk) -> None:
+    for mode in MODES:
+        rules = in_mode(book(), mode)
+        assert tuple(rule.text for rule in rules.of_scope("mode")) == TEXTS[mode]
+        assert {rule.source for rule in rules.of_scope("mode")} <= {f"mode {mode}"}
+        assert rules.mode == mode
+    assert in_mode(in_mode(book(), "auto"), "ask").rules == book().rules
+
+
+@given(
+    st.sampled_from(ALL),
+    st.sampled_from(["allow *", "allow write", "allow fs.*", "allow bash", "allow effect:external"]),
+)
+def test_no_rule_lets_anything_write_in_plan_mode(desk: Desk, spec: ToolSpec, rule: str) -> None:
+    arguments = {
+        "path": "a",
+        "source": "a",
+        "target": "b",
+        "command": "touch a",
+        "argv": ["git", "x"],
+        "url": "http://a.b",
+    }
+    given = {name: value for name, value in arguments.items() if name in spec.parameters["properties"]}
+    verdict = desk.judge(spec, given, in_mode(book(rule), "plan"))
+    writes = spec.side_effect != "read" and spec is not TODO
+    assert verdict.action == "deny" if writes else True, verdict.reason
+
+
+def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_specific(desk: Desk) -> None:
+    for mode in ("accept-edits", "auto"):
+        rules = in_mode(
+            book("project: ask bash git *", "project: deny write src/secret", "project: ask edit src/**"), mode
+        )
+        assert desk.judge(SHELL, {"command": "git status"}, rules).action == "ask"
+        assert desk.judge(WRITE, {"path": "src/secret"}, rules).action == "deny"
+        assert desk.judge(EDIT, {"path": "src/a.py"}, rules).action == "ask"
+
+
+def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:
+    rules = in_mode(book(), "plan")
+    verdict = desk.judge(READ, {"path": "src/a.py"}, rules)
+    may = desk.authority.may(verdict, READ, rules=rules, roots=desk.roots)
+    assert may("fs.read", desk.path("src/a.py")) is None
+    assert may("fs.write", desk.path("src/a.py")) is not None
+
+
+def test_a_tool_that_does_more_than_its_command_is_no_reader_by_it(desk: Desk) -> None:
+    rules = in_mode(book(), "plan")
+    assert not BASH.only_its_command
+    assert desk.judge(BASH, {"command": "ls"}, rules).action == "deny"
+
+
+def test_a_mode_is_named_whole_and_a_typo_is_told_the_nearest() -> None:
+    assert [read_mode(mode) for mode in MODES] == list(MODES)
+    with pytest.raises(ValueError, match="did you mean 'accept-edits'"):
+        read_mode("accept_edits")
+    with pytest.raises(UsageError, match="there are plan, ask, accept-edits, auto"):
+        named("yolo")
+    assert named(None) is None
+
+
+def test_modes_are_in_order_narrowest_first(desk: Desk) -> None:
+    """No call that a narrower mode lets run is held back by a wider one."""
+    order: list[Mode] = ["plan", "ask", "accept-edits", "auto"]
+    assert list(MODES) == order
+    for command in ("ls", "git status", "make", "rm x", "echo $x", "sudo ls"):
+        actions = [desk.judge(SHELL, {"command": command}, in_mode(book(), mode)).action for mode in order[1:]]
+        assert actions == sorted(actions, key=["ask", "allow"].index)
