@@ -15,7 +15,7 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Process, Profile, Tier
-from handrail.sandbox import identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
+from handrail.sandbox import cgroups, identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import rlimits
@@ -278,6 +278,8 @@ class Bubblewrap:
             program = self._binary
             if plan.person is not None:
                 program, command = identity.command(plan.person, plan.staged, program, command)
+            elif (group := cgroups.group_for(plan.limits.processes)) is not None:
+                program, command = cgroups.command(group, program, command)
             pid = _spawned(program, command, {**theirs, **given})
             confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
             ours = {}

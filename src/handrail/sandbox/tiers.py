@@ -23,7 +23,7 @@ from typing import Literal, get_args
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Sandbox, Tier
-from handrail.sandbox import identity, landlock, seccomp
+from handrail.sandbox import cgroups, identity, landlock, seccomp
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
 from handrail.sandbox.limits import rlimits
 
@@ -334,4 +334,7 @@ def _limits(seen: _Seen) -> list[Mechanism]:
     held = Mechanism("limits", True, "processor time, memory of each process, file size, open files, /tmp, /dev/shm")
     if os.geteuid() != 0:
         return [held, Mechanism("processes", True, f"at most {limits.processes} in a sandbox")]
+    if cgroups.group_for(limits.processes) is not None:
+        about = "in all sandboxes of one Handrail together where root is who runs them, else in each"
+        return [held, Mechanism("processes", True, f"at most {limits.processes} {about}")]
     return [held, Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)]
