@@ -95,7 +95,7 @@ async def test_processes_of_the_machine_are_invisible(confined: Ground) -> None:
     assert len(ran.out.split()) <= 5
 
 
-@pytest.mark.proves("S-06a")
+@pytest.mark.proves("S-06")
 async def test_the_environment_is_a_list_and_home_is_the_scratch(
     confined: Ground, monkeypatch: pytest.MonkeyPatch
 ) -> None:
