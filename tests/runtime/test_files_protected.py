@@ -115,8 +115,8 @@ async def test_hooks_and_configuration_that_the_repository_keeps_elsewhere_are_n
 ) -> None:
     (workspace / ".git").mkdir()
     config = workspace / ".git" / "config"
-    config.write_text("[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../shared.ini\n")
-    for name in ("tools/hooks/pre-commit", "tools/x/../hooks/post-checkout", "shared.ini"):
+    config.write_text("[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../common.ini\n")
+    for name in ("tools/hooks/pre-commit", "tools/x/../hooks/post-checkout", "common.ini"):
         with pytest.raises(ToolError, match="no rule allows it"):
             await files.write(name, b"x")
     assert (await files.write("tools/other", b"x")).created

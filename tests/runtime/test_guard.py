@@ -163,18 +163,18 @@ async def test_hooks_and_configuration_that_a_repository_keeps_elsewhere_are_pro
         (ground.workspace / name).mkdir(parents=True)
     (ground.workspace / ".git" / "HEAD").write_text("ref: refs/heads/main\n")
     (ground.workspace / ".git" / "config").write_text(
-        '[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../shared.ini\n[includeIf "gitdir:/"]\n\tpath = ../later.ini\n'
+        '[core]\n\thooksPath = tools/hooks\n[include]\n\tpath = ../common.ini\n[includeIf "gitdir:/"]\n\tpath = ../later.ini\n'
     )
     (ground.workspace / "tools" / "hooks" / "pre-commit").write_text("theirs")
-    (ground.workspace / "shared.ini").write_text("[user]\n\tname = One\n")
+    (ground.workspace / "common.ini").write_text("[user]\n\tname = One\n")
     script = (
         "echo evil > tools/hooks/pre-commit; echo evil > tools/hooks/post-checkout; mv tools t2; mkdir -p tools/hooks;"
-        "echo '[core] fsmonitor = evil' >> shared.ini; mv shared.ini s2; true"
+        "echo '[core] fsmonitor = evil' >> common.ini; mv common.ini s2; true"
     )
     assert (await ground.run(script))[0] == 0
     assert os.listdir(ground.workspace / "tools" / "hooks") == ["pre-commit"]
     assert (ground.workspace / "tools" / "hooks" / "pre-commit").read_text() == "theirs"
-    assert (ground.workspace / "shared.ini").read_text() == "[user]\n\tname = One\n"
+    assert (ground.workspace / "common.ini").read_text() == "[user]\n\tname = One\n"
     error = await ground.vetoed("echo '[core] fsmonitor = evil' > later.ini")
     assert "later.ini was moved to" in error.text and not (ground.workspace / "later.ini").exists()
 
