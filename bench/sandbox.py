@@ -13,11 +13,10 @@ import asyncio
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,11 +24,13 @@ from handrail import Kernel
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Sandbox
 from handrail.sandbox import seccomp, tiers
-from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries, command_options
+from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, command_options
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import settled
 
 ARGV = (*SHELL_ARGV, "true")
+PAUSE_S = 0.03
+"""Between two runs: the kernel takes network namespaces down later, and holds up who makes one meanwhile."""
 
 
 @dataclass
@@ -46,25 +47,22 @@ class Variant:
     between: Callable[[], Awaitable[object]] = settled
 
 
-async def unconfined() -> None:
+def spawned(program: str, argv: Sequence[str]) -> None:
+    """By posix_spawn, with pipes; read to their end and waited for."""
     stdin, stdin_here = os.pipe()
     stdout_here, stdout = os.pipe()
-    pid = os.posix_spawn(
-        ARGV[0],
-        ARGV,
-        {},
-        file_actions=[
-            (os.POSIX_SPAWN_DUP2, stdin, 0),
-            (os.POSIX_SPAWN_DUP2, stdout, 1),
-            (os.POSIX_SPAWN_DUP2, stdout, 2),
-        ],
-    )
+    moved = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in ((stdin, 0), (stdout, 1), (stdout, 2))]
+    pid = os.posix_spawn(program, argv, {}, file_actions=moved)
     for descriptor in (stdin, stdin_here, stdout):
         os.close(descriptor)
     while os.read(stdout_here, 1 << 16):
         pass
     os.close(stdout_here)
-    os.waitpid(pid, 0)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+async def unconfined() -> None:
+    spawned(ARGV[0], ARGV)
 
 
 async def by_asyncio() -> None:
@@ -82,8 +80,7 @@ def bare(options: list[str]) -> Callable[[], Awaitable[None]]:
         descriptor = os.memfd_create("filter", 0)
         os.write(descriptor, filtered)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        command = [next(binaries()), *options, "--seccomp", str(descriptor), "--", *ARGV]
-        subprocess.run(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL, capture_output=True, check=True)
+        spawned(SYSTEM_BWRAP, ["bwrap", *options, "--seccomp", str(descriptor), "--", *ARGV])
         os.close(descriptor)
 
     return run
@@ -111,6 +108,7 @@ async def measured(rounds: int, variants: list[Variant]) -> Mapping[str, list[fl
             await variant.run()
             times[variant.name].append((time.perf_counter() - begun) * 1e3)
             await variant.between()
+            await asyncio.sleep(PAUSE_S)
     return times
 
 
@@ -151,7 +149,7 @@ async def main(rounds: int) -> int:
                 Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),
                 Variant("cold, without Landlock, with the proxy", started(without, connected, profile), 9.0),
                 Variant("cold, with all of it", started(sandbox, connected, profile)),
-                Variant("the whole call", call, None, lambda: asyncio.sleep(0.1)),
+                Variant("the whole call", call),
             ]
             times = await measured(rounds, variants)
         await pool.aclose()

@@ -45,14 +45,14 @@ ESCAPES = [
 ]
 
 
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_a_program_inherits_its_three_streams_and_nothing_else(probe: Probe) -> None:
     """Source: descriptors of the parent, the log's database among them, open in the child."""
     text = await probe("ls -l /proc/$$/fd; ls -l /proc/$$/fd | grep -v pipe | grep -e '->'")
     assert sorted(line.split()[-3] for line in text.splitlines() if "->" in line) == ["0", "1", "2"]
 
 
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_a_text_that_begins_with_a_dash_is_a_command_and_no_option(probe: Probe) -> None:
     """Source: argument injection into ``sh -c``."""
     assert "command not found" in await probe("-o posix; true")
@@ -90,7 +90,7 @@ async def test_no_tool_reaches_the_state_of_the_kernel(session: Session, place: 
     assert _state_files(place) == before
 
 
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_state_inside_a_mounted_toolchain_is_not_seen(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Source: an installation prefix on PATH is mounted whole, whatever else an operator keeps in it."""
     if not tiers.probe().confines:
@@ -185,7 +185,7 @@ def _planted(folder: Path, name: str) -> Path:
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="programs are confined on Linux only")
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 @pytest.mark.parametrize("name", ["git", "rg"])
 def test_a_program_planted_in_the_workspace_is_not_what_the_kernel_runs(
     place: Path, monkeypatch: pytest.MonkeyPatch, name: str
@@ -244,7 +244,7 @@ def test_a_session_is_removed_however_deep_it_was_filled(place: Path) -> None:
     assert (place / "beside" / "key").read_text() == "TOP-SECRET"
 
 
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_a_socket_of_the_machine_is_reached_only_where_it_lies_in_the_workspace(
     probe: Probe, place: Path
 ) -> None:

@@ -288,7 +288,7 @@ async def test_what_is_too_large_to_greet_with_is_told_at_once(tmp_path: Path) -
 
 
 @confined
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_a_program_in_the_sandbox_reaches_neither_the_socket_nor_the_state(tmp_path: Path) -> None:
     program = (
         "import glob, os, socket, sys\n"

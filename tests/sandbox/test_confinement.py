@@ -14,7 +14,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
 from handrail.contract.sandbox import Limits
 
-pytestmark = pytest.mark.proves("S-01a")
+pytestmark = pytest.mark.proves("S-01")
 
 
 async def test_there_is_no_network_but_its_own_loopback(confined: Ground) -> None:

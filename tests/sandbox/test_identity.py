@@ -32,7 +32,7 @@ def test_who_is_not_root_stays_who_they_are(ground: Ground) -> None:
 
 
 @as_root
-@pytest.mark.proves("S-01a")
+@pytest.mark.proves("S-01")
 async def test_programs_of_root_run_as_the_owner_and_what_they_make_is_theirs(owned: Ground) -> None:
     ran = await owned.bash("id -u; id -G; cat /proc/self/uid_map; echo x > made; echo x > ~/made")
     assert ran.out.split() == [str(SOMEBODY), str(SOMEBODY), str(SOMEBODY), "0", "1"], ran.errors

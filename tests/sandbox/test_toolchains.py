@@ -12,7 +12,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.sandbox import toolchains
 
-pytestmark = pytest.mark.proves("S-01a")
+pytestmark = pytest.mark.proves("S-01")
 
 
 def install(place: Path, *programs: str) -> Path:
