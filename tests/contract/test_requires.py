@@ -131,7 +131,7 @@ def test_any_program_is_a_star_by_itself() -> None:
     assert CapabilitySet((expand(requires, WORKSPACE, "tool"),)).allows("shell.run", ("anything", "at", "all"))
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_no_layer_at_all_allows_nothing() -> None:
     nothing = CapabilitySet()
     assert not nothing.allows("fs.read", "/ws/a")
@@ -140,7 +140,7 @@ def test_no_layer_at_all_allows_nothing() -> None:
     assert nothing.folders("fs.read") == ()
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_layers_without_a_common_host_allow_no_host_rather_than_every_host() -> None:
     one = expand(Requires(net=NetRequires(hosts=("a.org",))), WORKSPACE, "tool")
     other = expand(Requires(net=NetRequires(hosts=("b.org",))), WORKSPACE, "agent")
@@ -153,7 +153,7 @@ def test_layers_without_a_common_host_allow_no_host_rather_than_every_host() -> 
     assert refusing.owner == "agent"
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_a_named_capability_needs_every_layer() -> None:
     one = expand(Requires(capabilities=("ask", "state")), WORKSPACE, "tool")
     other = expand(Requires(capabilities=("ask",)), WORKSPACE, "agent")
@@ -176,7 +176,7 @@ TARGETS = st.sampled_from(
 )
 
 
-@pytest.mark.proves("K-10a", "P-01")
+@pytest.mark.proves("K-10", "P-01")
 @given(st.lists(LAYERS, max_size=4), LAYERS, TARGETS)
 def test_a_further_layer_never_widens(layers: list[Layer], more: Layer, target: str) -> None:
     before = CapabilitySet(tuple(layers))
@@ -184,7 +184,7 @@ def test_a_further_layer_never_widens(layers: list[Layer], more: Layer, target: 
         assert before.allows("fs.read", target)
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 @given(LAYERS, LAYERS, TARGETS)
 def test_a_union_allows_what_either_allows_and_no_more(one: Layer, other: Layer, target: str) -> None:
     whole = CapabilitySet((union("agent", [one, other]),))

@@ -86,7 +86,7 @@ def test_a_provider_that_is_not_there_is_a_problem_told_once_with_those_that_are
     assert found["sandbox provider"].state == "problem" and "there are: machine" in found["sandbox provider"].detail
 
 
-@pytest.mark.proves("K-10b")
+@pytest.mark.proves("K-10")
 def test_adding_a_tool_extends_its_agents_set_by_what_it_adds_and_no_other_tools(place: Place) -> None:
     before = agent(place)
     tools = place.workspace.parent / "config" / "tools"
@@ -102,7 +102,7 @@ def test_adding_a_tool_extends_its_agents_set_by_what_it_adds_and_no_other_tools
         assert shares[tool.id].has == tool.has and shares[tool.id].adds == tool.adds
 
 
-@pytest.mark.proves("K-10b")
+@pytest.mark.proves("K-10")
 def test_what_an_agents_manifest_adds_stands_apart_and_the_ceiling_beside_it(place: Place) -> None:
     folder = place.workspace.parent / "config" / "agents" / "reviewer"
     folder.mkdir(parents=True)

@@ -210,7 +210,7 @@ async def test_watchdogs_see_the_manifest_as_data(tmp_path: Path) -> None:
     assert [(one["id"], one["description"]) for one in seen] == [("reviewer", "Reads.")]
 
 
-@pytest.mark.proves("K-10b")
+@pytest.mark.proves("K-10")
 @confined
 async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_path: Path, opened: Opens) -> None:
     put_agent(tmp_path, "builder", '[requires.tools.bash.net]\nhosts = ["pypi.org"]')
@@ -223,7 +223,7 @@ async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_pat
         assert (await ordinary.call("bash", {"command": "echo fine"})).ok
 
 
-@pytest.mark.proves("K-10b")
+@pytest.mark.proves("K-10")
 async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path: Path) -> None:
     put_agent(tmp_path, "builder", '[requires]\nnet.hosts = ["pypi.org"]\ncapabilities = ["ask"]')
     put_agent(tmp_path, "narrow", 'tools = ["read"]')

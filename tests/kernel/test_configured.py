@@ -62,7 +62,7 @@ async def test_project_rules_come_from_the_configuration_and_session_rules_from_
         assert {rule.scope for rule in session.rules.rules} == {"default", "project", "session"}
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 async def test_the_ceiling_of_the_configuration_bounds_every_tool(tmp_path: Path) -> None:
     settings = '[ceiling.fs]\nread = ["{workspace}/open"]\n'
     async with temporary_kernel(tmp_path, settings=settings, rules=["allow *"]) as kernel:

@@ -85,7 +85,7 @@ async def twice(to: str, runtime: Runtime) -> list[object]:
     return [(await runtime.call("mail.send", {"to": to})).data for _ in range(2)]
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 async def test_what_a_new_tool_requires_it_has_with_no_other_change(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=[send], rules=["allow mail.*"]) as kernel:
         session = await kernel.session()

@@ -15,7 +15,7 @@ from tests.web import Site, ok, redirect
 from handrail import Runtime, tool
 from handrail.testing.kernels import temporary_kernel
 
-pytestmark = pytest.mark.proves("S-02", "K-10b", "K-11b")
+pytestmark = pytest.mark.proves("S-02", "K-10", "K-11b")
 
 FETCHES = """#!/usr/bin/env python3
 import json, sys, urllib.error, urllib.request

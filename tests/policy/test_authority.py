@@ -176,7 +176,7 @@ def test_a_path_that_can_be_no_path_is_denied_with_the_reason(desk: Desk, path: 
 # ── capabilities ─────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.proves("P-01", "K-10a")
+@pytest.mark.proves("P-01", "K-10")
 @pytest.mark.parametrize("path", ["/etc/passwd", "../x", "way-out/passwd", "src/../../x"])
 def test_what_no_capability_covers_is_denied_before_any_rule_is_asked(desk: Desk, path: str) -> None:
     verdict = desk.judge(READ, {"path": path}, "allow read", "allow fs.read", "allow *")
@@ -190,7 +190,7 @@ def test_a_sibling_with_the_same_beginning_is_outside(desk: Desk) -> None:
     assert desk.judge(READ, {"path": f"{desk.roots.workspace}_secret/a"}, "allow *").action == "deny"
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() -> None:
     variables = Variables(workspace=("/ws",))
     own = Requires(net=NetRequires(hosts=("own.example",)))
@@ -202,7 +202,7 @@ def test_an_agent_has_what_it_and_its_tools_require_and_a_new_tool_extends_it() 
     assert CapabilitySet((one,)).allows("fs.write", "/ws/a")
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     capabilities = desk.judge(READ, {"path": "src/a.py"}).capabilities
     assert not capabilities.uses("net.fetch")
@@ -210,7 +210,7 @@ def test_one_tool_does_not_get_what_another_requires(desk: Desk) -> None:
     assert not desk.judge(BASH, {"command": "ls"}).capabilities.uses("net.fetch")
 
 
-@pytest.mark.proves("K-10a")
+@pytest.mark.proves("K-10")
 def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
     low = Desk(desk.workspace, ceiling=Requires(fs=FsRequires(read=("src",))))
     assert low.judge(READ, {"path": "src/a.py"}).action == "allow"
@@ -224,7 +224,7 @@ def test_the_host_s_ceiling_cuts_every_call_set(desk: Desk) -> None:
     assert bounded.fs_read == (f"{low.roots.workspace}/src",)
 
 
-@pytest.mark.proves("K-10a", "P-01")
+@pytest.mark.proves("K-10", "P-01")
 def test_a_call_made_by_a_call_has_no_more_than_its_parent(desk: Desk) -> None:
     parent = CapabilitySet((expand(Requires(fs=FsRequires(read=("src",))), desk.variables, "tool parent"),))
     assert desk.judge(READ, {"path": "src/a.py"}, parent=parent).action == "allow"

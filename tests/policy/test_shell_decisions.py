@@ -174,7 +174,7 @@ def test_an_argv_without_a_shell_is_judged_as_the_one_command_it_is(desk: Desk) 
     assert desk.judge(GIT, {"argv": []}, "allow git.status").action == "deny"
 
 
-@pytest.mark.proves("P-05", "K-10a")
+@pytest.mark.proves("P-05", "K-10")
 def test_a_tool_that_requires_one_program_may_not_run_a_text_that_cannot_be_read(desk: Desk) -> None:
     verdict = desk.judge(GIT, {"argv": "git $(ls)"}, "allow git.status")
     assert verdict.action == "deny"

@@ -178,7 +178,7 @@ async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
 
 
 @confined
-@pytest.mark.proves("R-02", "K-10a")
+@pytest.mark.proves("R-02", "K-10")
 async def test_a_program_sees_what_its_tool_requires_and_its_own_folder_read_only(place: Place) -> None:
     (place.workspace / "a.txt").write_text("hello")
     (place.tools.parent / "secret").write_text("x")

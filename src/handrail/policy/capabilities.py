@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.spec import ToolSpec
@@ -48,6 +49,31 @@ def call_set(
         return own
     # A parent without any layer allows nothing, and so must its children.
     return own.narrowed(*parent.layers) if parent.layers else CapabilitySet()
+
+
+PRESENCE = frozenset({"ask"})
+"""Named capabilities by which a call reaches the people of a session."""
+
+
+def passed_on(parent: CapabilitySet, *, presence: bool = False) -> CapabilitySet:
+    """What a call may hand to the agents and calls below it: all that it has, except the way to its people.
+
+    :param presence: hand that on, too
+    """
+    if presence:
+        return parent
+    return CapabilitySet(tuple(replace(layer, capabilities=layer.capabilities - PRESENCE) for layer in parent.layers))
+
+
+def sub_agent_set(
+    parent: CapabilitySet, declared: Layer, ceiling: Layer | None = None, *, presence: bool = False
+) -> CapabilitySet:
+    """What an agent has that another one starts: the host's ceiling, what its parent may pass on, and what it declares
+    itself must all agree. Secrets are no part of a set: they go to the tools that declare them, never along with one."""
+    handed = passed_on(parent, presence=presence)
+    if not handed.layers:
+        return CapabilitySet()
+    return handed.narrowed(declared) if ceiling is None else handed.narrowed(declared, ceiling)
 
 
 def refusal(capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str) -> str:
