@@ -37,7 +37,7 @@ def _parameters() -> list[object]:
             if case.slow or mode == "mapped root":
                 marks.append(pytest.mark.slow)
             if case.id in PENDING:
-                marks.append(pytest.mark.xfail(reason=PENDING[case.id], strict=False))
+                marks.append(pytest.mark.xfail(reason=PENDING[case.id], strict=True))
             found.append(pytest.param(mode, case, id=f"{mode}: {case.id}", marks=marks))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -157,7 +158,7 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
         assert run <= expected, text
         assert run == expected or not _opens_all(text), text
     for number, text in enumerate(texts):
-        judged = {file.target for file in parse(text).files if file.capability == "fs.write"}
+        judged = {os.path.normpath(file.target) for file in parse(text).files if file.capability == "fs.write"}
         made = {path.name for path in (workspace / "opened" / str(number)).iterdir()}
         assert made <= judged, text
         assert made == judged or not _opens_all(text), text

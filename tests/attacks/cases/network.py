@@ -257,6 +257,7 @@ for address in (('93.184.216.34', 80), ('93.184.216.35', 8022), ('93.184.216.53'
             one.sendto(b'\\0' * 12 + b'\\3key\\7example\\0\\0\\1\\0\\1', address)
     attempt(f'udp {address}', datagram)
 """
+_LONG = ("raw bytes to the proxy", "slow body")
 CASES: list[Case] = [
     python("direct connections", "network", "a program opens a socket by itself", "no address of any kind is reached", _DIRECT),
     shell("names", "network", "a key leaves as the name in a question to a name server", "no name is looked up",
@@ -268,7 +269,7 @@ CASES: list[Case] = [
           "the operator's proxy is not handed on, and without it nothing is reached",
           "env | grep -i proxy | grep 8022 && echo REACHED; curl -sS -m 3 -x http://93.184.216.35:8022 http://x/ && echo REACHED",
           control=True),
-    *(Case(id, "network", source, expected, tried) for id, source, expected, tried in (
+    *(Case(id, "network", source, expected, tried, slow=id in _LONG) for id, source, expected, tried in (
         ("hosts by the runtime's door", "decimal, octal, hex, fullwidth, userinfo, fragments, backslash, NUL, CRLF, ports, schemes, redirects",
          "nothing but the granted host and port is reached", _fetched),
         ("raw bytes to the proxy", "smuggling, CONNECT to other ports, SOCKS, header folding", "nothing but the granted host is reached", _raw_to_the_proxy),

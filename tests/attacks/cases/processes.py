@@ -250,5 +250,12 @@ CASES: list[Case] = [
         "    attempt(name, lambda: resource.setrlimit(kind, (hard, hard + 1)))\n",
         control=False,
     ),
-    Case("fork bomb", "processes", "a few bytes that stop a machine", "bounded, and gone with its call", _fork_bomb),
+    Case(
+        "fork bomb",
+        "processes",
+        "a few bytes that stop a machine",
+        "bounded, and gone with its call",
+        _fork_bomb,
+        slow=True,
+    ),
 ]
