@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, LoadError, UsageError, tool
+from handrail import Event, Kernel, LoadError, UsageError, tool
 from handrail.testing.kernels import temporary_kernel
 
 WATCHDOG = """\
@@ -90,7 +90,9 @@ async def test_the_global_and_the_agents_folder_are_loaded_and_the_agents_tool_s
 
 
 @pytest.mark.proves("R-01", "S-08")
-async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answered_with_the_reason(tmp_path: Path) -> None:
+async def test_what_needs_secrets_that_nobody_gave_is_loaded_withheld_and_answered_with_the_reason(
+    tmp_path: Path,
+) -> None:
     tools = tmp_path / "config" / "tools"
     put_tool(tools, "weather", requires={"net": {"hosts": ["api.example.org"]}}, secrets=["WEATHER_KEY"])
     put_tool(tools, "billing", secrets=["BILLING_KEY"])
@@ -219,3 +221,31 @@ async def test_faulty_rules_are_told_once_each_with_where_they_stand(tmp_path: P
     first, second = str(caught.value).splitlines()[1:]
     assert first.startswith(f"  - {file}:1: in the rule 'allow raed', 'raed' is not a tool")
     assert second.startswith("  - given at the start: 'permit read' begins with 'permit'")
+
+
+@pytest.mark.proves("P-04")
+async def test_examples_in_a_rule_are_checked_wherever_it_is_given(tmp_path: Path) -> None:
+    (tmp_path / "ws").mkdir()
+    config = tmp_path / "handrail.toml"
+    config.write_text(
+        'rules = [\n  "deny bash rm *",\n  { rule = "allow bash git diff *", match = ["git diff src", "git diff -p"] },\n]\n'
+    )
+    options: dict[str, Any] = {"state": tmp_path / "state", "config": config}
+    with pytest.raises(LoadError) as caught:
+        async with Kernel.open(tmp_path / "ws", **options):
+            pass
+    (fault,) = caught.value.faults
+    assert fault.source == f"{config}:3"
+    assert "'git diff -p'" in fault.problem and "'-p'" in fault.problem
+    config.write_text('rules = [{ rule = "allow bash git diff *", match = ["git diff src"], nomatch = ["x"] }]\n')
+    with pytest.raises(LoadError, match=r"rules\[0\].nomatch: unknown key; did you mean 'not_match'"):
+        async with Kernel.open(tmp_path / "ws", **options):
+            pass
+    config.write_text('rules = [{ rule = "allow bash git diff *", match = ["git diff src"] }]\n')
+    async with Kernel.open(
+        tmp_path / "ws", **options, rules=[{"rule": "deny read private/**", "not_match": ["public/a"]}]
+    ) as kernel:
+        assert (await kernel.explain("bash", {"command": "git diff src"})).action == "allow"
+        assert (await kernel.explain("read", {"path": "private/a"})).action == "deny"
+        with pytest.raises(LoadError, match="does not match its example 'b'"):
+            await kernel.session(rules=[{"rule": "deny read a", "match": ["b"]}])
