@@ -96,3 +96,20 @@ async def test_a_process_that_joins_has_its_configured_secrets_for_what_it_bring
         ) as joined:
             result = await (await joined.session()).call("vault.length", {})
             assert result.data["length"] == len(VALUE), result
+
+
+@tool(id="vault.shout", side_effect="read", locks=[])
+async def shout(before: int) -> None:
+    """Fail with a long text that has the token somewhere."""
+    raise RuntimeError("x" * before + VALUE + "y" * 1000)
+
+
+@pytest.mark.proves("O-07")
+async def test_no_part_of_a_secret_is_left_where_a_long_text_is_cut(tmp_path: Path) -> None:
+    """Source: a value that is cut in its middle before it is looked for."""
+    async with temporary_kernel(tmp_path, tools=[shout], rules=["allow *"], secrets={"TOKEN": VALUE}) as kernel:
+        session = await kernel.session()
+        for before in range(478, 502, 3):
+            assert VALUE[:6] not in str((await session.call("vault.shout", {"before": before})).error_text)
+    kept = b"".join(path.read_bytes() for path in (tmp_path / "state").rglob("*") if path.is_file())
+    assert VALUE[:6].encode() not in kept

@@ -402,7 +402,7 @@ class Arbiter:
         self.authorisation.asking.let_go(call.asked)
         text = f"Handrail itself failed while carrying out {call.tool_id} ({type(defect).__name__}); "
         text += "whether it took effect is not known" if call.begun else "it was not begun"
-        result = call.answer_error("backend", self.shaper.redactor.text(f"{text}: {str(defect)[:300]}"))
+        result = call.answer_error("backend", f"{text}: {self.shaper.redactor.text(str(defect))[:300]}")
         call.note("committed" if call.begun else "refused", {"result": result.to_dict(), "defect": True})
         call.flush()
         return said(result)

@@ -94,7 +94,7 @@ class ToolRuns:
                 return Result.error("unavailable", f"{spec.id} cannot go on: {error}", _kept(runtime))
             return self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
-            said = f"{type(error).__name__}: {str(error)[:500]}"
+            said = f"{type(error).__name__}: {call.redactor.text(str(error))[:500]}"  # a cut secret would not be found
             if execution.reason is None:
                 return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))

@@ -148,7 +148,13 @@ def _as_text(data: object) -> str:
 
 def _words(text: object) -> str:
     words = text if isinstance(text, str) and text.strip() else "it failed and did not say why"
-    return words if len(words) <= MAX_TOOL_ERROR else words[:MAX_TOOL_ERROR] + " […]"
+    return words if len(words) <= MAX_TOOL_ERROR else f"{_whole_words(words)} […]"
+
+
+def _whole_words(text: str) -> str:
+    """The beginning of a long text up to the end of a word: half a secret could not be told from other text."""
+    head = text[:MAX_TOOL_ERROR]
+    return head[: max(head.rfind(" "), head.rfind("\n"), 0)]
 
 
 def _kind(kind: object) -> ErrorKind:

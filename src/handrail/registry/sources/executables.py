@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -83,8 +84,8 @@ class ExecutableTool(Tool):
 
         def keep(piece: bytes) -> None:
             kept.extend(piece)
-            del kept[:-MAX_TAIL]
-            runtime.partial({"stdout_tail": kept.decode("utf-8", "replace")})
+            del kept[: -2 * MAX_TAIL]
+            runtime.partial({"stdout_tail": tail(kept)})
 
         try:
             output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1, keep)
@@ -179,13 +180,18 @@ def ending(code: int) -> str:
     return f"it was ended by signal {-code} ({name})"
 
 
-def tail(errors: bytes) -> str:
-    """The end of what a program wrote to stderr."""
-    return errors[-MAX_TAIL:].decode("utf-8", "replace").strip()
+def tail(errors: bytes | bytearray) -> str:
+    """The end of what a program wrote, from the beginning of a line or word: half a secret could not be told from
+    other text."""
+    end = errors[-MAX_TAIL:]
+    if len(errors) > MAX_TAIL:
+        begins = re.search(rb"\n|\s", end)
+        end = end[begins.end() :] if begins else b""
+    return end.decode("utf-8", "replace").strip()
 
 
 def _last_line(said: str) -> str:
-    return f". The last line on its stderr: {said.splitlines()[-1][:300]}" if said else ""
+    return f". The last line on its stderr: {said.splitlines()[-1]}" if said else ""
 
 
 def _evidence(code: int, said: str) -> dict[str, Any]:
