@@ -368,6 +368,28 @@ def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
     assert all(checks[name]["detail"] in shown for name in ("python", "sandbox", "tools", "configuration"))
 
 
+@pytest.mark.proves("K-10b")
+def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
+    shown = here("doctor", "--agent", "default")
+    assert shown.code == 0 and "agent default has" in shown.out
+    assert "  bash, held by" in shown.out and "    adds  shell.run any program" in shown.out
+    whole = json.loads(here("doctor", "--agent", "default", "--json").out)
+    assert {tool["id"] for tool in whole["tools"]} >= {"read", "bash"} and whole["ceiling"] is None
+    unknown = here("doctor", "--agent", "nobody")
+    assert unknown.code == 2 and "no agent 'nobody'" in unknown.err
+    assert here("doctor", "--agent", "default", "--self-check").code == 2
+
+
+@pytest.mark.proves("S-11")
+def test_doctor_puts_the_sandbox_to_the_test(here: Here) -> None:
+    done = here("doctor", "--self-check", "--json")
+    told = json.loads(done.out)
+    assert sum(told["counts"].values()) == len(told["checks"])
+    assert done.code == (5 if told["counts"]["open"] else 0)
+    nothing = here("doctor", "--self-check", "--set", "sandbox.provider=nosuch")
+    assert nothing.code == 5 and "there is no sandbox 'nosuch'" in nothing.err
+
+
 def test_doctor_helps_also_where_nothing_can_start(here: Here, tmp_path: Path) -> None:
     config = tmp_path / "handrail.toml"
     config.write_text("rulez = []\n")
