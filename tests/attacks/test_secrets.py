@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -14,6 +16,7 @@ from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 pytestmark = [pytest.mark.proves("O-07"), pytest.mark.attack("secrets")]
 
 SECRET = "hunter2-Zx81-€-top"
+BASE64 = base64.b64encode(f"user:{SECRET}".encode()).decode()
 CALLS: list[tuple[str, dict[str, Any] | str]] = [
     ("bash", {"command": f"cat {SECRET} && true"}),
     ("bash", {"command": f"ls '{SECRET}'"}),
@@ -27,6 +30,9 @@ CALLS: list[tuple[str, dict[str, Any] | str]] = [
     ("write", {"path": f"../{SECRET}", "content": "x"}),
     ("write", {"path": "a.txt", "content": f"key = {SECRET}\n"}),
     ("read", {"path": "a.txt"}),
+    ("write", {"path": "b.txt", "content": f"{BASE64}\n{SECRET.encode().hex()}\n{quote(SECRET)}\n"}),
+    ("read", {"path": "b.txt"}),
+    ("bash", {"command": f"echo '{BASE64}'"}),
     ("grep", {"pattern": "hunter2"}),
     ("todo", {"todos": [{"content": SECRET, "status": "pending"}]}),
     ("todo", {}),
@@ -46,7 +52,7 @@ async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
         session = await kernel.session(attendant=person)
         session.watch(told.append)
         said += [repr(await session.call(name, arguments)) for name, arguments in CALLS]
-        said.append(repr(await session.call_all(CALLS[5:8])))
+        said.append(repr(await session.call_all([("read", {"path": f"{SECRET}.txt"})] * 2)))
         said.append(repr(await (await kernel.session()).call(*CALLS[0])))
         assert len(person.requests) >= 3
     said += map(repr, (*told, *person.requests))
@@ -55,6 +61,10 @@ async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
     assert person.requests[0].always is None, (
         "a rule is stored as it is shown, so none is offered that would hold a secret"
     )
+    forms = (BASE64[8:-4], SECRET.encode().hex(), quote(SECRET))
+    assert not [form for form in forms for text in said if form in text]
+    assert any("registered secret" in text for text in said), "no argv has it"
     kept = [path for path in (tmp_path / "state").rglob("*") if path.is_file()]
+    assert not [path for path in kept for form in forms if form.encode() in path.read_bytes()]
     assert kept
     assert not [path for path in kept if b"hunter2-" in path.read_bytes()]

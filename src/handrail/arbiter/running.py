@@ -15,9 +15,11 @@ from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
+from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.requires import Capability
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
@@ -195,7 +197,8 @@ class _Doors:
         call = self.of
         assert call.verdict is not None and call.entry is not None
         lane = call.lane
-        return lane.authority.may(call.verdict, call.entry.spec, rules=lane.rules, roots=lane.around.roots)
+        may = lane.authority.may(call.verdict, call.entry.spec, rules=lane.rules, roots=lane.around.roots)
+        return partial(_without_secrets, may, call.redactor) if call.redactor.active else may
 
     def tell(self, message: str, fraction: float | None) -> None:
         emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})
@@ -224,6 +227,15 @@ class _Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))
+
+
+def _without_secrets(may: May, redactor: Redactor, capability: Capability, target: str | Sequence[str]) -> str | None:
+    """What ``may`` says; no registered secret is in a program's words, where other programs read it, or in a host's name."""
+    words = (target,) if isinstance(target, str) else target
+    if capability in ("shell.run", "net.fetch") and any(redactor.text(word) is not word for word in words):
+        where = "the command" if capability == "shell.run" else "the host"
+        return f"{where} holds a registered secret, where others can read it; a tool that needs it declares it under secrets"
+    return may(capability, target)
 
 
 async def _all(waiting: Sequence[asyncio.Future[None]]) -> None:
