@@ -87,6 +87,25 @@ def test_without_perl_nobody_is_become_and_it_says_why(owned: Ground, monkeypatc
     assert said.held is False and said.remedy == "install perl"
 
 
+@as_root
+async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why(
+    owned: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As AppArmor and some containers have it; here by a bubblewrap that does nothing for ordinary users."""
+    picky = tmp_path / "bwrap"
+    picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
+    picky.chmod(0o755)
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr("handrail.sandbox.bubblewrap.binaries", lambda: iter([str(picky)]))
+    identity.tried.cache_clear()
+    try:
+        refused = identity.mechanism(str(owned.workspace))
+        assert refused.held is False and "no permissions" in refused.detail and refused.remedy
+        assert identity.person_for(str(owned.workspace)) is None
+    finally:
+        identity.tried.cache_clear()
+
+
 def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path) -> None:
     place = tmp_path.resolve()
     for name, mode in (("open", 0o755), ("closed", 0o700)):

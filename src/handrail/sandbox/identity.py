@@ -11,6 +11,7 @@ import os
 import platform
 import pwd
 import stat
+import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +26,8 @@ STAGE = "/run"
 """Covered, in bubblewrap's own mount namespace only, by the folders that the user could not get to."""
 _CALLS = {"x86_64": (272, 165, 116, 119, 117), "aarch64": (97, 40, 159, 149, 147)}
 """unshare, mount, setgroups, setresgid and setresuid."""
+_SMALLEST = ("--unshare-all", "--unshare-user", "--disable-userns", "--ro-bind", "/", "/", "--proc", "/proc")
+_TRY_S = 20
 _BINDS = frozenset({"--bind", "--ro-bind"})
 
 
@@ -61,7 +64,28 @@ def _owner(workspace: str) -> tuple[Person | None, str, str]:
         return None, "the workspace belongs to root", AS_SOMEBODY
     if (missing := lacking()) is not None:
         return None, missing, "install perl"
-    return Person(found.st_uid, _group(found.st_uid, found.st_gid)), "", ""
+    person = Person(found.st_uid, _group(found.st_uid, found.st_gid))
+    if (refused := tried(person)) is not None:
+        return None, f"user {person.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
+    return person, "", ""
+
+
+@lru_cache(maxsize=16)
+def tried(person: Person) -> str | None:
+    """Why a sandbox of that person's fails, found out by making one; None where it does not."""
+    from handrail.sandbox.bubblewrap import binaries  # which becomes people by this module
+
+    binary = next(binaries(), None)
+    if binary is None:
+        return "bubblewrap is not installed"
+    program, argv = command(person, (), binary, ["bwrap", *_SMALLEST, "--", "/bin/true"])
+    try:
+        done = subprocess.run(
+            argv, executable=program, stdin=subprocess.DEVNULL, capture_output=True, timeout=_TRY_S, check=False, env={}
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        return str(error)
+    return None if done.returncode == 0 else done.stderr.decode("utf-8", "replace").strip()[:300] or "it said nothing"
 
 
 def lacking() -> str | None:
