@@ -92,10 +92,11 @@ async def test_where_the_owner_may_make_no_namespaces_root_stays_and_it_says_why
     owned: Ground, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As AppArmor and some containers have it; here by a bubblewrap that does nothing for ordinary users."""
+    for folder in (tmp_path, *tmp_path.parents[:-2]):
+        folder.chmod(folder.stat().st_mode | 0o001)
     picky = tmp_path / "bwrap"
     picky.write_text('#!/bin/sh\n[ "$(id -u)" = 0 ] || { echo "bwrap: no permissions" >&2; exit 1; }\nexec true\n')
     picky.chmod(0o755)
-    tmp_path.chmod(0o755)
     monkeypatch.setattr("handrail.sandbox.bubblewrap.binaries", lambda: iter([str(picky)]))
     identity.tried.cache_clear()
     try:
