@@ -1,0 +1,62 @@
+"""A kernel has sandboxes ready for its sessions' next calls, and none when the session or the kernel is closed."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from handrail.sandbox import tiers
+from handrail.sandbox.pool import AGE_S
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.skipif(not tiers.probe().confines, reason="this machine cannot confine programs")
+
+
+def waiting() -> set[str]:
+    """The sandboxes that this process has started and that are still there."""
+    found: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        for child in (task / "children").read_text().split():
+            try:
+                alive = "State:\tZ" not in Path(f"/proc/{child}/status").read_text()
+                if alive and Path(f"/proc/{child}/comm").read_text() == "bwrap\n":
+                    found.add(child)
+            except OSError:
+                continue
+    return found
+
+
+async def appeared() -> set[str]:
+    async with asyncio.timeout(60):
+        while not (found := waiting()):
+            await asyncio.sleep(0.01)
+        return found
+
+
+async def gone() -> None:
+    """Until none is there: sooner than one that nobody takes would end by itself."""
+    async with asyncio.timeout(AGE_S / 2):
+        while waiting():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.proves("S-10")
+async def test_the_next_call_finds_one_ready_and_closing_leaves_none(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow bash", "allow shell.run"]) as kernel:
+        first = await kernel.session()
+        assert waiting() == set()  # nothing before the first call
+        assert (await first.call("bash", {"command": "true"})).ok
+        ready = await appeared()
+        assert (await first.call("bash", {"command": "true"})).ok
+        async with asyncio.timeout(60):
+            while ready & waiting():  # it was taken
+                await asyncio.sleep(0.01)
+        await appeared()
+        await first.close()
+        await gone()
+        second = await kernel.session()
+        assert (await second.call("bash", {"command": "true"})).ok
+        await appeared()
+    assert waiting() == set()
