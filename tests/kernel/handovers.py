@@ -154,12 +154,19 @@ class Handovers:
                     await self._news.wait()
             except TimeoutError:
                 deadline = 0
-            assert time.monotonic() < deadline, f"nothing came of it: {self._seen()}"
+            if time.monotonic() > deadline:
+                seen = self._seen()
+                for member in self.members:  # each says where it stands, unless it is stopped
+                    member.signal(signal.SIGUSR1)
+                await asyncio.sleep(1)
+                raise AssertionError(f"nothing came of it: {seen}")
 
     def _seen(self) -> str:
-        locks = Path("/proc/locks").read_text().splitlines()
-        file = f":{self.folders.database.with_name('handrail.db-shm').stat().st_ino} "
-        return f"holder {self.holder()!r}, {self.members}, locks {[lock for lock in locks if file in lock]}"
+        locks: list[str] = []
+        with contextlib.suppress(FileNotFoundError):
+            file = f":{self.folders.database.with_name('handrail.db-shm').stat().st_ino} "
+            locks = [lock for lock in Path("/proc/locks").read_text().splitlines() if file in lock]
+        return f"holder {self.holder()!r}, {self.members}, locks {locks}"
 
     def holder(self) -> Holder | None:
         return holder_of(self.folders)

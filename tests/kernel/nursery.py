@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NURSERY = '''
-import asyncio, contextlib, ctypes, gc, json, os, random, signal, sys, threading, time
+import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, sys, threading, time
 from pathlib import Path
 from handrail import Kernel, tool
 from handrail.holding import HeldKernel
@@ -92,6 +92,13 @@ class Member:
             self.leaving.set()
         os._exit(0)  # the test is gone
 
+def stand():
+    """Say on standard error where everything in this process stands: asked for by a test that hangs."""
+    faulthandler.dump_traceback(all_threads=True)
+    for task in asyncio.all_tasks():
+        task.print_stack(file=sys.stderr)
+    sys.stderr.flush()
+
 def open_files():
     found = {}
     for name in os.listdir("/proc/self/fd"):
@@ -104,6 +111,7 @@ async def main(name, seed):
     member = Member(name, seed, writer)
     member.say("born", name=name, pid=os.getpid())
     hearing = asyncio.create_task(member.hear(reader))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, stand)
     await asyncio.to_thread(int)  # the loop's own threads
     before = open_files()
     try:

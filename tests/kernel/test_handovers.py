@@ -32,7 +32,7 @@ async def test_twenty_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(3600)
+@pytest.mark.timeout(max(3600, 8 * KILLS))
 async def test_a_thousand_kills_of_the_holder_lose_nothing_and_do_nothing_twice(tmp_path: Path) -> None:
     for part in range(-(-KILLS // 100)):  # so that what is looked through stays small
         await storm(

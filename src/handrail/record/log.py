@@ -12,7 +12,7 @@ What the bodies hold is the arbiter's business, except for the names that readin
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
 from time import time_ns
@@ -116,7 +116,7 @@ class CommitLog:
         """Record soon, in order, without waiting: for what no side effect depends on."""
         self._post((self._table, _new_entry(_Entry, (self._clock(), records))))
 
-    async def commit(self, records: Sequence[Record]) -> None:
+    def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
         """Record now: on return these records and all before them are durable.
 
         Cancelling the wait does not take the records back. A record that could not be committed is not written
@@ -124,7 +124,7 @@ class CommitLog:
 
         :raises LogUnavailable: when they could not be written
         """
-        await self._writer.commit((self._table, _Entry(self._clock(), records)))
+        return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def work(self, records: Sequence[Record]) -> Work:
         """The records as one of several works that are written whole or not at all
@@ -284,7 +284,7 @@ class _RecordTable:
             entries.append(_Entry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
             self._reported_lost = lost
         for item in batch:
-            if isinstance(item, _Entry):
+            if type(item) is _Entry:
                 entries.append(item)
             elif isinstance(item, _Mark):
                 statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
@@ -323,11 +323,14 @@ class _RecordTable:
                         prefix_of(kind.encode(), _utf8(session)),
                         _utf8(session).decode(),
                     )
-                call_text = call.encode() if call.isascii() else _utf8(call)
+                if call.isascii():
+                    call_text = call.encode()
+                else:
+                    call_text = _utf8(call)
+                    call = call_text.decode()  # noqa: PLW2901 - as it is stored
                 seal = seal_of(shared[0], sequence, at_ns, call_text, previous, salt, encoded)
                 previous = seal[32:64]
-                shown = call if call.isascii() else call_text.decode()
-                add((sequence, at_ns, kind, shared[1], shown, bytearray(seal), bytearray(encoded)))
+                add((sequence, at_ns, kind, shared[1], call, bytearray(seal), bytearray(encoded)))
                 if kind == "intended":
                     open_calls[call] = sequence
                 elif kind == "committed" or kind == "refused" or kind == "interrupted":
