@@ -60,6 +60,10 @@ if ($program) {
 }
 close($life);
 
+# Where the machine runs out of memory, the kernel takes it from sandboxes first.
+my $score;
+sysopen($score, "/proc/self/oom_score_adj", 1) and syswrite($score, "500") and close($score);
+
 if (length($ruleset)) {
     my $set = syscall(444, $ruleset, length($ruleset), 0);
     $set >= 0 or fail("Landlock cannot be used: $!");
