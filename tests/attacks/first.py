@@ -166,16 +166,17 @@ def _netlink(kind: int, flags: int, message: bytes) -> None:
 
 def _give_away(plan: dict[str, Any]) -> None:
     """No identity, no capability and no way back to one."""
+    uid, gid = (plan["uid"], plan["gid"]) if plan["as_root"] else (0, 0)
     if plan["as_root"]:
         os.setgroups([])
-        os.setresgid(plan["gid"], plan["gid"], plan["gid"])
-        os.setresuid(plan["uid"], plan["uid"], plan["uid"])
-        _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
-        _check(_libc.unshare(_CLONE_NEWUSER))
-        shown = 0 if plan["mode"] == "mapped root" else plan["uid"]
-        _put("/proc/self/setgroups", "deny")
-        _put("/proc/self/uid_map", f"{shown} {plan['uid']} 1")
-        _put("/proc/self/gid_map", f"{shown if plan['mode'] == 'mapped root' else plan['gid']} {plan['gid']} 1")
+        os.setresgid(gid, gid, gid)
+        os.setresuid(uid, uid, uid)
+    _check(_libc.prctl(_PR_SET_DUMPABLE, 1, 0, 0, 0))
+    _check(_libc.unshare(_CLONE_NEWUSER))
+    as_user = plan["mode"] == "user"
+    _put("/proc/self/setgroups", "deny")
+    _put("/proc/self/uid_map", f"{plan['uid'] if as_user else 0} {uid} 1")
+    _put("/proc/self/gid_map", f"{plan['gid'] if as_user else 0} {gid} 1")
     _check(_libc.prctl(_PR_CAP_AMBIENT, _AMBIENT_CLEAR_ALL, 0, 0, 0))
     if plan["mode"] == "user":  # who is called root keeps what it has in its own namespace, as in a container
         header = struct.pack("Ii", 0x20080522, 0)

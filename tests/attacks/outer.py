@@ -134,7 +134,7 @@ def _started(mode: Mode, order: Mapping[str, Any], timeout_s: float) -> subproce
         for name, text in _ETC.items():
             (made / name).write_text(text.format(uid=uid, gid=gid))
         return subprocess.run(
-            [next(binaries()), *_options(mode, made, as_root=as_root), "--", *_first(plan)],
+            [next(binaries()), *_options(made, as_root=as_root), "--", *_first(plan)],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             timeout=timeout_s,
@@ -148,15 +148,13 @@ def _first(plan: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-I", str(CHECKOUT / "tests/attacks/first.py"), json.dumps(plan)]
 
 
-def _options(mode: Mode, made: Path, *, as_root: bool) -> list[str]:
+def _options(made: Path, *, as_root: bool) -> list[str]:
     options = [*("--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try")]
     options += [*("--die-with-parent", "--new-session", "--hostname", "outer", "--clearenv"), "--cap-drop", "ALL"]
     for name in (*(_ROOTS_RIGHTS if as_root else ()), *_RIGHTS_TO_BUILD):
         options += ["--cap-add", f"CAP_{name}"]
-    if not as_root:
-        options += ["--unshare-user"]
-    if not as_root and mode == "mapped root":
-        options += ["--uid", "0", "--gid", "0", "--cap-add", "ALL"]
+    if not as_root:  # whoever starts it is root of its namespace until the network stands
+        options += ["--unshare-user", "--uid", "0", "--gid", "0", "--cap-add", "ALL"]
     options += ["--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM_LINKS:
         path = Path("/") / name

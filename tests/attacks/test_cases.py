@@ -79,8 +79,8 @@ def test_nothing_is_tried_where_the_namespaces_are_the_machines_own(monkeypatch:
         pytest.skip(why)
     real = outer._options  # pyright: ignore[reportPrivateUsage]
 
-    def with_the_machines_name(mode: Mode, made: Path, *, as_root: bool) -> list[str]:
-        options = real(mode, made, as_root=as_root)
+    def with_the_machines_name(made: Path, *, as_root: bool) -> list[str]:
+        options = real(made, as_root=as_root)
         return [option for option in options if option not in ("--unshare-uts", "--hostname", "outer")]
 
     monkeypatch.setattr(outer, "_options", with_the_machines_name)
