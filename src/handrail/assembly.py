@@ -245,6 +245,9 @@ def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Reda
     return redactor, configured
 
 
+_AT_THE_START = "given at the start"
+
+
 class RuleText(NamedTuple):
     """A rule as it was written.
 
@@ -289,9 +292,12 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
 
 
 def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
-    """Rules that somebody wrote in one place, so that they cannot have meant to say two things."""
+    """Rules that somebody wrote in one place, so that they cannot have meant to say two things. What a process is started
+    with comes from several: variables, flags, and the files of one that joins."""
     places: dict[tuple[str, str], list[Rule]] = {}
     for rule in rules:
+        if rule.source == _AT_THE_START:
+            continue
         file, colon, line = rule.source.rpartition(":")
         places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
     return places.values()
@@ -342,7 +348,7 @@ def _rule_texts(config: Configuration, rules: Iterable[str | RuleEntry]) -> list
         RuleText("project", rule.source, rule.text, left_out=True, match=rule.match, not_match=rule.not_match)
         for rule in config.held_rules
     ]
-    return found + given_rules(rules, "given at the start")
+    return found + given_rules(rules, _AT_THE_START)
 
 
 def given_rules(rules: Iterable[str | RuleEntry], source: str) -> list[RuleText]:

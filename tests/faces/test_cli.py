@@ -368,7 +368,7 @@ def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
     assert all(checks[name]["detail"] in shown for name in ("python", "sandbox", "tools", "configuration"))
 
 
-@pytest.mark.proves("K-10b")
+@pytest.mark.proves("K-10")
 def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
     shown = here("doctor", "--agent", "default")
     assert shown.code == 0 and "agent default has" in shown.out

@@ -44,7 +44,10 @@ def fault_with_tools(rule: Rule, specs: Mapping[str, ToolSpec]) -> str | None:
         return None
     if is_capability_glob(rule.permission):
         return None
-    about = [spec for tool_id, spec in specs.items() if _names(rule.permission, tool_id)]
+    if not is_glob(rule.permission):
+        about = [specs[rule.permission]] if rule.permission in specs else []
+    else:
+        about = [spec for tool_id, spec in specs.items() if _names(rule.permission, tool_id)]
     if not about:
         return None
     faults = [_fault_with(rule, spec) for spec in about]
@@ -144,14 +147,15 @@ def _text(value: object) -> str:
 
 
 def check_loaded(
-    rule: Rule, match: Iterable[Example], not_match: Iterable[Example], specs: Mapping[str, ToolSpec] | None
+    rule: Rule, match: Sequence[Example], not_match: Sequence[Example], specs: Mapping[str, ToolSpec] | None
 ) -> None:
     """A rule by itself, against the tools there are.
 
     :raises ValueError: where it can match none of their calls, or does not do what its examples say
     """
     problem = fault_with_tools(rule, specs) if specs is not None else None
-    problem = problem or fault_in_examples(rule, match, not_match, specs)
+    if not problem and (match or not_match):
+        problem = fault_in_examples(rule, match, not_match, specs)
     if problem:
         raise ValueError(problem)
 

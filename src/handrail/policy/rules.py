@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, get_args
 
 from handrail.contract.hosts import fault_in_host
@@ -164,6 +165,7 @@ def _fault_in_pattern(permission: str, pattern: str) -> str | None:
     return None
 
 
+@lru_cache(maxsize=4096)
 def fault_in_command(pattern: str) -> str | None:
     """Why a command pattern can match no command, or None."""
     try:
