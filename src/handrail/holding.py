@@ -250,7 +250,10 @@ class HeldKernel(Kernel):
         return session
 
     async def fork(self, id: str) -> str:
-        forked = new_session_id()
+        return await self._fork(id, new_session_id())
+
+    async def _fork(self, id: str, forked: str) -> str:
+        """:param forked: the id of the fork; the same again changes nothing"""
         await self.lasting.fork(id, forked, face=self._face)
         return forked
 
@@ -317,7 +320,7 @@ class HeldKernel(Kernel):
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
     def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        return {**approvals.handlers(self.approvals), "fork": self.fork, "close-session": self.close_session}
+        return {**approvals.handlers(self.approvals), "fork": self._fork, "close-session": self.close_session}
 
     def replaced(self) -> None:
         """Another process has taken over: what runs here is stopped, and those who joined find the other."""

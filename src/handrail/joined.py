@@ -29,7 +29,7 @@ from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
 from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.sessions import JoinedSession, Wanted
-from handrail.joining.wire import Connection
+from handrail.joining.wire import Connection, ConnectionLost
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.modes import given
 from handrail.policy.rules import RuleBook
@@ -43,6 +43,7 @@ from handrail.store.approvals import ApprovalReader
 from handrail.store.database import open_reader
 from handrail.store.folders import Folders
 from handrail.store.lease import WorkspaceHeld
+from handrail.store.sessions import session_rows
 
 if TYPE_CHECKING:
     from handrail.policy.explain import Explanation
@@ -192,7 +193,7 @@ class JoinedKernel(Kernel):
             given = [found.tool for found in usable(tools)]
             described = describe(given)
             self._bench.bring(given)
-        difference = mirror.difference_of(await self.membership.request("reload", {"tools": described}))
+        difference = mirror.difference_of(await self.membership.request("reload", {"tools": described}, repeatable=True))
         if described is not None:
             self._described = described
         return difference
@@ -206,7 +207,7 @@ class JoinedKernel(Kernel):
             "rules": [text_of(rule) for rule in rule_texts(rules)],
             "headless": headless,
         }
-        return mirror.explanation_of(await self.membership.request("explain", body))
+        return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
 
     async def session(
         self,
@@ -243,10 +244,20 @@ class JoinedKernel(Kernel):
         return session
 
     async def fork(self, id: str) -> str:
-        return await self.membership.request("fork", {"id": id})
+        # Named here, so that it is one session however often it has to be asked for.
+        return await self.membership.request("fork", {"id": id, "forked": new_session_id()}, repeatable=True)
 
     async def close_session(self, id: str) -> None:
-        await self.membership.request("close-session", {"id": id})
+        asked = {"id": id}
+        try:
+            await self.membership.request("close-session", asked)
+        except ConnectionLost:
+            try:
+                await self.membership.request("close-session", asked, repeatable=True)
+            except UsageError:
+                rows = session_rows(self._log.reading, "WHERE id = ?", (id,))
+                if not rows or rows[0].closed_ns is None:  # otherwise the holder that went had closed it
+                    raise
 
     def _forget(self, session: JoinedSession) -> None:
         self._sessions.pop(session.id, None)
@@ -287,7 +298,7 @@ class JoinedLog:
         return None  # the holder says so in its answers
 
     async def flush(self) -> None:
-        await self._membership.request("flush", {})
+        await self._membership.request("flush", {}, repeatable=True)
 
     def close(self) -> None:
         if self._reading is not None:

@@ -317,6 +317,36 @@ async def test_a_reload_with_faults_changes_nothing_also_for_the_next_holder(tmp
         assert (await (await joined.session()).call("test.send", {"name": "still"})).data == "still"
 
 
+async def test_a_process_that_joined_without_tools_can_bring_some_later(tmp_path: Path) -> None:
+    @tool(id="read", side_effect="read", locks=[])
+    async def impostor() -> str:
+        """Pretend."""
+        return "owned"
+
+    rules = ["allow test.*"]
+    async with temporary_kernel(tmp_path, rules=rules) as holder, joined_kernel(tmp_path, rules=rules) as joined:
+        before = sizes(holder)
+        ours, theirs = await holder.session("ses_held"), await joined.session("ses_joined")
+        with pytest.raises(LoadError, match="read"):
+            await joined.reload(tools=[impostor])
+        old = theirs.turn()
+        assert (await joined.reload(tools=[])).added == ()
+        assert (await joined.reload(tools=[send])).added == ("test.send",)
+        assert (await theirs.call("test.send", {"name": "later"})).data == "later"
+        assert (await old.call_all([("test.send", {"name": "old"})]))[0].result.error_kind == "unknown_tool"
+        assert (await ours.call("test.send", {"name": "ours"})).error_kind == "unknown_tool"
+        assert (await holder.reload()).added == ()
+        assert (await joined.reload(tools=[hold])).removed == ("test.send",)
+        assert "test.send" not in joined.generation.entries and "test.hold" in joined.generation.entries
+        await joined.reload(tools=[send])
+        lose(joined)  # and the next holder has them from the beginning
+        assert (await theirs.call("test.send", {"name": "on"})).data == "on"
+        await theirs.close()
+        await ours.close()
+        assert held.ran == ["later", "on"]
+    assert before["authorities"] == 2
+
+
 # ── where kernels are opened ─────────────────────────────────────────────────────────────────────
 
 

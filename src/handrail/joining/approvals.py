@@ -8,14 +8,15 @@ from dataclasses import asdict
 from typing import Any, Protocol
 
 from handrail.contract.errors import ToolError
-from handrail.contract.people import Approval, ApprovalAnswer, ApprovalDesk, StoredRule
+from handrail.contract.people import Approval, ApprovalAnswer, ApprovalDesk, Choice, StoredRule
+from handrail.joining.wire import ConnectionLost
 from handrail.store.approvals import ApprovalReader
 
 
 class Answerer(Protocol):
     """Asks the holder (:meth:`handrail.joining.membership.Membership.request`)."""
 
-    async def request(self, op: str, body: Any = None) -> Any: ...
+    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...
 
 
 class JoinedApprovals:
@@ -45,17 +46,42 @@ class JoinedApprovals:
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
         body = {"id": approval_id, "answer": asdict(answer), "by": by}
-        return Approval.from_dict(await self._holder.request("approvals.decide", body))
+        return await self._answered("approvals.decide", body, approval_id, answer.choice)
 
     async def answer(self, approval_id: str, answers: Sequence[Sequence[str]], *, by: str) -> Approval:
         body = {"id": approval_id, "answers": [list(answer) for answer in answers], "by": by}
-        return Approval.from_dict(await self._holder.request("approvals.answer", body))
+        return await self._answered("approvals.answer", body, approval_id, None)
+
+    async def _answered(self, op: str, body: Mapping[str, Any], approval_id: str, choice: Choice | None) -> Approval:
+        """A request is answered once. Where the holder went before it said so, the answer may be on record already."""
+        try:
+            return Approval.from_dict(await self._holder.request(op, body))
+        except ConnectionLost:
+            pass
+        try:
+            return Approval.from_dict(await self._holder.request(op, body, repeatable=True))
+        except ToolError:
+            found = self.get(approval_id)
+            if found.pending or found.decided_by != body["by"] or found.choice != choice:
+                raise
+            return found
 
     def rules(self) -> list[StoredRule]:
         return self._reader().rules()
 
     async def forget_rule(self, rule_id: str) -> StoredRule:
-        return StoredRule(**await self._holder.request("approvals.forget", {"id": rule_id}))
+        known = next((rule for rule in self.rules() if rule.id == rule_id), None)
+        body = {"id": rule_id}
+        try:
+            return StoredRule(**await self._holder.request("approvals.forget", body))
+        except ConnectionLost:
+            pass
+        try:
+            return StoredRule(**await self._holder.request("approvals.forget", body, repeatable=True))
+        except ToolError:
+            if known is None or any(rule.id == rule_id for rule in self.rules()):
+                raise
+            return known  # the one that went had forgotten it
 
 
 def handlers(desk: ApprovalDesk) -> Mapping[str, Callable[..., Awaitable[Any]]]:

@@ -36,7 +36,7 @@ from handrail.joining.requests import (
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
-from handrail.registry.generation import Generation
+from handrail.registry.generation import Difference, Generation
 from handrail.session.context import Context
 from handrail.session.session import HeldSession
 
@@ -122,6 +122,8 @@ class Guest:
         self._watched: dict[str, Callable[[], None]] = {}
         """By session: how to stop."""
         self._generations: dict[int, Generation] = {}
+        self._forgotten = 0
+        """The number of the last one that is not kept any more."""
         self._contexts: dict[str, Context] = {}
         """By agent: its own, and those of further agents that its sessions name."""
         told = greeting(hello)
@@ -199,16 +201,31 @@ class Guest:
         """That of ``agent`` with what the process brought; made when it is first named."""
         context = self._contexts.get(agent)
         if context is None:
-            context = self._host.context_of(agent, self._brought.tools, self._rules, self._mode, self._configured_mode)
+            context = self._fresh(agent)
             context.shelf.watchers.append(self._published)
             self._contexts[agent] = context
             self._keep(context.generation)
         return context
 
+    def _fresh(self, agent: str) -> Context:
+        return self._host.context_of(agent, self._brought.tools, self._rules, self._mode, self._configured_mode)
+
+    def _part(self) -> Difference:
+        """Its first own tools: from here on its generations are no one else's."""
+        fresh = {agent: self._fresh(agent) for agent in self._contexts}  # any fault leaves all as it was
+        before = self.context.generation
+        for agent, context in self._contexts.items():
+            context.shelf.watchers.remove(self._published)
+            context.part(fresh[agent])
+            context.shelf.watchers.append(self._published)
+            self._published(context.generation)
+        return self.context.generation.difference(before)
+
     def _keep(self, generation: Generation) -> None:
         self._generations[generation.number] = generation
         while len(self._generations) > _KEPT_GENERATIONS:
-            del self._generations[next(iter(self._generations))]
+            self._forgotten = next(iter(self._generations))
+            del self._generations[self._forgotten]
 
     def _published(self, generation: Generation) -> None:
         self._keep(generation)
@@ -267,8 +284,10 @@ class Guest:
             raise Refused(LEAVING, ENDING)
         session, turn, token, generation, calls = a_reply(body)
         found = self._sessions.get(session) or self._session(session)
-        # A turn that was taken with another holder goes on with what there is here.
+        # A turn that was taken with another holder, or over a connection before this one, goes on with what there is here.
         tools = self._generations.get(generation) if token == self._token else found.generation
+        if tools is None and generation > self._forgotten:
+            tools = found.generation
         if tools is None:
             raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
         if len(calls) == 1:
@@ -354,16 +373,21 @@ class Guest:
         return mirror.of_explanation(explained)
 
     async def _reload(self, tools: object) -> Any:
-        if tools is None:
-            given = None
-        elif self.context.shared:
-            raise UsageError("this process brought no tools when it joined, so it cannot bring any later")
-        else:
-            given = self._brought.replaced(tools)
-        others = [context for context in self._contexts.values() if context is not self.context]
-        for context in others:
-            context.shelf.reload(given)
-        return mirror.of_difference(self.context.shelf.reload(given))
+        before = self._brought.tools
+        try:
+            given = None if tools is None else self._brought.replaced(tools)
+            if given and self.context.shared:
+                difference = self._part()
+            else:
+                given = None if self.context.shared else given
+                for context in self._contexts.values():
+                    if context is not self.context:
+                        context.shelf.reload(given)
+                difference = self.context.shelf.reload(given)
+        except HandrailError:
+            self._brought.tools = before
+            raise
+        return mirror.of_difference(difference)
 
 
 def _cut_short(result: Result) -> bool:

@@ -88,10 +88,12 @@ class Membership:
         """The connection to the holder of now, if there is one that has not been lost."""
         return None if self._connection is None or self._connection.lost is not None else self._connection
 
-    async def request(self, op: str, body: Any = None, *, settle: bool = False) -> Any:
+    async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any:
         """Ask the holder. What never reached one, or one that was leaving, is asked of the next.
 
-        :raises ConnectionLost: when it went after it was asked: nobody knows whether it did it
+        :param repeatable: done twice it is as done once: asked of the next holder also where nobody knows whether the last
+            one did it
+        :raises ConnectionLost: when it went after it was asked, unless that is ``repeatable``
         :raises HandrailError: as the holder said
         """
         while True:
@@ -106,7 +108,7 @@ class Membership:
                     await connection.give_up(number, settle=settle)
                     raise
             except ConnectionLost as lost:
-                if lost.sent:
+                if lost.sent and not repeatable:
                     raise
             except Refused as refused:
                 if refused.kind != LEAVING:

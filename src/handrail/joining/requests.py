@@ -116,7 +116,7 @@ REQUESTS: Mapping[str, Shape] = {
     "explain": {"tool": text, "arguments": an_object, "rules": each(text), "headless": flag},
     "reload": {"tools": optional(anything)},
     "flush": {},
-    "fork": {"id": text},
+    "fork": {"id": text, "forked": text},
     "close-session": {"id": text},
     "approvals.decide": {"id": text, "answer": a_decision, "by": a_door},
     "approvals.answer": {"id": text, "answers": each(each(text)), "by": a_door},

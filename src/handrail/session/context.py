@@ -42,7 +42,8 @@ class Shelf:
         self._layer = layer
         self._numbers = numbers
         self._publish = publish
-        self._on_record = False
+        self.is_on_record = False
+        """Whether sessions have worked with it."""
         self.authorities: list[Authority] = []
         """Those that judge by what the agent's tools require."""
         self.watchers: list[Callable[[Generation], None]] = []
@@ -50,8 +51,8 @@ class Shelf:
 
     def begin(self) -> None:
         """A session works with it: from now on its generations are on record. Who only looks leaves no trace."""
-        if not self._on_record:
-            self._on_record = True
+        if not self.is_on_record:
+            self.is_on_record = True
             self._publish(self.succession.current, None)
 
     def reload(self, given: Iterable[Tool] | None = None) -> Difference:
@@ -67,7 +68,7 @@ class Shelf:
         layer = self._layer(self.succession.living)
         for authority in self.authorities:
             authority.agent_layer = layer
-        if self._on_record:
+        if self.is_on_record:
             self._publish(generation, difference)
         for told in tuple(self.watchers):
             told(generation)
@@ -112,6 +113,16 @@ class Context:
     def generation(self) -> Generation:
         """The tools there are now. A turn keeps those there were when it began."""
         return self.shelf.succession.current
+
+    def part(self, own: Context) -> None:
+        """Go on, in sessions that are open as well, with the tools of ``own``, which nobody else has or will have."""
+        before = self.shelf
+        before.authorities.remove(self.authority)
+        own.shelf.authorities[:] = [self.authority]
+        self.authority.agent_layer = own.authority.agent_layer
+        self.shelf, self.shared = own.shelf, own.shared
+        if before.is_on_record:
+            own.shelf.begin()
 
     async def aclose(self) -> None:
         """Nobody opens sessions of it any more."""

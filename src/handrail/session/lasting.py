@@ -113,10 +113,15 @@ class Lasting:
         """Keep a copy of a session under another id: what was said, what its tools keep, what it has read of files. No
         grant, no answered rule and no folder is copied. Gives its details.
 
-        :raises UsageError: see :meth:`existing`
+        :param forked_id: that of a fork of this session which nobody has opened yet is left as it is
+        :raises UsageError: see :meth:`existing`, and for an id that is in use
         :raises LogUnavailable: when it cannot be made durable
         """
         parent = self.existing(parent_id)
+        if (there := self.store.sessions.get(forked_id)) is not None:
+            if there.details.get("parent") == parent_id and there.holder is there.closed_ns is None:
+                return there.details
+            raise UsageError(f"session {forked_id[:80]!r} is there already; a fork is another session")
         now = time.time_ns()
         details = {**parent.details, "parent": parent_id}
         forked = replace(parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details)
