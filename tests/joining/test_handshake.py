@@ -227,7 +227,8 @@ async def served(folder: Path, answer: bytes, *, close: bool) -> asyncio.Server:
         (frame({"welcome": 1}), StartError, "no Handrail process"),
         (frame({"id": 1, "op": "echo"}), StartError, "no Handrail process"),
         (b"HTTP/1.1 400 Bad Request\r\n\r\n", NoAnswer, "no Handrail process"),
-        (frame({"bye": "not today"}), StartError, "no Handrail process"),
+        (frame({"bye": "not today"}), NoAnswer, "did not let this one in: not today"),
+        (frame({"bye": {}}), StartError, "no Handrail process"),
         (b"", NoAnswer, "closed it"),
     ],
 )
@@ -239,6 +240,17 @@ async def test_what_listens_and_is_no_holder_of_this_version_is_a_clear_error(
         await connect(tmp_path, NAME)
     assert type(caught.value) is kind
     server.close()
+
+
+async def test_a_holder_that_ends_while_somebody_greets_is_no_stranger(tmp_path: Path) -> None:
+    """The next one may be asked: it is not taken for another program."""
+    listener = await listen(tmp_path, NAME, lambda connection, hello: (OPERATIONS, {}))
+    joining = asyncio.create_task(connect(tmp_path, NAME))
+    while not listener.connections:
+        await asyncio.sleep(0)
+    await listener.aclose("it ends")
+    with pytest.raises(NoAnswer, match="it ends"):
+        await joining
 
 
 async def test_a_holder_that_does_not_answer_is_named(tmp_path: Path) -> None:

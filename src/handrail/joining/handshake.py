@@ -21,6 +21,9 @@ MAX_HELLO = 16 * 1024 * 1024
 """Bytes of the first message: a process that is not let in yet gets no more memory."""
 
 
+_NOT_IN = "the process that holds the workspace did not let this one in"
+
+
 class NotLetIn(StartError):
     """The process that holds the workspace refused this one.
 
@@ -134,13 +137,15 @@ class Introduction:
         elif isinstance(refused, dict):
             fields = cast("Message", refused)
             error = NotLetIn(str(fields.get("kind"))[:80], f"joining was refused: {str(fields.get('text'))[:2000]}")
+        elif type(bye := message.get("bye")) is str:  # it ends just now
+            error = NoAnswer(f"{_NOT_IN}: {bye[:500]}")
         else:
             error = StartError("what listens at the workspace's socket did not greet; it is no Handrail process")
         self._fail(error)
         connection.drop(str(error), quietly=True)
 
     def lost(self, reason: str) -> None:
-        self._fail(NoAnswer(f"the process that holds the workspace did not let this one in: {reason}"))
+        self._fail(NoAnswer(f"{_NOT_IN}: {reason}"))
 
     def _fail(self, error: StartError) -> None:
         if not self.done.done():
