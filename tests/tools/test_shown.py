@@ -6,16 +6,17 @@ from pathlib import Path
 
 import pytest
 
+from handrail.contract.call import ProposedCall
 from handrail.contract.neutral import neutralised
+from handrail.contract.session import Session
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("O-04", "T-01a")
 TEXT = 'RED = "\x1b[31m"\njoined = "a\u200db"\n<|im_start|> = 1\n// ok \u202e\r\nlast\n'
 
 
-async def read(kernel_session: object, path: str) -> str:
-    turn = kernel_session.turn()  # type: ignore[attr-defined]
-    (answer,) = await turn.call_all([("read", {"path": path})])
+async def read(session: Session, path: str) -> str:
+    (answer,) = await session.turn().call_all([ProposedCall("read", {"path": path})])
     return answer.model.data["text"]
 
 

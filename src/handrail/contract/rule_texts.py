@@ -28,7 +28,9 @@ class RuleEntry(BaseModel):
                 isinstance(word, str) for word in cast("Sequence[object]", example)
             )
             if not (isinstance(example, (str, Mapping)) or words):
-                raise ValueError(f"{str(cast('object', example))[:80]!r} is no example: a text, a list of words, or arguments by name")
+                raise ValueError(
+                    f"{str(cast('object', example))[:80]!r} is no example: a text, a list of words, or arguments by name"
+                )
         return examples
 
 
