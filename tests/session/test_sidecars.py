@@ -42,6 +42,27 @@ async def test_a_sidecar_can_be_searched() -> None:
         assert [match["text"] for match in found.data["matches"]] == ["many.txt:500:needle 499"]
 
 
+async def test_a_fork_reads_what_was_cut_before_it_was_made_and_nothing_after(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session, cut = await _truncated(kernel)
+        path = cut.metadata["output_path"]
+        history = session.history
+        assert history is not None
+        await history.keep([(0, {"role": "results", "text": f"the rest is in {path}", "n": 1.5})])
+        forked = await kernel.session(await kernel.fork(session.id))
+        assert forked.history is not None
+        ((_, said),) = await forked.history.read()
+        its = str(said["text"]).removeprefix("the rest is in ")
+        assert its != path and Path(its).read_text() == Path(path).read_text() and said["n"] == 1.5
+        rest = await forked.call("read", {"path": its, "offset": 1})
+        assert rest.ok and rest.data["text"].startswith("many.txt:1:needle 0")
+        assert (await forked.call("read", {"path": path})).error_kind in ("denied", "not_found")
+        later = (await session.call("grep", {"pattern": "needl"})).metadata["output_path"]
+        assert not Path(later.replace(session.id, forked.id)).exists()
+        await session.close()
+        assert (await forked.call("read", {"path": its})).ok
+
+
 async def test_a_sidecar_is_not_written_by_anybody_but_the_kernel() -> None:
     async with temporary_kernel(rules=["allow write", "allow edit", "allow fs.*"]) as kernel:
         session, cut = await _truncated(kernel)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from handrail.arbiter.redaction import Redactor
-from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.policy.rules import Rule, parse_rule
 from handrail.runtime.seen import SeenFiles
 from handrail.session.history import SessionHistory
@@ -110,8 +111,9 @@ class Lasting:
         return row
 
     async def fork(self, parent_id: str, forked_id: str, *, face: str) -> Mapping[str, Any]:
-        """Keep a copy of a session under another id: what was said, what its tools keep, what it has read of files. No
-        grant, no answered rule and no folder is copied. Gives its details.
+        """Keep a copy of a session under another id: what was said, with the outputs that were too long to be shown whole,
+        what its tools keep, what it has read of files. No grant, no answered rule and no scratch folder is copied. Gives
+        its details.
 
         :param forked_id: that of a fork of this session which nobody has opened yet is left as it is
         :raises UsageError: see :meth:`existing`, and for an id that is in use
@@ -126,5 +128,13 @@ class Lasting:
         details = {**parent.details, "parent": parent_id}
         forked = replace(parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details)
         await self.store.database.writer.flush()  # what was said in it up to here is copied, not what is on its way
-        await self.store.sessions.fork(parent_id, forked)
+        folders = self.store.folders
+        try:
+            await asyncio.to_thread(folders.fork_output, parent_id, forked_id)
+            await self.store.sessions.fork(
+                parent_id, forked, (folders.in_output(parent_id), folders.in_output(forked_id))
+            )
+        except HandrailError:
+            await asyncio.to_thread(folders.discard, forked_id)
+            raise
         return details

@@ -91,6 +91,24 @@ class Folders:
                 with contextlib.suppress(OSError):
                     path.unlink()
 
+    def in_output(self, session_id: str) -> str:
+        """The part of a path by which a file in the session's output folder is known; it holds nothing that JSON escapes."""
+        return f"/output/{self.key}/{session_id}/"
+
+    def fork_output(self, session_id: str, forked_id: str) -> None:
+        """Let a fork have what its session's output folder holds now, under the same names. Nothing is written twice.
+
+        :raises StartError: when it cannot be made
+        """
+        source, target = self.output(session_id), self.output(forked_id)
+        try:
+            for entry in os.scandir(source):
+                if entry.is_file(follow_symlinks=False):
+                    with contextlib.suppress(FileExistsError):
+                        os.link(entry.path, target / entry.name, follow_symlinks=False)
+        except OSError as error:
+            raise unwritable(target, error) from None
+
     def discard(self, session_id: str) -> None:
         """Remove what a session wrote, once it is closed for good. Follows no links; what is gone already is fine."""
         check_session_id(session_id)

@@ -62,14 +62,15 @@ class Sessions:
         """
         await self._database.commit(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
 
-    async def fork(self, parent: str, row: SessionRow) -> None:
+    async def fork(self, parent: str, row: SessionRow, paths: tuple[str, str]) -> None:
         """Record a session that begins with a copy of what was said in ``parent``, of what its tools keep and of what
         it has read; not of its rules. It is suspended until it is opened.
 
+        :param paths: a part of paths of the parent's files, and what stands there for the fork's
         :raises LogUnavailable: when it cannot be made durable
         """
         check_session_id(row.id)
-        await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None)))
+        await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
 
     async def close(self, session_id: str, at_ns: int) -> None:
         """Close it for good: what was said in it and what its tools remember goes with it; the log stays.
@@ -186,7 +187,7 @@ class ToolState:
 _Change = (
     tuple[Literal["open"], SessionRow]
     | tuple[Literal["suspend"], str, int, int]
-    | tuple[Literal["fork"], str, SessionRow]
+    | tuple[Literal["fork"], str, SessionRow, tuple[str, str]]
     | tuple[Literal["close"], str, int]
     | tuple[Literal["put"], str, str, str, bytes | None]
 )
@@ -210,8 +211,9 @@ class _Statements:
                     (at_ns, session, token),
                 )
             elif change[0] == "fork":
-                _, parent, row = change
+                _, parent, row, paths = change
                 yield _INSERT, _values(row)
+                yield _SAID, (row.id, *paths, parent)
                 for copied in _COPIED:
                     yield copied, (row.id, parent)
             elif change[0] == "close":
@@ -240,8 +242,11 @@ _AGAIN = (
     "face = excluded.face, headless = excluded.headless, details = excluded.details, "
     "used_ns = max(used_ns, excluded.used_ns), holder = excluded.holder"
 )
+_SAID = (
+    "INSERT INTO message (session, position, at_ns, body) "
+    "SELECT ?, position, at_ns, CAST(replace(CAST(body AS TEXT), ?, ?) AS BLOB) FROM message WHERE session = ?"
+)
 _COPIED = (
-    "INSERT INTO message (session, position, at_ns, body) SELECT ?, position, at_ns, body FROM message WHERE session = ?",
     "INSERT INTO state (session, tool, key, value) SELECT ?, tool, key, value FROM state WHERE session = ?",
     "INSERT INTO seen (session, path, sha256, at_ns) SELECT ?, path, sha256, at_ns FROM seen WHERE session = ?",
 )
