@@ -122,3 +122,21 @@ def test_faults_of_a_spec_are_found_all_together() -> None:
         "runtime.requires.capabilities[1]",
     }
     assert faults_in(READ) == []
+
+
+@pytest.mark.proves("K-02")
+@pytest.mark.attack("model-facing")
+@pytest.mark.parametrize("hidden", ["\u202e", "\u200b", "\x1b[8m", "\U000e0053", "\x9b", "\u00ad"])
+def test_what_people_do_not_see_in_a_tools_words_is_a_fault(hidden: str) -> None:
+    described = replace(READ, description=f"Read{hidden} a note.")
+    assert [place for place, _ in faults_in(described)] == ["llm.description"]
+    for schema in ({"description": hidden}, {"enum": ["a", f"b{hidden}"]}, {hidden: True}):
+        parameters = {"type": "object", "properties": {"path": {"type": "string", **schema}}}
+        assert [place for place, _ in faults_in(replace(READ, parameters=parameters))] == ["llm.parameters"]
+
+
+def test_ordinary_writing_in_a_tools_words_is_no_fault() -> None:
+    assert faults_in(replace(READ, description="Liest eine Notiz – 日本語, עברית, 👩‍⚕️.\n\tUse <path>.")) == []
+    holds_itself: dict[str, Any] = {"type": "object"}
+    holds_itself["properties"] = {"path": holds_itself}
+    assert [place for place, _ in faults_in(replace(READ, parameters=holds_itself))] == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
@@ -213,6 +213,9 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
+    for place, value in (("llm.description", spec.description), ("llm.parameters", spec.parameters)):
+        if problem := _unseen_in(value):
+            found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
     for name, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
         if getattr(spec, name) not in get_args(choices):
@@ -244,3 +247,26 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     if "ask" in spec.requires.capabilities and spec.effective_locks:
         found.append(("runtime.locks", "a tool that waits for people may hold no locks; declare locks: []"))
     return found
+
+
+def _unseen_in(value: object) -> str | None:
+    """What in the texts that a model is told people would not see, or see otherwise: it could say what nobody approved."""
+    rest: list[Any] = [value]
+    passed: set[int] = set()
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, str) and id(one) in passed:  # a value made in Python may hold itself
+            continue
+        passed.add(id(one))
+        if isinstance(one, Mapping):
+            members = cast("Mapping[Any, Any]", one)
+            rest += [*members, *members.values()]
+        elif isinstance(one, (list, tuple)):
+            rest += cast("Sequence[Any]", one)
+        elif isinstance(one, str) and not (one.isascii() and one.isprintable()):
+            from handrail.contract.neutral import found
+
+            for piece in found(one):
+                if piece.kind in ("control", "invisible", "direction"):
+                    return f"holds {piece.shown}, which people do not see and a model reads; write it without"
+    return None

@@ -7,7 +7,7 @@ import os
 from tests.attacks.case import Case, breach, python, shell
 from tests.attacks.victim import SECRET, Home
 
-_LOADERS = "LD_PRELOAD LD_AUDIT BASH_ENV ENV PROMPT_COMMAND PYTHONSTARTUP NODE_OPTIONS PERL5OPT RUBYOPT"
+_LOADERS = "LD_PRELOAD LD_AUDIT BASH_ENV ENV PROMPT_COMMAND PYTHONSTARTUP PYTHONPATH NODE_OPTIONS PERL5OPT RUBYOPT"
 
 
 async def _argv_of_the_tool(home: Home) -> str | None:
