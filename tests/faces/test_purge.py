@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from datetime import UTC, datetime, timedelta, timezone
 
 import click
@@ -70,10 +71,14 @@ def test_a_purge_is_refused_while_another_process_holds_the_workspace(used: Here
     store = Store.open(handrail.workspace, handrail.state, face="mcp")
     try:
         done = handrail("log", "purge", "--before", "0", "--yes")
+        asked = handrail("log", "purge", "--before", "0")
+        looked = handrail("log", "purge", "--before", "0", "--dry-run")
     finally:
         store.database.close()
         store.lease.release()
-    assert done.code == 5 and "in use by handrail mcp" in done.err
+    assert done.code == 5 and "in use by handrail mcp" in done.err and f"(kill {os.getpid()})" in done.err
+    assert done.err == asked.err and "--workspace" not in done.err  # told before anybody is asked
+    assert looked.code == 0 and "1 calls" in looked.out
     assert used("log", "--json").out
 
 

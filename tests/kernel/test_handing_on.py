@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Kernel, tool
+from handrail.joining import server
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
@@ -20,7 +21,10 @@ async def joined(stack: AsyncExitStack, folder: Path, **options: object) -> Kern
 
 
 @pytest.mark.proves("L-07")
-async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends(tmp_path: Path) -> None:
+async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server, "SILENT_S", 0.01)
     begun, leave = asyncio.Event(), asyncio.Event()
     ran: list[str] = []
 
@@ -51,6 +55,9 @@ async def test_calls_of_others_end_or_go_to_the_next_holder_when_the_holder_ends
         for _ in range(500):  # time enough for a stop to arrive, were there one
             await asyncio.sleep(0)
         assert not first.done() and not ending.done()
+        while "ending waits" not in caplog.text:
+            await asyncio.sleep(0)
+        assert "at most 10 s: test.write (ses_guest/1.0)" in caplog.text and "/2.1" not in caplog.text
         leave.set()
         assert (await first).data == "first"
         looked, second = await reply

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+
 import pytest
 from tests.store.places import Place
 
@@ -66,6 +68,11 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     store = place.open()
     log = CommitLog(store.database)
     await log.recover()
+    with sqlite3.connect(place.folders.database) as connection:
+        connection.execute(
+            "INSERT INTO approval (id, kind, session, call, state, created_ns, expires_ns, whole, request) "
+            "VALUES ('apr_1', 'approval', 'ses_1', 'waiting', 'pending', 1, 2, 1, x'7b7d')"
+        )
     rows = {row.call_id: row for row in log.reader.calls()}
     assert {call: row.state for call, row in rows.items()} == {
         "done": "output",
@@ -78,6 +85,9 @@ async def test_calls_that_had_not_begun_do_not_look_as_if_they_had(place: Place)
     assert all(rows[call].started_ns is None for call in ("refused", "waiting", "authorised", "proposed"))
     await log.commit([Record("proposed", "ses_2", "new", {"tool": "read"})])
     assert [row.state for row in log.reader.calls(session="ses_2")] == ["proposed"]
+    with sqlite3.connect(place.folders.database) as connection:
+        connection.execute("DELETE FROM approval")  # as a purge does: nobody can answer, and it never goes on
+    assert [row.state for row in log.reader.calls(call="waiting")] == ["not-run"]
     await store.aclose()
 
 

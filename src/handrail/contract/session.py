@@ -128,8 +128,8 @@ class Session(Protocol):
         ...
 
     async def suspend(self) -> None:
-        """Leave it so that it can be opened again by its id: it takes no more calls, those in flight run to their end,
-        and all that belongs to it stays."""
+        """Leave it so that it can be opened again by its id: it takes no more calls, those in flight are stopped and
+        answered, one that waits for a person stays waiting, and all that belongs to it stays."""
         ...
 
     async def close(self) -> None:

@@ -21,6 +21,9 @@ from handrail.session.session import HeldSession
 
 _DRAIN_S = 10.0
 """How long the end of a holder waits for calls of others."""
+SILENT_S = 1.0
+"""How long it waits before it says what for."""
+_MOST_NAMED = 5
 _PATIENCE_S = 5.0
 """How long what processes brought may take to end when the holder ends."""
 
@@ -49,9 +52,13 @@ class Server:
         sessions = [session for guest in self.guests for session in guest.sessions]
         for session in sessions:
             session.hand_on()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_DRAIN_S):
-                await asyncio.gather(*(session.settled() for session in sessions))
+        said = asyncio.get_running_loop().call_later(SILENT_S, _tell_what_runs, sessions)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DRAIN_S):
+                    await asyncio.gather(*(session.settled() for session in sessions))
+        finally:
+            said.cancel()
 
     async def aclose(self) -> None:
         """Send everybody away. Their sessions are ended before by whoever ends the kernel."""
@@ -96,6 +103,14 @@ class Server:
             logger.warning("session %s could not be suspended: %s", session.id, error)
         finally:
             del self._left[session.id]
+
+
+def _tell_what_runs(sessions: Iterable[HeldSession]) -> None:
+    running = [call for session in sessions for call in session.lane.running.values()]
+    if running:
+        named = ", ".join(f"{call.tool_id} ({call.id})" for call in running[:_MOST_NAMED])
+        more = f" and {len(running) - _MOST_NAMED:,} more" if len(running) > _MOST_NAMED else ""
+        logger.warning("ending waits for calls of other processes, at most %g s: %s%s", _DRAIN_S, named, more)
 
 
 async def _ended(guest: Guest, leaving: Iterable[asyncio.Task[None]]) -> None:

@@ -284,7 +284,7 @@ class _RecordTable:
             entries.append(_Entry(self._clock(), [Record("lost", "", "", {"records": lost - self._reported_lost})]))
             self._reported_lost = lost
         for item in batch:
-            if type(item) is _Entry:
+            if isinstance(item, _Entry):
                 entries.append(item)
             elif isinstance(item, _Mark):
                 statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))

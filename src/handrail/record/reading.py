@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -32,8 +32,8 @@ CallState = Literal[
     "redacted",
 ]
 """Where a call stands. ``waiting`` for a person; ``parked``: a person was asked, its process
-ended, and it goes on when its session is opened again; ``not-run``: its process ended before it began; ``redacted``: it ended,
-and how was removed from the log."""
+ended, and it goes on when its session is opened again; ``not-run``: its process ended before it began, or the question about
+it was removed; ``redacted``: it ended, and how was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
 """As `fault_in` and `_logged` take them."""
@@ -220,8 +220,14 @@ class LogReader:
             if proposal.call_id not in seen:
                 seen.add(proposal.call_id)
                 # Through a damaged index not even the proposal is found again.
-                rows.append(_summary(list(self.records(call=proposal.call_id)) or [proposal], began))
+                row = _summary(list(self.records(call=proposal.call_id)) or [proposal], began)
+                rows.append(row if row.state != "parked" or self._is_asked(row) else replace(row, state="not-run"))
         return rows
+
+    def _is_asked(self, row: CallRow) -> bool:
+        """Whether what a person was asked about a call still stands: a purge takes it away, and the call never goes on."""
+        sql = "SELECT 1 FROM approval WHERE session = ? AND call = ? AND answered = 0 LIMIT 1"
+        return self._connection.execute(sql, (row.session_id, row.call_id)).fetchone() is not None
 
     def outcome_of(self, call_id: str) -> LoggedRecord | None:
         """The record that ended a call's latest run (``committed``, ``refused`` or ``interrupted``), or None."""

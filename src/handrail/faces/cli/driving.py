@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 import sys
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from handrail.faces.cli.app import INTERRUPTED
 from handrail.faces.cli.options import Setting
-from handrail.faces.cli.show import note
+from handrail.faces.cli.show import note, visible
 
 if TYPE_CHECKING:
     from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
@@ -48,9 +49,21 @@ class Interruption:
             self._task.cancel()
 
 
+class Warnings(logging.Handler):
+    """What Handrail finds worth a warning while a command runs, as a line of the command's own."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        said = record.getMessage()
+        if record.exc_info and (error := record.exc_info[1]) is not None:
+            said += f" ({type(error).__name__}: {error})"
+        note(visible(f"handrail: {said}"))
+
+
 def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
     """Run ``main`` to its exit code, which becomes 130 when a signal came."""
     interruption = Interruption()
+    warnings = Warnings(logging.WARNING)
+    logging.getLogger("handrail").addHandler(warnings)
 
     async def watched() -> int:
         task = asyncio.current_task()
@@ -62,6 +75,8 @@ def drive(main: Callable[[Interruption], Awaitable[int]]) -> int:
         code = asyncio.run(watched())
     except (asyncio.CancelledError, KeyboardInterrupt):
         code = INTERRUPTED
+    finally:
+        logging.getLogger("handrail").removeHandler(warnings)
     return INTERRUPTED if interruption.happened else code
 
 

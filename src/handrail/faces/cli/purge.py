@@ -48,6 +48,7 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
         else:
             _show(found, selection)
         return OUTPUT
+    _check_alone(folders)
     if not setting.json or not yes:
         _show(found, selection)
     agreed(yes, "Remove that for good?")
@@ -60,6 +61,20 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
             note(f"handrail log purge: {problem}")
         out(str(verified)) if verified.ok else note(f"handrail log purge: {verified}")
     return OUTPUT if verified.ok and not done.problems else ERROR
+
+
+def _check_alone(folders: Folders) -> None:
+    """:raises StartError: when another process holds the workspace, with what to do"""
+    from handrail.contract.errors import StartError
+    from handrail.store.holder import holder_of
+
+    holder = holder_of(folders)
+    if holder is not None and holder.state == "alive":
+        how = "end that process" if holder.pid is None else f"end that process (kill {holder.pid})"
+        raise StartError(
+            f"the workspace {folders.workspace} is in use by {holder}; a purge needs it to itself: {how} and those that "
+            "joined it, then do this again (--dry-run looks without that)"
+        )
 
 
 def agreed(yes: bool, question: str) -> None:
