@@ -24,7 +24,7 @@ async def _no_switch(home: Home) -> str | None:
     taken: list[str] = []
     for extra in (
         {"sandbox": False}, {"unsandboxed": True}, {"dangerously_disable_sandbox": True}, {"confined": False}, {"network": True},
-        {"env": {"LD_PRELOAD": "x"}}, {"user": "root"}, {"hosts": ["*"]}, {"privileged": True}, {"limits": None},
+        {"env": {"LD_PRELOAD": "x"}}, {"user": "root"}, {"hosts": ["*"]}, {"privileged": True}, {"limits": None}, {"cwd": "/"},
     ):  # fmt: skip
         result = await home.call("bash", command="true", **extra)
         if result.error_kind != "invalid_input":
