@@ -180,6 +180,13 @@ async def test_a_registered_secret_in_any_form_is_asked_about() -> None:
     assert (await watchdog(called("mail.send", {"to": ["hunter3"]}))).action == "allow"
 
 
+@pytest.mark.parametrize("odd", [1 << 70, "half \ud800", {"deep": [[[1e300]]]}])
+async def test_arguments_that_only_the_slow_encoder_takes_are_looked_at_as_well(odd: object) -> None:
+    watchdog = OutgoingSecrets(lambda encoded: b"hunter2" in encoded)
+    assert (await watchdog(called("mail.send", {"odd": odd, "to": "hunter2"}))).action == "ask"
+    assert (await watchdog(called("mail.send", {"odd": odd, "to": "anybody"}))).action == "allow"
+
+
 async def test_a_call_that_only_ever_failed_is_asked_about() -> None:
     watchdog = RepeatedFailures(3)
     counts = {(0, 0): "allow", (2, 2): "allow", (3, 3): "ask", (3, 0): "allow", (8, 1): "allow", (9, 0): "ask"}

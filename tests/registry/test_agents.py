@@ -9,6 +9,7 @@ import pytest
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.requires import Requires, ShellRequires
 from handrail.contract.sandbox import Tier
 from handrail.registry.agents import faults_in_names, find_agent, find_agents, generation_of
 from handrail.registry.generation import Generation
@@ -180,7 +181,10 @@ def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> Non
 
 def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_says_why() -> None:
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
-    withheld = generation_of(given, generation("fetch"), CONFINING).entries["fetch"].withheld
+    program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))  # noqa: S604 - nothing is run
+    everything = load_generation([PythonSource((program,))], tier=CONFINING)
+    assert everything.entries["fetch"].withheld is None
+    withheld = generation_of(given, everything, CONFINING).entries["fetch"].withheld
     assert withheld is not None
     assert "pypi.org" in withheld
 

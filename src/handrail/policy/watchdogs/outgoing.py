@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import orjson
-
 from handrail.contract.spec import ToolSpec
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
 from handrail.policy.rules import Action
 from handrail.policy.watchdogs.commands import parts
 from handrail.policy.watchdogs.exfiltration import NETWORK
+from handrail.store.encoding import encode
 
 SHAPES: Mapping[str, str] = {
     "an AWS access key id": r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b",
@@ -32,6 +31,8 @@ SHAPES: Mapping[str, str] = {
     "a private key": r"-----BEGIN (?:[A-Z]+ )*PRIVATE KEY-----",
     "a JSON web token": r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}",
 }
+_WHOLE = 1 << 62
+"""Bytes: nothing is cut off before it is looked at."""
 _SHAPE = re.compile("|".join(f"(?P<s{number}>{shape})" for number, shape in enumerate(SHAPES.values())))
 _NAMES = tuple(SHAPES)
 _PLACEHOLDER = re.compile(r"example|xxxx|your|placeholder|dummy|redacted|\.\.\.", re.IGNORECASE)
@@ -56,7 +57,7 @@ class OutgoingSecrets:
 
     async def __call__(self, call: WatchdogCall) -> Opinion:
         arguments: Any = dict(call.arguments)
-        encoded = orjson.dumps(arguments, default=str, option=orjson.OPT_NON_STR_KEYS)
+        encoded = encode(arguments, _WHOLE)
         if self._registered(encoded):
             return Opinion(self.action, "its arguments hold a registered secret, which would leave")
         commands = [value for capability, value in call.targets if capability == "shell.run"]
