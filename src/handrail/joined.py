@@ -193,7 +193,9 @@ class JoinedKernel(Kernel):
             given = [found.tool for found in usable(tools)]
             described = describe(given)
             self._bench.bring(given)
-        difference = mirror.difference_of(await self.membership.request("reload", {"tools": described}, repeatable=True))
+        difference = mirror.difference_of(
+            await self.membership.request("reload", {"tools": described}, repeatable=True)
+        )
         if described is not None:
             self._described = described
         return difference

@@ -181,7 +181,7 @@ def test_hosts_given_to_a_tool_are_its_own_there_and_not_its_neighbours() -> Non
 
 def test_a_tool_that_is_given_hosts_nothing_can_confine_it_to_is_withheld_and_says_why() -> None:
     given = agent(requires={"tools": {"fetch": {"net": {"hosts": ("pypi.org",)}}}})
-    program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))  # noqa: S604 - nothing is run
+    program = Simple("fetch", requires=Requires(shell=(ShellRequires(cmd="curl"),)))
     everything = load_generation([PythonSource((program,))], tier=CONFINING)
     assert everything.entries["fetch"].withheld is None
     withheld = generation_of(given, everything, CONFINING).entries["fetch"].withheld
