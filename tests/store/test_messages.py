@@ -91,7 +91,7 @@ async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place
     with sqlite3.connect(store.database.path) as other:
         other.execute("INSERT INTO session_rule (session, text) VALUES ('ses_1', 'allow bash ls')")
     assert store.rules.of("ses_1") == ("allow bash ls",)
-    await store.sessions.fork("ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}))
+    await store.sessions.fork("ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}), ("/ses_1/", "/ses_2/"))
     assert await store.messages.read("ses_2") == await store.messages.read("ses_1")
     assert await store.state.get("ses_2", "todo", "items") == ["x"]
     assert store.seen.of("ses_2") == [("/ws/a", "0" * 64)]
