@@ -84,15 +84,20 @@ async def test_hashes_of_what_was_read_are_kept_latest_last_and_bounded(
 async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place) -> None:
     store = place.open()
     await store.sessions.open(SessionRow("ses_1", 1))
-    await store.messages.keep("ses_1", [(n, {"n": n}) for n in range(100)], 5)
+    await store.messages.keep("ses_1", [(n, {"n": n, "odd": "é\ud800"}) for n in range(100)], 5)
+    await store.messages.keep("ses_1", [(100, {"said": "see /out/ses_1/a.txt, ses_1"})], 6)
     await store.state.put("ses_1", "todo", "items", ["x"])
     store.seen.note("ses_1", "/ws/a", "0" * 64)
     await store.database.writer.flush()
     with sqlite3.connect(store.database.path) as other:
         other.execute("INSERT INTO session_rule (session, text) VALUES ('ses_1', 'allow bash ls')")
     assert store.rules.of("ses_1") == ("allow bash ls",)
-    await store.sessions.fork("ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}), ("/ses_1/", "/ses_2/"))
-    assert await store.messages.read("ses_2") == await store.messages.read("ses_1")
+    await store.sessions.fork(
+        "ses_1", SessionRow("ses_2", 9, details={"parent": "ses_1"}), ("/out/ses_1/", "/out/ses_2/")
+    )
+    *copied, (_, last) = await store.messages.read("ses_2")
+    assert copied == (await store.messages.read("ses_1"))[:-1]
+    assert last == {"said": "see /out/ses_2/a.txt, ses_1"}
     assert await store.state.get("ses_2", "todo", "items") == ["x"]
     assert store.seen.of("ses_2") == [("/ws/a", "0" * 64)]
     assert store.rules.of("ses_2") == ()
@@ -100,7 +105,7 @@ async def test_a_fork_copies_messages_state_and_hashes_and_no_rules(place: Place
     assert row is not None and row.holder is None and row.details == {"parent": "ses_1"}
     await store.sessions.close("ses_1", 10)
     assert store.rules.of("ses_1") == () and store.seen.of("ses_1") == []
-    assert len(await store.messages.read("ses_2")) == 100
+    assert len(await store.messages.read("ses_2")) == 101
     await store.aclose()
 
 
