@@ -130,6 +130,14 @@ async def test_every_candidate_rule_is_listed_with_why_it_lost(desk: Desk) -> No
     assert fared["'allow shell.run' (session scope, --rule)"] == "won"
 
 
+async def test_many_rules_that_do_not_match_are_one_line_and_all_of_them_in_json(desk: Desk) -> None:
+    others = [f"deny bash rm {number}" for number in range(30)]
+    explanation = await explained(desk, BASH, {"command": "git push"}, *others, "ask bash git push")
+    assert "30 rules; --json lists each" in str(explanation)
+    assert "deny bash rm 7" not in str(explanation)
+    assert sum(step["outcome"] == "no match" for step in explanation.to_dict()["steps"]) == 30
+
+
 async def test_it_is_plain_text_and_json(desk: Desk) -> None:
     explanation = await explained(desk, BASH, {"command": "rm x && ls\tb"}, "deny bash rm *")
     assert str(explanation).startswith("bash: deny\n")

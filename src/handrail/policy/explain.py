@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from handrail.contract.requires import CapabilitySet
@@ -17,6 +18,9 @@ from handrail.policy.shell import Script
 from handrail.policy.suggestions import SOURCE, target_pattern
 from handrail.policy.targets import PathRoots
 from handrail.policy.verdict import Step, Verdict
+
+_MOST_UNMATCHED = 4
+"""Rules in a row that do not match, each with a line of its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,10 +79,20 @@ class Explanation:
             lines.append(f"  read-only: {said}")
         lines += ["", "steps:"]
         widest = max((len(step.stage) for step in self.steps), default=0)
-        lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in self.steps]
+        lines += [f"  {step.stage:<{widest}}  {step.outcome:<9}  {step.text}" for step in _in_brief(self.steps)]
         if self.changes:
             lines += ["", "what would change it:", *(f"  - {change}" for change in self.changes)]
         return "\n".join(lines)
+
+
+def _in_brief(steps: Iterable[Step]) -> Iterator[Step]:
+    """The same, with many rules in a row that do not match as one line."""
+    for (stage, outcome), run in groupby(steps, lambda step: (step.stage, step.outcome)):
+        alike = list(run)
+        if outcome == "no match" and len(alike) > _MOST_UNMATCHED:
+            yield Step(stage, outcome, f"{len(alike)} rules; --json lists each")
+        else:
+            yield from alike
 
 
 async def explain(
