@@ -4,7 +4,7 @@
 
 First, one complete call of a short read-only tool over the socket, beside the same call in the process that holds the
 workspace and one bare round trip of JSON over a Unix socket, in interleaved rounds; the figures are medians of single
-times. Bound: at most 3 times the call in process plus one bare round trip.
+times. Bound: at most 3 times the call in process plus one bare round trip, in the median of the rounds.
 
 Then fifty processes that joined, forked once Handrail is imported, each with one session (a lane) in which it begins 20
 calls a second at fixed times, whether or not the last was answered; one in 20 has an effect, which is durable. A call's
@@ -114,6 +114,8 @@ async def one_call(folder: Path, holder: subprocess.Popen[str]) -> bool:
     assert holder.stdin is not None and holder.stdout is not None
     names = ("one bare round trip", "in process", "over the socket")
     times: dict[str, list[float]] = {name: [] for name in names}
+    parts: list[float] = []
+    """Of the bound, that each round took: a machine that others use as well has moods, which last for some rounds."""
     _transport, bare = await asyncio.get_running_loop().create_unix_connection(BareClient, str(folder / "bare"))
     async with opened(folder) as kernel:
         session = await kernel.session()
@@ -128,14 +130,20 @@ async def one_call(folder: Path, holder: subprocess.Popen[str]) -> bool:
             if number:
                 for name, some in zip(names, found, strict=True):
                     times[name] += some
+                bare_us, inside, outside = map(statistics.median, found)
+                parts.append(outside / (BOUND * inside + bare_us))
     medians = {name: statistics.median(kept) for name, kept in times.items()}
     print(f"{'one call of add(1, 2)':45} {'p50 µs':>9}")
     for name, p50 in medians.items():
         print(f"{name:45} {p50:9.1f}")
     bare_us, inside, outside = medians.values()
     bound = BOUND * inside + bare_us
-    met = outside <= bound
-    print(f"over the socket: bound {BOUND} × in process + one bare = {bound:.1f} µs: {'met' if met else 'MISSED'}\n")
+    part = statistics.median(parts)
+    met = part <= 1
+    print(
+        f"over the socket: bound {BOUND} × in process + one bare = {bound:.1f} µs, of which it took {outside / bound:.2f},"
+    )
+    print(f"{part:.2f} in the median of {ROUNDS} rounds: {'met' if met else 'MISSED'}\n")
     return met
 
 
