@@ -250,7 +250,7 @@ for tool in gcc make node; do
   command -v $tool > /dev/null || continue
   case $tool in
     gcc) printf 'int main(void) { return 0; }' > a.c && gcc a.c -o a && ./a ;;
-    make) printf 'all:\n\t@true\n' > Makefile && make ;;
+    make) printf 'all:\n\t@true\n' > Makefile && env -u MAKELEVEL -u MAKEFLAGS make ;;
     node) node -e 'require("os").networkInterfaces(); require("child_process").execFileSync("true")' ;;
   esac
 done
