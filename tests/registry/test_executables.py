@@ -17,6 +17,7 @@ from handrail.registry.sources import executables
 from handrail.registry.sources.executables import ExecutableTool, answer_of
 from handrail.registry.sources.folders import FolderSource
 from handrail.sandbox import tiers
+from handrail.sandbox.process import settled
 
 from .conftest import Place
 
@@ -158,6 +159,7 @@ async def test_nothing_of_a_call_outlives_it_and_a_lingering_child_does_not_hold
     tool = made(place, script)
     before = _children()
     assert await call(place, tool) == {}
+    await settled()
     assert _children() - before == set()
 
 
@@ -174,6 +176,7 @@ async def test_a_cancelled_call_ends_its_process(place: Place) -> None:
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+    await settled()
     assert _children() - before == set()
 
 
