@@ -54,7 +54,7 @@ if ($program) {
             syswrite($life, chr($code));
             exit $code;
         }
-        select(my $ready = $watched, undef, undef, 10) > 0 or next;    # not for ever: somebody else's child may be missed
+        select(my $ready = $watched, undef, undef, 1) > 0 or next;    # an orphan that ends just before this is seen the next time
         exit 129 if vec($ready, $lifeline, 1);
     }
 }
