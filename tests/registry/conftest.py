@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.doors import Catalog
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
@@ -75,6 +76,9 @@ class _Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise AssertionError(f"nothing here calls {tool_id}")
+
+    def catalog(self) -> Catalog:
+        raise AssertionError("nothing here looks at a catalog")
 
 
 def _everything(capability: Capability, target: str | Sequence[str]) -> str | None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.doors import Catalog
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
@@ -60,6 +61,9 @@ class Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
+
+    def catalog(self) -> Catalog:
+        raise ToolError("there is no catalog here", kind="unavailable")
 
 
 class Memory:

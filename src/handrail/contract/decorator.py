@@ -27,7 +27,7 @@ from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.schema import path_text
 from handrail.contract.signature import Parameters, parameters_of, underlying
-from handrail.contract.spec import ConfigKey, Exposure, Kind, LockSpec, Mode, SideEffect, ToolSpec
+from handrail.contract.spec import Bucket, ConfigKey, Exposure, Kind, LockSpec, Mode, SideEffect, ToolSpec
 from handrail.contract.tool import Tool
 
 P = ParamSpec("P")
@@ -68,7 +68,9 @@ class ToolOptions(TypedDict, total=False):
     tier: str | None
     kind: Kind
     guidance: str
+    guidance_bucket: Bucket
     documentation: str
+    manual_first: bool
 
 
 class FunctionTool(Tool, Generic[P, R]):

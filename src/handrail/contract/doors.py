@@ -1,4 +1,4 @@
-"""Doors that are prepared for what tools will ask of upper rooms: jobs, agents, the catalog, channels.
+"""Doors to what upper rooms do for tools: the catalog; and prepared ones for jobs, agents and channels.
 
 Only their shapes are here, so that a tool, the arbiter and whoever implements a door agree on them before it opens. A
 runtime has a door once a kernel is built with it; until then no tool can require its capability.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from handrail.contract.result import Result
-from handrail.contract.spec import ToolSpec
 
 JobState = Literal["pending", "running", "done", "failed", "cancelled", "interrupted"]
 """One terminal state each; ``interrupted`` when nobody knows how it ended."""
@@ -79,7 +78,7 @@ class Agents(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A group of tools under one name."""
+    """A group of tools under one name. ``tool_count`` is of those that can be called now and are not in view anyway."""
 
     name: str
     description: str
@@ -87,33 +86,112 @@ class Category:
 
 
 @dataclass(frozen=True, slots=True)
+class BroughtIn:
+    """What was brought into a model's view.
+
+    :param name: the category's, or the tool's id
+    :param tools: all that it stands for and that can be called, by id
+    :param added: those of them that were not in view before, in order
+    :param core: it is a core tool, which is always in view
+    """
+
+    name: str
+    kind: Literal["category", "tool"]
+    tools: tuple[str, ...]
+    added: tuple[str, ...]
+    core: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Hit:
-    """A tool that fits a query; ``relevance`` is between 0 and 1."""
+    """A tool that fits a query.
+
+    :param relevance: how well, beside the other hits; between 0 and 1
+    :param confidence: how sure it is that the tool serves the query, whatever else was found; between 0 and 1
+    :param weak: it may well not fit
+    :param reason: what spoke for it, for people
+    :param source: whose text the description is, where that is not the operator's; else ``""``
+    """
 
     tool_id: str
     description: str
     relevance: float
+    confidence: float = 1.0
+    weak: bool = False
+    reason: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Findings:
+    """What a search came to.
+
+    :param hits: best first
+    :param nothing_fits: there are tools, and none of them serves the query; ``hits`` may still hold the nearest
+    :param means: what was compared, as an operator would say it: words only, or words and meaning
+    """
+
+    hits: tuple[Hit, ...]
+    nothing_fits: bool = False
+    means: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Manual:
+    """All that there is to know of one tool before it is called.
+
+    :param name: as a model calls it
+    :param requires: what it needs, each as one text
+    :param source: whose text all this is, where that is not the operator's; else ``""``
+    """
+
+    id: str
+    name: str
+    category: str
+    description: str
+    parameters: Mapping[str, Any]
+    documentation: str
+    guidance: str
+    side_effect: str
+    requires: tuple[str, ...] = ()
+    example: Mapping[str, Any] | None = None
+    """Arguments of the least kind that fit the parameters; None where none could be made up."""
+    source: str = ""
 
 
 class Catalog(Protocol):
-    """What one interaction's model sees of the registry."""
+    """What one interaction's model sees of the registry. What is brought into view is seen from the next turn on; it gives
+    no right to run anything, and what is not in view can be called all the same."""
 
-    @property
-    def active(self) -> Sequence[ToolSpec]:
-        """In view now, in a stable order: the core set, and what was loaded."""
+    async def active(self) -> Sequence[str]:
+        """The ids of the tools in view, in a stable order: the core tools, and what was brought."""
         ...
 
-    def categories(self) -> Sequence[Category]: ...
+    async def categories(self) -> Sequence[Category]:
+        """Those that have tools which can be called and are not core."""
+        ...
 
-    def load(self, name: str) -> Sequence[str]:
-        """Bring a category, or one tool by its id, into view. Gives the ids that were added.
+    async def load(self, name: str) -> BroughtIn:
+        """Bring a category, or one tool by its id, into view. Twice is once.
 
-        :raises ToolError: ``invalid_input`` for a name that there is not, with those there are
+        :raises ToolError: ``invalid_input`` for a name that there is not, with those there are; ``unavailable`` for a tool
+            that is withheld
         """
         ...
 
-    async def search(self, query: str, *, limit: int = 5) -> Sequence[Hit]:
-        """What fits ``query``, best first; nothing where nothing does."""
+    async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
+        """What fits ``query`` of all that can be called, and bring the hits into view.
+
+        :param extensions_only: leave out what ships with Handrail
+        :raises ToolError: ``invalid_input`` for a query without any words
+        """
+        ...
+
+    async def manual(self, tool: str) -> Manual:
+        """A tool's manual, by its id, alias or wire name; from now on it counts as read in this session.
+
+        :raises ToolError: ``unknown_tool`` with the nearest there are
+        """
         ...
 
 

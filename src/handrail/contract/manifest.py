@@ -23,6 +23,7 @@ from handrail.contract.schema import InvalidSchema, compile_schema, path_text
 from handrail.contract.spec import (
     DEFAULT_MAX_OUTPUT,
     DEFAULT_TIMEOUT_MS,
+    Bucket,
     ConfigKey,
     Exposure,
     Kind,
@@ -114,7 +115,9 @@ class RuntimeView(_View):
     max_output: int = DEFAULT_MAX_OUTPUT
     max_entries: int | None = None
     guidance: str = ""
+    guidance_bucket: Bucket = "normal"
     documentation: str = ""
+    manual_first: bool = False
 
     @pydantic.field_validator("network")
     @classmethod

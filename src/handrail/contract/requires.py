@@ -27,6 +27,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "ask": "put a question to the people attached to the session",
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
+    "catalog": "look through the tools there are, and bring some into the model's view",
     "vcs.config": "change version-control configuration, by an allow-list of keys",
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""

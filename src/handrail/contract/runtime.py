@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from handrail.contract.doors import Catalog
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 
@@ -174,10 +175,14 @@ class Shell(Protocol):
         *,
         cwd: str | None = None,
         stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         """Run a shell text, or an argv without a shell. The call's own time-out ends it, and so does cancelling this.
 
+        :param environment: further variables of the program, for an argv only: rules judge a text by its words, so it has
+            to bring what it means with it. They are the tool's own choice, never a name that a model gave; those that
+            decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
         :param on_output: told each kept piece of output as it comes, so that a stopped run leaves what it wrote
         """
         ...
@@ -337,6 +342,8 @@ class Runtime(Protocol):
     def state(self) -> State: ...
     @property
     def people(self) -> People: ...
+    @property
+    def catalog(self) -> Catalog: ...
     @property
     def cancellation(self) -> Cancellation: ...
 

@@ -18,12 +18,20 @@ Exposure = Literal["edge", "core", "both", "none"]
 LockMode = Literal["S", "X"]
 Kind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "fetch", "other"]
 """ACP's kinds; they drive icons and diffs in editors."""
+Bucket = Literal["first", "normal", "last"]
+"""Where a tool's guidance stands among that of the others."""
 
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
-_CHOICES = {"side_effect": SideEffect, "mode": Mode, "exposure": Exposure, "kind": Kind}
+_CHOICES = {
+    "side_effect": SideEffect,
+    "mode": Mode,
+    "exposure": Exposure,
+    "kind": Kind,
+    "guidance_bucket": Bucket,
+}
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
@@ -116,7 +124,10 @@ class ToolSpec:
     tier: str | None = None
     kind: Kind = "other"
     guidance: str = ""
+    guidance_bucket: Bucket = "normal"
     documentation: str = ""
+    manual_first: bool = False
+    """A model may call it only once it has read its manual, by ``info``, in the same session."""
 
     @property
     def effective_locks(self) -> tuple[LockSpec, ...]:
@@ -242,6 +253,8 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not one of the parameters"))
     if spec.timeout_ms <= 0:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
+    if spec.manual_first and not spec.documentation.strip():
+        found.append(("runtime.manual_first", "there is no manual to read first; write it under documentation"))
     if spec.max_output <= 0:
         found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))
     if "ask" in spec.requires.capabilities and spec.effective_locks:

@@ -145,7 +145,7 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
         entry,
         spec=spec,
         definition_hash=spec.definition_hash,
-        untrusted=foreign_origin(spec, entry.source, foreign=entry.untrusted.startswith(entry.source)),
+        untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
         withheld=reason_to_withhold(entry.tool, tier, spec, secrets=secrets),
     )
 

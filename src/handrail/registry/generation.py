@@ -16,8 +16,23 @@ from handrail.contract.tool import Tool
 IN_PROCESS = "runtime"
 """``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
 
+BUILT_IN = "built-in"
+"""``Entry.source`` of what ships with Handrail."""
+
 UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
 """The same of programs that run without a sandbox."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foreign:
+    """A source that is not the operator's own, as the operator knows it.
+
+    :param name: what it is called
+    :param about: the operator's text on it; ``""`` where there is none
+    """
+
+    name: str
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +44,7 @@ class Entry:
     :param confined_by: the sandbox tier that holds it, :data:`IN_PROCESS`, or both; stated in every result
     :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
     :param blocking: its code holds a thread, which a cancellation does not end
+    :param foreign: whose words its description and schema are, where those are not the operator's
     """
 
     spec: ToolSpec
@@ -40,6 +56,7 @@ class Entry:
     confined_by: str = IN_PROCESS
     blocking: bool = False
     untrusted: str = ""
+    foreign: Foreign | None = None
 
     @property
     def id(self) -> str:

@@ -15,7 +15,7 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
-from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Generation, foreign_origin
+from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Foreign, Generation, foreign_origin
 from handrail.registry.sources.source import Found, Rank, Source
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
@@ -42,8 +42,9 @@ def load_generation(
         fatal = strict or not source.foreign
         loaded = source.load()
         (table.faults if fatal else table.quarantined).extend(loaded.faults)
+        foreign = Foreign(loaded.name, loaded.about) if source.foreign else None
         for found in loaded.tools:
-            problems = table.take(found, source.rank, foreign=source.foreign)
+            problems = table.take(found, source.rank, foreign)
             (table.faults if fatal else table.quarantined).extend(problems)
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
@@ -68,7 +69,7 @@ class _Table:
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
-    def take(self, found: Found, rank: Rank, *, foreign: bool = False) -> list[Fault]:
+    def take(self, found: Found, rank: Rank, foreign: Foreign | None = None) -> list[Fault]:
         """Add one tool, or say everything that is wrong with it."""
         tool, place = found.tool, found.place
         spec = tool.spec
@@ -93,7 +94,8 @@ class _Table:
             withheld=reason_to_withhold(tool, self.tier, secrets=self.secrets),
             confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
-            untrusted=foreign_origin(spec, place, foreign=foreign),
+            untrusted=foreign_origin(spec, place, foreign=foreign is not None),
+            foreign=foreign,
         )
         self.rows[spec.id] = _Row(entry, rank)
         self.ids_by_wire[wire_name(spec.id)] = spec.id

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
 from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
@@ -101,6 +102,13 @@ class Doors(Protocol):
         ...
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result: ...
+
+    def catalog(self) -> Catalog:
+        """What the call's interaction sees of the generation that the call is at.
+
+        :raises ToolError: ``unavailable`` where there is none
+        """
+        ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
         """What people answered to exactly these questions before the call began; None where they were not asked."""
@@ -258,6 +266,11 @@ class CallRuntime:
     def people(self) -> People:
         self._require_named("ask")
         return _People(self._around, self._doors)
+
+    @property
+    def catalog(self) -> Catalog:
+        self._require_named("catalog")
+        return self._doors.catalog()
 
     @property
     def cancellation(self) -> Cancellation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from handrail.registry.generation import BUILT_IN
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 
@@ -17,4 +18,4 @@ class BuiltinSource:
     def load(self) -> Loaded:
         from handrail.tools import BUILTINS  # here, so that nothing pays for them before a kernel opens
 
-        return Loaded(tuple(Found(tool, "built-in") for tool in BUILTINS))
+        return Loaded(tuple(Found(tool, BUILT_IN) for tool in BUILTINS))

@@ -22,10 +22,16 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """All that a source has, and all that is wrong with it."""
+    """All that a source has, and all that is wrong with it.
+
+    :param name: what the operator calls the source, where it is a foreign one; its tools are one category of that name
+    :param about: the operator's text on it, for models. Never the source's own
+    """
 
     tools: tuple[Found, ...] = ()
     faults: tuple[Fault, ...] = ()
+    name: str = ""
+    about: str = ""
 
 
 class Source(Protocol):
