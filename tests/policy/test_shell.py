@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from hypothesis import example, given
@@ -374,3 +375,35 @@ def test_importing_the_reader_does_not_import_the_grammar() -> None:
     code = "import sys, handrail.policy.authority, handrail.policy.shell; print('tree_sitter' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
+
+
+def test_no_character_beyond_ascii_ends_the_process_that_reads_it() -> None:
+    """The grammar's scanner looks one up in a table with 384 places. Read in another process, which would end."""
+    code = (
+        "from handrail.policy.shell import parse\n"
+        "for place in range(0x80, 0x110000, 0x400):\n"
+        "    for before in ('{', 'echo {', '{1..', 'cat <<'):\n"
+        "        if not 0xD800 <= place < 0xE000:\n"
+        "            assert parse(before + chr(place)).unclear\n"
+        "print('read')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "read\n"), done.stderr
+
+
+def test_words_beyond_ascii_are_read_as_they_are_written() -> None:
+    script = parse("größe 'naïve 漢字' a𝄞b > Übung.txt && écho=1 x")
+    assert script.unclear is None
+    assert [command.argv for command in script.commands] == [("größe", "naïve 漢字", "a𝄞b"), ("écho=1", "x")]
+    assert [(found.operator, found.target) for found in script.files] == [(">", "Übung.txt")]
+    made_out = parse('(größe "$x" > Übung.txt)')
+    assert made_out.unclear and made_out.commands[0].argv == ("größe", "$x")
+    assert [found.target for found in made_out.files] == ["Übung.txt"]
+
+
+def test_texts_are_read_on_several_threads_at_once() -> None:
+    """As watchdogs do."""
+    texts = [f"git log -{n} | head -{n} > f{n}" for n in range(40)]
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(parse, texts * 5))
+    assert found == [parse(text) for text in texts] * 5

@@ -8,6 +8,7 @@ any word they read differently, makes the whole text unclear. Nothing here runs 
 from __future__ import annotations
 
 import re
+import threading
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,9 @@ def parse(text: str) -> Script:
         return Script((), f"it is {len(text):,} characters long (at most {MAX_CHARACTERS:,} are judged)")
     if problem := _hidden(text):
         return Script((), problem)
-    root = _parser().parse(text.encode("utf-8")).root_node
+    raw = text.encode("utf-8")
+    with _reading:
+        root = _parser().parse(raw if text.isascii() else raw.translate(_STAND_INS)).root_node
     problem = _outside_the_list(root)
     if problem is None:
         try:
@@ -140,12 +143,25 @@ def parse(text: str) -> Script:
         except _Unclear as unclear:
             problem = str(unclear)
         else:
-            problem = _disagreement(root, commands)
+            problem = _disagreement(root, raw, commands)
             if problem is None:
                 opened = [r for command in commands for r in command.redirections if r.capability is not None]
                 return Script(commands, None, tuple(opened))
-    commands = _made_out(root)
-    return Script(commands, problem, _files_made_out(root, commands))
+    commands = _made_out(root, raw)
+    return Script(commands, problem, _files_made_out(root, raw, commands))
+
+
+_reading = threading.Lock()
+"""One text at a time: watchdogs read on threads of their own, and a parser has one state."""
+_STAND_INS = bytes(range(128)) + b"." * 128
+"""What the grammar is shown of a character beyond ASCII. To bash it is a part of a word like any other; the grammar's
+scanner looks it up in a table of the C library that ends at 255 (after a ``{``), which ends the process, and takes what
+it does with the others from the locale. What a word is, is read from the text itself: the places are the same."""
+
+
+def _text(node: Node, raw: bytes) -> str:
+    """A node as it was written."""
+    return raw[node.start_byte : node.end_byte].decode("utf-8", "replace")
 
 
 @cache
@@ -202,56 +218,52 @@ def _nodes(root: Node, kind: str) -> list[Node]:
     return found
 
 
-def _source(node: Node, *, literal: bool = True) -> tuple[str, ...]:
+def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
     """The words of a command node, as written; also those that are not literal if asked for."""
     words: list[Node] = []
     for child in node.named_children:
         words += child.named_children if child.type == "command_name" else [child]
-    return tuple(
-        (word.text or b"").decode("utf-8", "replace")
-        for word in words
-        if word.type in _WORDS or not (literal or word.type in _NO_WORDS)
-    )
+    return tuple(_text(word, raw) for word in words if word.type in _WORDS or not (literal or word.type in _NO_WORDS))
 
 
-def _disagreement(root: Node, commands: tuple[Command, ...]) -> str | None:
-    theirs = [_source(node) for node in _nodes(root, "command")]
-    if theirs == [command.source for command in commands] and _agrees_on_files(root, commands):
+def _disagreement(root: Node, raw: bytes, commands: tuple[Command, ...]) -> str | None:
+    theirs = [_source(node, raw) for node in _nodes(root, "command")]
+    if theirs == [command.source for command in commands] and _agrees_on_files(root, raw, commands):
         if len(commands) > MAX_COMMANDS:
             return f"it has {len(commands)} commands (at most {MAX_COMMANDS} are judged)"
         return None if commands else "it holds no command"
     return "its words can be read in more than one way"
 
 
-def _agrees_on_files(root: Node, commands: tuple[Command, ...]) -> bool:
+def _agrees_on_files(root: Node, raw: bytes, commands: tuple[Command, ...]) -> bool:
     """Whether both readers see the same redirections, in the same order."""
     ours = [str(redirection) for command in commands for redirection in command.redirections]
-    nodes = _nodes(root, "file_redirect") if ours or b">" in (root.text or b"") or b"<" in (root.text or b"") else []
-    return ours == [str(_redirect_of(node)) for node in nodes]
+    nodes = _nodes(root, "file_redirect") if ours or b">" in raw or b"<" in raw else []
+    return ours == [str(_redirect_of(node, raw)) for node in nodes]
 
 
-def _redirect_of(node: Node) -> Redirection:
+def _redirect_of(node: Node, raw: bytes) -> Redirection:
     """As tree-sitter reads it. More than one destination leaves a text that equals nothing the lexer reads."""
-    parts = [(child.text or b"").decode("utf-8", "replace") for child in node.children]
-    words = [part for child, part in zip(node.children, parts, strict=True) if child.type in _WORDS]
-    operator = "".join(part for child, part in zip(node.children, parts, strict=True) if child.type not in _WORDS)
+    parts = [(child.type in _WORDS, _text(child, raw)) for child in node.children]
+    words = [part for is_word, part in parts if is_word]
+    operator = "".join(part for is_word, part in parts if not is_word)
     target = "\0".join(_dequoted(word) for word in words)
     return Redirection(operator, target, _opens(operator, target))
 
 
-def _made_out(root: Node) -> tuple[Command, ...]:
+def _made_out(root: Node, raw: bytes) -> tuple[Command, ...]:
     """Whatever looks like a command anywhere in the text, words that are not literal left as written."""
     found: list[Command] = []
     for node in _nodes(root, "command")[: 4 * MAX_COMMANDS]:
-        source = _source(node, literal=False)
+        source = _source(node, raw, literal=False)
         found.append(Command(tuple(_dequoted(word) for word in source), (), source))
     return tuple(found)
 
 
-def _files_made_out(root: Node, commands: tuple[Command, ...]) -> tuple[Redirection, ...]:
+def _files_made_out(root: Node, raw: bytes, commands: tuple[Command, ...]) -> tuple[Redirection, ...]:
     """The files that redirections plainly name, as far as it is known which they are."""
     moved = any(command.argv and _may_move(command.argv) for command in commands)
-    found = [_redirect_of(node) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
+    found = [_redirect_of(node, raw) for node in _nodes(root, "file_redirect")[:MAX_COMMANDS]]
     return tuple(
         redirection
         for redirection in found
