@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.policy.desk import BASH, EDIT, GREP, HELPER, READ, WRITE, Desk, book, rule
 
+from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires
 from handrail.contract.spec import ToolSpec
 
 
@@ -62,6 +65,38 @@ def test_an_answered_call_without_targets_may_touch_what_it_requires_where_no_ru
     assert may("shell.run", ["sudo", "ls"]) is None  # asked about as any command here, and the call was answered
     allowed = desk.may(HELPER, {"x": 1}, "allow helper")
     assert allowed("shell.run", ["sudo", "ls"]) is not None
+
+
+LINTER = ToolSpec(
+    "lint",
+    "Look for faults.",
+    {"type": "object", "properties": {"path": {"type": "string", "format": "path"}}},
+    Requires(fs=FsRequires(read=("{workspace}",), write=("{workspace}",)), shell=(ShellRequires(cmd="lint"),)),
+    side_effect="read",
+)
+FORMATTER = replace(LINTER, id="format", side_effect="write")
+
+
+@pytest.mark.proves("P-01")
+def test_the_decision_on_a_call_speaks_for_the_programs_that_its_tool_names(desk: Desk) -> None:
+    reads = desk.may(LINTER, {"path": "src"})
+    assert reads("shell.run", ["lint", "--all", "src"]) is None
+    assert reads("shell.run", ["other"]) is not None
+    assert desk.may(LINTER, {"path": "src"}, "deny shell.run lint --all *")("shell.run", ["lint", "--all", "a"])
+    assert desk.may(LINTER, {"path": "src"}, "ask shell.run lint")("shell.run", ["lint"])
+    answered = desk.may(FORMATTER, {"path": "src"})
+    assert answered("shell.run", ["lint", "src"]) is None
+    assert answered("shell.run", ["other"]) is not None
+    assert desk.may(FORMATTER, {"path": "src"}, "deny shell.run lint *")("shell.run", ["lint", "src"])
+
+
+@pytest.mark.proves("P-01")
+def test_unasked_it_speaks_for_no_program_that_could_write_or_reach_the_network(desk: Desk) -> None:
+    assert desk.may(FORMATTER, {"path": "src"}, "allow fs.write")("shell.run", ["lint", "src"]) is not None
+    online = LINTER.requires.model_copy(update={"net": NetRequires(hosts=("example.org",))})
+    assert desk.may(replace(LINTER, requires=online), {"path": "src"})("shell.run", ["lint", "src"]) is not None
+    anything = LINTER.requires.model_copy(update={"shell": (ShellRequires(cmd="*"),)})
+    assert desk.may(replace(LINTER, requires=anything), {"path": "src"})("shell.run", ["lint", "src"]) is not None
 
 
 @pytest.mark.proves("P-01")

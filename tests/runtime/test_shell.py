@@ -60,6 +60,28 @@ async def test_a_text_runs_in_bash_and_an_argv_without_a_shell(sandbox: Sandbox,
     assert may.asked == [("shell.run", "echo $((1 + 1)) >&2; exit 3"), ("shell.run", ("echo", "$HOME;", "*"))]
 
 
+async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandbox, workspace: Path) -> None:
+    shell = shell_on(sandbox, workspace, ANY)
+    told = await shell.run(["printenv", "GIT_PAGER", "LANG"], environment={"GIT_PAGER": "a b", "LANG": "C"})
+    assert told.output == b"a b\nC\n"
+    assert (await shell.run(["printenv", "GIT_PAGER"])).output == b""
+    with pytest.raises(ToolError, match="judged by its words"):
+        await shell.run("printenv", environment={"GIT_PAGER": "a"})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("PATH", "x"), ("LD_PRELOAD", "x"), ("BASH_ENV", "x"), ("HOME", "/"), ("https_proxy", ""), ("A=B", "x"), ("", "x"),
+     ("HTTP_PROXY", "x"), ("HANDRAIL_SECRETS", "3"), ("A", "x\0y")],
+)  # fmt: skip
+async def test_what_the_sandbox_sets_and_what_is_no_variable_is_refused(
+    sandbox: Sandbox, workspace: Path, name: str, value: str
+) -> None:
+    with pytest.raises(ToolError) as refused:
+        await shell_on(sandbox, workspace, ANY).run(["true"], environment={name: value})
+    assert refused.value.kind == "invalid_input"
+
+
 async def test_stdin_is_handed_over_and_ends(sandbox: Sandbox, workspace: Path) -> None:
     assert (await shell_on(sandbox, workspace, ANY).run("wc -c", stdin=b"12345")).output.strip() == b"5"
     assert (await shell_on(sandbox, workspace, ANY).run("cat")).output == b""

@@ -173,6 +173,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
                 "command": either(text, each(text)),
                 "cwd": optional(text),
                 "stdin": some_bytes,
+                "environment": optional(_texts),
                 "on_output": optional(whole),
             },
             lambda on, given: on.shell.run(**given),

@@ -327,10 +327,18 @@ class RemoteShell:
         *,
         cwd: str | None = None,
         stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         given: Any = command if isinstance(command, str) else list(command)
-        return await self._on.listening(SHELL_RUN, on_output, command=given, cwd=cwd, stdin=stdin)
+        return await self._on.listening(
+            SHELL_RUN,
+            on_output,
+            command=given,
+            cwd=cwd,
+            stdin=stdin,
+            environment=None if environment is None else dict(environment),
+        )
 
 
 class RemoteNet:

@@ -230,7 +230,28 @@ class _Touches:
         return self._text(worst)
 
     def _speaks_for(self, finding: Finding) -> bool:
-        return self._answered and not self._verdict.targets and finding.cause == "no rule"
+        """Whether the call's own decision speaks for a command that no rule speaks of.
+
+        A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
+        call allowed that. Unasked so only where the tool reads, since its programs then find everything read-only.
+        """
+        if finding.cause != "no rule":
+            return False
+        if self._answered and not self._verdict.targets:
+            return True
+        return (self._answered or self._reads) and self._works_by(finding.argv or ())
+
+    @property
+    def _reads(self) -> bool:
+        spec = self._prepared.spec
+        return spec.side_effect == "read" and not spec.requires.net.hosts
+
+    def _works_by(self, argv: Sequence[str]) -> bool:
+        """Whether the tool requires this program by its name, and its arguments name no command."""
+        spec = self._prepared.spec
+        return "shell.run" not in spec.effective_targets and any(
+            entry.cmd != "*" and entry.allows(argv) for entry in spec.requires.shell
+        )
 
     def _beyond(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:
         capabilities = self._verdict.capabilities

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
@@ -20,6 +21,9 @@ MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 
 _SH = ("/bin/sh", "-c")
 _REDIRECTING = frozenset("<>")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_FIXED = frozenset(("PATH", "HOME", "TMPDIR", "SHELL", "IFS", "ENV", "NODE_USE_ENV_PROXY"))
+_FIXED_BEGIN = ("LD_", "BASH", "HANDRAIL", "DYLD_")
 
 
 class SandboxedShell:
@@ -52,8 +56,10 @@ class SandboxedShell:
         *,
         cwd: str | None = None,
         stdin: bytes = b"",
+        environment: Mapping[str, str] | None = None,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
+        given = _variables(command, environment or {})
         argv = self._argv(command)
         folder = self._folder(cwd)
         if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
@@ -62,7 +68,7 @@ class SandboxedShell:
                 "there, or give an argv",
                 kind="denied",
             )
-        profile = dataclasses.replace(self._profile, cwd=folder)
+        profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
         process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=True)
         try:
             output, _, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
@@ -120,6 +126,25 @@ class SandboxedShell:
         if not Path(located.absolute).is_dir():
             raise ToolError(f"the working directory {located.shown} is no folder", kind="failed")
         return located.absolute
+
+
+def _variables(command: str | Sequence[str], given: Mapping[str, str]) -> Mapping[str, str]:
+    """
+    :raises ToolError: ``invalid_input`` for what is no variable, or not a tool's to set
+    """
+    if given and isinstance(command, str):
+        raise ToolError(
+            "a shell text is judged by its words alone, so it gets no further variables; give an argv",
+            kind="invalid_input",
+        )
+    for name, value in given.items():
+        if _VARIABLE.fullmatch(name) is None:
+            raise ToolError(f"{visible(name)!r} is no name of a variable", kind="invalid_input")
+        if name in _FIXED or name.startswith(_FIXED_BEGIN) or name.lower().endswith("_proxy"):
+            raise ToolError(f"{name} is set by the sandbox; leave it out of environment", kind="invalid_input")
+        if "\0" in value:
+            raise ToolError(f"the value of {name} has a NUL character in it", kind="invalid_input")
+    return given
 
 
 def _shell() -> tuple[str, ...]:
