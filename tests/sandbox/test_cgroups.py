@@ -50,6 +50,28 @@ def test_without_any_there_is_none(tmp_path: Path) -> None:
     assert cgroups.top(*written(tmp_path, "", "")) is None
 
 
+def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path) -> None:
+    (tmp_path / "cgroup.procs").touch()
+    assert cgroups.entrance(tmp_path) == tmp_path / "cgroup.procs"
+    (tmp_path / "tasks").touch()
+    assert cgroups.entrance(tmp_path) == tmp_path / "tasks"
+
+
+@possible
+@pytest.mark.proves("S-04")
+async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> None:
+    group = cgroups.group_for(40)
+    assert group is not None
+    process = await ground.start("/bin/bash", "-c", "echo in; (cat; :); :", limits=Limits(processes=40))
+    try:
+        assert await process.read_line(10) == b"in\n"
+        members = (group / "cgroup.procs").read_text().split()
+        assert str(process.pid) in members and len(members) >= 3
+        assert all(group.name in (Path("/proc") / member / "cgroup").read_text() for member in members)
+    finally:
+        await process.kill()
+
+
 @possible
 @pytest.mark.proves("S-04")
 async def test_a_fork_bomb_of_real_root_is_held_and_other_calls_go_on_after_it(confined: Ground) -> None:
