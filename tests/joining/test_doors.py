@@ -51,6 +51,7 @@ async def everything(on: Runtime) -> object:
         await caught(on.shell.run("cat a.txt; printf '\\377'; exit 3")),
         await caught(on.shell.run(["cat", "-"], stdin=b"\x00in")),
         await caught(on.shell.run(["printenv", "A"], environment={"A": "1"})),
+        await caught(on.shell.run("echo one; echo two >&2", apart=True)),
         await caught(on.shell.run(["true"], environment={"PATH": "."})),
         await caught(on.shell.run("rm a.txt")),
         await caught(on.shell.run([])),

@@ -69,6 +69,13 @@ async def test_an_argv_gets_further_variables_and_a_text_does_not(sandbox: Sandb
         await shell.run("printenv", environment={"GIT_PAGER": "a"})
 
 
+async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
+    sandbox: Sandbox, workspace: Path
+) -> None:
+    done = await shell_on(sandbox, workspace, ANY).run("echo one; echo two >&2; exit 3", apart=True)
+    assert (done.exit_code, done.output, done.errors) == (3, b"one\n", b"two\n")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("PATH", "x"), ("LD_PRELOAD", "x"), ("BASH_ENV", "x"), ("HOME", "/"), ("https_proxy", ""), ("A=B", "x"), ("", "x"),

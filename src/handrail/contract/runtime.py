@@ -155,7 +155,7 @@ class Completed:
 
     ``signal`` is the number that ended it, or None. ``limit`` says which bound of the sandbox it came upon, as far as
     its end or its last words show; ``notes`` why files that it speaks of could not be read or written, where the
-    sandbox kept them from it.
+    sandbox kept them from it. ``errors`` is stderr where it was asked for apart.
     """
 
     exit_code: int
@@ -164,6 +164,7 @@ class Completed:
     signal: int | None = None
     limit: str | None = None
     notes: tuple[str, ...] = ()
+    errors: bytes = b""
 
 
 class Shell(Protocol):
@@ -176,6 +177,7 @@ class Shell(Protocol):
         cwd: str | None = None,
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
+        apart: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         """Run a shell text, or an argv without a shell. The call's own time-out ends it, and so does cancelling this.
@@ -183,6 +185,7 @@ class Shell(Protocol):
         :param environment: further variables of the program, for an argv only: rules judge a text by its words, so it has
             to bring what it means with it. They are the tool's own choice, never a name that a model gave; those that
             decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
+        :param apart: keep stderr out of ``output``, for what is read by its form
         :param on_output: told each kept piece of output as it comes, so that a stopped run leaves what it wrote
         """
         ...

@@ -93,6 +93,7 @@ _completed = shape(
     signal=optional(whole),
     limit=optional(text),
     notes=each(text),
+    errors=some_bytes,
 )
 
 
@@ -174,6 +175,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
                 "cwd": optional(text),
                 "stdin": some_bytes,
                 "environment": optional(_texts),
+                "apart": flag,
                 "on_output": optional(whole),
             },
             lambda on, given: on.shell.run(**given),

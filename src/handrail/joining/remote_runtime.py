@@ -328,6 +328,7 @@ class RemoteShell:
         cwd: str | None = None,
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
+        apart: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         given: Any = command if isinstance(command, str) else list(command)
@@ -338,6 +339,7 @@ class RemoteShell:
             cwd=cwd,
             stdin=stdin,
             environment=None if environment is None else dict(environment),
+            apart=apart,
         )
 
 

@@ -57,6 +57,7 @@ class SandboxedShell:
         cwd: str | None = None,
         stdin: bytes = b"",
         environment: Mapping[str, str] | None = None,
+        apart: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
         given = _variables(command, environment or {})
@@ -69,14 +70,17 @@ class SandboxedShell:
                 kind="denied",
             )
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
-        process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=True)
+        process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=not apart)
         try:
-            output, _, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
+            output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
             try:
                 code = await process.wait()
             except Vetoed as veto:
-                said = output.decode("utf-8", "replace")
+                said = (output + errors).decode("utf-8", "replace")
                 raise ToolError(veto.text, kind="denied", data={"exit_code": veto.exit_code, "output": said}) from None
+            except ToolError as error:
+                said = (output + errors).decode("utf-8", "replace")
+                raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
         except asyncio.CancelledError:
             await _ended(process)
             if on_output is not None and isinstance(process, GuardedProcess) and process.veto is not None:
@@ -84,9 +88,10 @@ class SandboxedShell:
             raise
         finally:
             await _ended(process)
-        bound = None if self._profile.tool in self._sandbox.tier.unconfined else ended_by(code, output)
+        said = errors or output
+        bound = None if self._profile.tool in self._sandbox.tier.unconfined else ended_by(code, said)
         limit = bound.about if bound else None
-        return Completed(code, output, dropped, -code if code < 0 else None, limit, explained(process, output))
+        return Completed(code, output, dropped, -code if code < 0 else None, limit, explained(process, said), errors)
 
     def _argv(self, command: str | Sequence[str]) -> Sequence[str]:
         if not self._capabilities.uses("shell.run"):
