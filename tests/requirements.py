@@ -28,6 +28,7 @@ ROWS: dict[str, str] = {
     "R-09a": "Installed packages add tools by entry point.",
     "R-09b": "Installed packages add sandboxes by entry point, of which an operator chooses one by name.",
     "R-14": "Nothing is fetched or installed at run time.",
+    "D-11": "Each provider is offered a tool in its own form and within its schema's limits, with nothing lost and nothing narrower.",
     "D-09a": "An unknown tool is answered with the nearest few names.",
     "P-01": "Capability check, rules, watchdogs, then a person: each can only narrow; what a call really touches is judged again, and what rules keep from being read or written is hidden from programs in the sandbox and not written by them.",
     "P-02": "A rule is an action, a permission and a pattern for its kind of argument; no rule means ask.",

@@ -18,6 +18,7 @@ from handrail.agent.model import Model
 from handrail.agent.providers import open_model
 from handrail.agent.retry import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
+from handrail.contract.spec import ToolSpec
 from handrail.testing.models import Pause
 from handrail.testing.servers import (
     AnthropicServer,
@@ -324,6 +325,18 @@ async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_sche
     tools = b.server.requests[0].body["tools"]
     sent = tools[0]["function"] if kind == "openai" else tools[0]
     assert set(sent) == {"name", "description", "parameters" if kind == "openai" else "input_schema"}
+
+
+@each_provider
+@pytest.mark.proves("D-11")
+async def test_alternatives_at_the_root_of_a_schema_reach_no_provider(kind: Kind) -> None:
+    async with bench(kind, Reply("ok")) as b:
+        ways = [{"properties": {name: {"type": "string"}}, "required": [name]} for name in ("path", "url")]
+        b.session.specs = [ToolSpec(id="get", description="Get.", parameters={"type": "object", "oneOf": ways})]
+        assert (await b.run()).ok
+    tools = b.server.requests[0].body["tools"]
+    sent = tools[0]["function"]["parameters"] if kind == "openai" else tools[0]["input_schema"]
+    assert "oneOf" not in sent and set(sent["properties"]) == {"path", "url"}
 
 
 @pytest.mark.parametrize("spec", ["", "gpt", "openai:", "gemini:x", "script:"])

@@ -31,6 +31,7 @@ from handrail.agent.prompt import system_prompt
 from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
 from handrail.agent.retry import Delayed, RetryPolicy
 from handrail.agent.stream import Reply, ReplyAssembly, ReplyTooLong
+from handrail.catalog.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, LogUnavailable, UsageError
 
@@ -213,7 +214,7 @@ class Agent:
             dispatch = AfterReply(turn)
             yield TurnStarted(run.spent.turns + 1)
 
-            assembly = ReplyAssembly()
+            assembly = ReplyAssembly(forms_to_restore(request.tools, self.model.dialect))
             async with aclosing(self._read(run, request, assembly, dispatch)) as events:
                 async for event in events:
                     yield event

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.errors import HandrailError
+
+if TYPE_CHECKING:
+    from handrail.catalog.dialects import Dialect
 
 # --- what a reply is made of, in the order it arrives ---------------------------------------------------------
 
@@ -168,6 +171,11 @@ class Model(Protocol):
     @property
     def name(self) -> str:
         """``provider:model``, as an operator writes it."""
+        ...
+
+    @property
+    def dialect(self) -> Dialect:
+        """What its provider's schemas can say; arguments come back in the tool's own form by it."""
         ...
 
     def stream(self, request: ModelRequest) -> AsyncIterator[BlockEvent]:

@@ -7,7 +7,9 @@ comes after the provider closed a block never changes a whole call into another.
 
 from __future__ import annotations
 
+import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from handrail.agent.model import (
@@ -23,6 +25,7 @@ from handrail.agent.model import (
     TextPart,
     Usage,
 )
+from handrail.catalog.fitting import Fitted
 from handrail.contract.call import ProposedCall
 from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, parse_arguments
 from handrail.contract.names import wire_name
@@ -88,6 +91,8 @@ class _Open:
     length: int = 0
     closed: bool = False
     fault: str | None = None
+    form: Fitted | None = None
+    """How its arguments get the tool's own names back, where they came under others."""
 
     def add(self, text: str) -> None:
         if self.closed:
@@ -103,7 +108,12 @@ class _Open:
     def proposed(self, fault: str | None = None) -> ProposedCall:
         fault = self.fault or fault
         text = whole_characters("".join(self.pieces))
-        return ProposedCall(self.name, text if fault is None else text[:KEPT_HEAD], self.provider_id, fault)
+        if fault is not None:
+            return ProposedCall(self.name, text[:KEPT_HEAD], self.provider_id, fault)
+        if self.form is not None:
+            with contextlib.suppress(ArgumentText):  # what is no JSON is refused as it came
+                return ProposedCall(self.name, self.form.restored(parse_arguments(text)), self.provider_id)
+        return ProposedCall(self.name, text, self.provider_id)
 
 
 class ReplyTooLong(Exception):
@@ -113,7 +123,9 @@ class ReplyTooLong(Exception):
 class ReplyAssembly:
     """Takes one reply's events in order. Use one for each reply."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: Mapping[str, Fitted] | None = None) -> None:
+        """:param forms: by wire name, the tools whose properties travel under other names"""
+        self._forms = forms or {}
         self._parts: list[list[str] | Kept | int] = []
         self._calls: list[_Open] = []
         self._by_index: dict[int, int] = {}
@@ -184,7 +196,9 @@ class ReplyAssembly:
         fault = None if name.strip() else NO_NAME
         self._by_index[index] = len(self._calls)
         self._parts.append(len(self._calls))
-        self._calls.append(_Open(name, provider_id[:200] if provider_id else None, fault=fault))
+        self._calls.append(
+            _Open(name, provider_id[:200] if provider_id else None, fault=fault, form=self._forms.get(name))
+        )
 
     def _text(self, text: str) -> str | None:
         text = self._half + text

@@ -18,6 +18,7 @@ from handrail.agent.model import (
     ProviderError,
     TextDelta,
 )
+from handrail.catalog.dialects import MCP, Dialect
 
 
 @dataclass(slots=True)
@@ -57,7 +58,9 @@ class PlayedModel:
     For a model that also checks what it is asked, see :class:`handrail.agent.providers.script.ScriptModel`.
     """
 
-    def __init__(self, *replies: Iterable[Step]) -> None:
+    def __init__(self, *replies: Iterable[Step], dialect: Dialect = MCP) -> None:
+        """:param dialect: what its provider's schemas can say"""
+        self.dialect = dialect
         self._replies = [list(reply) for reply in replies]
         self.requests: list[ModelRequest] = []
         """What was asked, in order, repeated attempts included."""

@@ -35,6 +35,8 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers.failures import failure
 from handrail.agent.providers.fields import count, get, text
+from handrail.catalog.dialects import ANTHROPIC, Dialect
+from handrail.catalog.fitting import offered
 
 if TYPE_CHECKING:
     from anthropic.types import MessageParam, RawMessageStreamEvent, ToolUnionParam
@@ -65,6 +67,10 @@ class AnthropicModel:
     @property
     def name(self) -> str:
         return f"anthropic:{self._model}"
+
+    @property
+    def dialect(self) -> Dialect:
+        return ANTHROPIC
 
     async def aclose(self) -> None:
         await self._client.close()
@@ -226,11 +232,4 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
 
 
 def _tools(views: Iterable[Mapping[str, Any]]) -> list[ToolUnionParam]:
-    return [
-        {
-            "name": view["name"],
-            "description": view["description"],
-            "input_schema": {"type": "object", **view["parameters"]},
-        }
-        for view in views
-    ]
+    return [cast("ToolUnionParam", offered(view, ANTHROPIC)[0]) for view in views]

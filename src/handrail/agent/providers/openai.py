@@ -31,6 +31,8 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers.failures import failure
 from handrail.agent.providers.fields import count, get, text
+from handrail.catalog.dialects import OPENAI_CHAT, Dialect
+from handrail.catalog.fitting import offered
 
 if TYPE_CHECKING:
     from openai.types.chat import (
@@ -62,6 +64,10 @@ class OpenAIModel:
     @property
     def name(self) -> str:
         return f"openai:{self._model}"
+
+    @property
+    def dialect(self) -> Dialect:
+        return OPENAI_CHAT
 
     async def aclose(self) -> None:
         await self._client.close()
@@ -201,14 +207,4 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
 
 
 def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:
-    return [
-        {
-            "type": "function",
-            "function": {
-                "name": view["name"],
-                "description": view["description"],
-                "parameters": view["parameters"],
-            },
-        }
-        for view in views
-    ]
+    return [cast("ChatCompletionToolUnionParam", offered(view, OPENAI_CHAT)[0]) for view in views]

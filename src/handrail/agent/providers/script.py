@@ -35,6 +35,7 @@ from handrail.agent.providers.script_file import (
     ScriptedTurn,
     read_script,
 )
+from handrail.catalog.dialects import MCP, Dialect
 from handrail.contract.names import wire_name
 
 _MISSING = object()
@@ -68,6 +69,11 @@ class ScriptModel:
     @property
     def name(self) -> str:
         return f"script:{self._source}"
+
+    @property
+    def dialect(self) -> Dialect:
+        """It is shown what an MCP client is: every tool as it is."""
+        return MCP
 
     @property
     def unplayed(self) -> int:

@@ -1,0 +1,494 @@
+"""A tool's parameters as one provider can take them, with no part of them lost.
+
+What a provider's schema language cannot say is said looser, and in words. A fitted schema takes every call that the
+tool's own names, and the kernel checks each against the tool's own. Properties keep their places and their nesting;
+one whose name a provider refuses travels under another, and :meth:`Fitted.restored` gives it back its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, cast
+
+from handrail.catalog.dialects import ANNOTATIONS, Dialect
+
+MAX_NODES = 5_000
+"""Schemas within one fitted schema; what would go beyond stays open and says so."""
+MAX_UNROLLED = 2
+"""How often a definition that holds itself is written out inside itself."""
+_MAX_SAID = 240
+_SCHEMAS_IN = (
+    "items",
+    "additionalProperties",
+    "contains",
+    "propertyNames",
+    "not",
+    "if",
+    "then",
+    "else",
+    "unevaluatedItems",
+)
+_LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
+_MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
+_AT_ROOT = (
+    "oneOf",
+    "anyOf",
+    "allOf",
+    "not",
+    "if",
+    "then",
+    "else",
+    "enum",
+    "const",
+    "dependentSchemas",
+    "$ref",
+    "$dynamicRef",
+)
+_LOCAL = re.compile(r"#/(?:\$defs|definitions)/[^/]+\Z")
+_UNSAID = frozenset({"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"})
+
+_FORMATS = frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"})
+_TURNED_ROUND = (
+    "not",
+    "if",
+    "then",
+    "else",
+    "contains",
+    "minContains",
+    "maxContains",
+    "propertyNames",
+    "dependentRequired",
+    "dependentSchemas",
+    "dependencies",
+)
+_BUNDLES = (
+    ("if", "then", "else"),
+    ("contains", "minContains", "maxContains"),
+    ("minimum", "exclusiveMinimum"),
+    ("maximum", "exclusiveMaximum"),
+    ("items", "prefixItems", "additionalItems"),
+)
+"""Keywords that change what each other mean, so that one schema's are never put beside another's."""
+_ASKED_OF = {
+    **dict.fromkeys(
+        ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
+        "object",
+    ),
+    **dict.fromkeys(
+        ("maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "propertyOrdering"),
+        "object",
+    ),
+    **dict.fromkeys(
+        ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains"), "array"
+    ),
+    **dict.fromkeys(("maxContains", "unevaluatedItems", "additionalItems"), "array"),
+    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType"), "string"),
+}
+_WIDER = {"integer": "number"}
+
+Node = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """Parameters in a provider's dialect.
+
+    :param notes: what they cannot say, to be told in the tool's description
+    :param renamed: properties by the names that they travel under
+    """
+
+    parameters: Node
+    notes: tuple[str, ...] = ()
+    renamed: Node = field(default_factory=dict[str, str])
+
+    def restored(self, arguments: object) -> Any:
+        """A model's arguments with the tool's own property names."""
+        if not self.renamed:
+            return arguments
+        if isinstance(arguments, Mapping):
+            given = cast("Mapping[str, Any]", arguments)
+            return {self.renamed.get(name, name): self.restored(value) for name, value in given.items()}
+        return (
+            [self.restored(item) for item in cast("list[Any]", arguments)] if isinstance(arguments, list) else arguments
+        )
+
+
+def offered(view: Node, dialect: Dialect) -> tuple[dict[str, Any], Fitted]:
+    """A tool's LLM view in a provider's own form, and how its arguments come back."""
+    fitted = _fit_once(json.dumps(view["parameters"], sort_keys=False), dialect)
+    description = described(str(view["description"]), fitted.notes, dialect.max_description)
+    return dialect.form(str(view["name"]), description, fitted.parameters), fitted
+
+
+def forms_to_restore(views: Iterable[Node], dialect: Dialect) -> dict[str, Fitted]:
+    """By wire name, the tools whose arguments come back under other names than their own."""
+    if dialect.property_names is None:
+        return {}
+    fitted = ((str(view["name"]), offered(view, dialect)[1]) for view in views)
+    return {name: one for name, one in fitted if one.renamed}
+
+
+def described(description: str, notes: Sequence[str], most: int | None) -> str:
+    """A description with what the schema could not say, cut at the end of a sentence where a provider takes no more."""
+    whole = " ".join([description, *notes])
+    if most is None or len(whole) <= most:
+        return whole
+    tail = " … (info has the rest)"
+    head = whole[: most - len(tail)]
+    ends = [match.end() for match in re.finditer(r"[.!?](?=\s)", head)]
+    return (head[: ends[-1]] if ends and ends[-1] > most // 2 else head.rstrip()) + tail
+
+
+@lru_cache(maxsize=4096)
+def _fit_once(parameters: str, dialect: Dialect) -> Fitted:
+    return fit(json.loads(parameters), dialect)
+
+
+def fit(parameters: Node, dialect: Dialect) -> Fitted:
+    """``parameters``, a valid schema of one object, as ``dialect`` can say them."""
+    if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _bends(parameters)):
+        return Fitted(parameters)
+    return _Fitting(parameters, dialect).done()
+
+
+def _bends(root: Node) -> bool:
+    return any(keyword in root for keyword in _AT_ROOT)
+
+
+class _Fitting:
+    def __init__(self, root: Node, dialect: Dialect) -> None:
+        self.root = root
+        self.dialect = dialect
+        self.nodes = 0
+        self.notes: list[str] = []
+        self.names = _travel_names(root, dialect)
+        # A reference names a place in the schema as it was; only those to definitions still lead there.
+        self.inline = (
+            dialect.keywords is not None
+            or bool(self.names)
+            or any(not _LOCAL.match(reference) for reference in _references(root))
+        )
+
+    def done(self) -> Fitted:
+        root = self.root
+        if self.dialect.plain_root and _bends(root):
+            root = self._plain(root)
+        fitted = self._node(root, ())
+        fitted = {"type": "object", **fitted, "properties": fitted.get("properties", {})}
+        if not self.inline:
+            fitted |= {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
+        return Fitted(fitted, tuple(self.notes), {wire: name for name, wire in self.names.items()})
+
+    # --- the outermost schema ---------------------------------------------------------------------------------
+
+    def _plain(self, root: Node) -> Node:
+        """The root as one plain object: alternatives become optional properties, and a note says which go together."""
+        flat = self._joined(root, ())
+        for keyword in ("anyOf", "oneOf"):
+            given = cast("list[Node | bool]", flat.pop(keyword, ()))
+            branches = [self._joined(branch, ()) for branch in given if not isinstance(branch, bool)]
+            if branches:
+                flat = _united(flat, branches)
+                self.notes.append(_choice(keyword, branches))
+        for keyword in ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef"):
+            if keyword in flat:
+                self.notes.append(_said(keyword, flat.pop(keyword)))
+        return flat
+
+    def _joined(self, node: Node, trail: tuple[str, ...]) -> dict[str, Any]:
+        """``node`` with its references followed and its ``allOf`` drawn into it."""
+        flat = dict(node)
+        reference = flat.pop("$ref", None)
+        if isinstance(reference, str) and trail.count(reference) < MAX_UNROLLED:
+            target = self._target(reference)
+            if isinstance(target, Mapping):
+                flat = _and(flat, self._joined(cast("Node", target), (*trail, reference)))
+        for part in flat.pop("allOf", ()):
+            if isinstance(part, Mapping):
+                flat = _and(flat, self._joined(cast("Node", part), trail))
+        return flat
+
+    def _target(self, reference: str) -> object:
+        found: Any = self.root
+        for part in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else [None]:
+            key = part.replace("~1", "/").replace("~0", "~") if part is not None else None
+            if isinstance(found, Mapping) and key is not None and key in found:
+                found = cast("Mapping[str, Any]", found)[key]
+            elif (
+                isinstance(found, list)
+                and key is not None
+                and key.isdecimal()
+                and int(key) < len(cast("list[Any]", found))
+            ):
+                found = cast("list[Any]", found)[int(key)]
+            else:
+                return None
+        return found
+
+    # --- any schema -------------------------------------------------------------------------------------------
+
+    def _node(self, schema: object, trail: tuple[str, ...]) -> dict[str, Any]:
+        """One schema within the dialect; ``trail`` are the references that led here."""
+        self.nodes += 1
+        if not isinstance(schema, Mapping):
+            return {} if schema is not False else {"description": "must be left out"}
+        node: dict[str, Any] = dict(cast("Node", schema))
+        if self.nodes > MAX_NODES:
+            return {"description": "(its form is too large to be shown; info has it)"}
+        reference = node.get("$ref")
+        if self.inline and isinstance(reference, str):
+            if trail.count(reference) >= MAX_UNROLLED:
+                return {"description": f"the same form as the {reference.rpartition('/')[2]} that it stands in"}
+            node = self._joined(node, trail)
+            trail = (*trail, reference)
+        words: list[str] = []
+        if self.dialect.keywords is not None:
+            node = self._narrowed(node, self.dialect.keywords, words)
+        fitted = self._within(node, trail, words)
+        if words:
+            fitted["description"] = " ".join([*([fitted["description"]] if fitted.get("description") else []), *words])
+        return fitted
+
+    def _narrowed(self, node: dict[str, Any], keywords: frozenset[str], words: list[str]) -> dict[str, Any]:
+        """``node`` in the keywords that there are; the others in ``words``."""
+        if "allOf" in node:
+            node = self._joined(node, ())
+        if "const" in node:
+            node["enum"] = [node.pop("const")]
+        if isinstance(node.get("items"), list):  # as drafts before 2020-12 wrote it
+            node["prefixItems"] = node.pop("items")
+            if "additionalItems" in node:
+                node["items"] = node.pop("additionalItems")
+        if "oneOf" in node and "anyOf" not in node:
+            node["anyOf"] = node.pop("oneOf")
+        if "enum" in node and not all(isinstance(value, str) or _is_number(value) for value in node["enum"]):
+            kinds = list(dict.fromkeys(map(_kind, node["enum"])))
+            if not {"null", "string", "number"}.issuperset(kinds):
+                words.append(_said("enum", node["enum"]))
+            node.setdefault("type", kinds)
+            if not isinstance(node["type"], list):
+                node["type"] = [node["type"]]
+        types = node.get("type")
+        if isinstance(types, list):
+            node = _by_type(node, cast("list[str]", types))
+        if "patternProperties" in node and "patternProperties" not in keywords:
+            node.pop("additionalProperties", None)  # it would judge what the patterns name
+        if isinstance(node.get("anyOf"), list):
+            node = _pushed_in(node)
+        kept: dict[str, Any] = {}
+        for keyword, value in node.items():
+            if keyword == "format" and value not in _FORMATS:
+                continue
+            if keyword in keywords:
+                kept[keyword] = value
+            elif keyword not in _UNSAID:
+                words.append(_said(keyword, value))
+        return kept
+
+    def _within(self, node: dict[str, Any], trail: tuple[str, ...], words: list[str]) -> dict[str, Any]:
+        fitted = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
+        if self.inline:
+            self._without_what_loosening_turns_round(fitted, words)
+        for keyword in _SCHEMAS_IN:
+            if isinstance(fitted.get(keyword), Mapping):
+                fitted[keyword] = self._node(fitted[keyword], trail)
+        for keyword in _LISTS_IN:
+            if keyword in fitted:
+                fitted[keyword] = [self._node(one, trail) for one in fitted[keyword]]
+        for keyword in ("patternProperties", "dependentSchemas"):
+            if keyword in fitted:
+                fitted[keyword] = {name: self._node(one, trail) for name, one in fitted[keyword].items()}
+        if "properties" in fitted:
+            fitted["properties"] = {
+                self._travels(name): self._named(name, self._node(one, trail))
+                for name, one in fitted["properties"].items()
+            }
+        if "required" in fitted:
+            fitted["required"] = [self._travels(name) for name in fitted["required"]]
+        return fitted
+
+    def _without_what_loosening_turns_round(self, node: dict[str, Any], words: list[str]) -> None:
+        """What would refuse more when a schema within it takes more, or when a property travels under another name."""
+        if "oneOf" in node and "anyOf" not in node:
+            node["anyOf"] = node.pop("oneOf")
+        for keyword in _TURNED_ROUND:
+            if keyword in node:
+                words.append(_said(keyword, node.pop(keyword)))
+        if self.names and "patternProperties" in node:
+            words.append(_said("patternProperties", node.pop("patternProperties")))
+            node.pop("additionalProperties", None)
+
+    def _travels(self, name: str) -> str:
+        return self.names.get(name, name)
+
+    def _named(self, name: str, node: dict[str, Any]) -> dict[str, Any]:
+        if name not in self.names:
+            return node
+        return {**node, "description": " ".join([f"{name}:", str(node.get("description", ""))]).strip()}
+
+
+def _and(one: Node, other: Node) -> dict[str, Any]:
+    """What both ask, or less: of a keyword that both have, the first one's stays, which is never narrower than both."""
+    both = dict(one)
+    for keyword, value in other.items():
+        bundle = next((keywords for keywords in _BUNDLES if keyword in keywords), (keyword,))
+        if not any(of in one for of in bundle):
+            both[keyword] = value
+        elif keyword == "properties":
+            mine = cast("Node", one[keyword])
+            both[keyword] = {**value, **mine}
+            for name in value.keys() & mine.keys():
+                if value[name] != mine[name]:
+                    both[keyword][name] = {"allOf": [mine[name], value[name]]}
+        elif keyword == "required":
+            both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
+        elif keyword in ("allOf", "description"):
+            both[keyword] = [*both[keyword], *value] if keyword == "allOf" else f"{both[keyword]} {value}"
+    parts = (one, other)
+    if any("patternProperties" in part for part in parts):
+        for keyword in ("additionalProperties", "unevaluatedProperties"):
+            both.pop(keyword, None)
+    elif any(part.get("additionalProperties") is False for part in parts):  # each closes what it names itself
+        names = set(both.get("properties", ()))
+        for part in parts:
+            if part.get("additionalProperties") is False:
+                names &= set(part.get("properties", ()))
+        both["properties"] = {name: schema for name, schema in both.get("properties", {}).items() if name in names}
+    return both
+
+
+def _united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
+    """The root taking what any of its alternatives takes."""
+    properties: dict[str, list[Any]] = {}
+    for part in branches:
+        for name, schema in part.get("properties", {}).items():
+            forms = properties.setdefault(name, [])
+            if schema not in forms:
+                forms.append(schema)
+    own: Node = root.get("properties", {})
+    flat = dict(root)
+    flat["properties"] = {
+        **own,
+        **{
+            name: forms[0] if len(forms) == 1 else {"anyOf": forms}
+            for name, forms in properties.items()
+            if name not in own
+        },
+    }
+    common = set[str].intersection(*(set(part.get("required", ())) for part in branches))
+    required = list(dict.fromkeys([*root.get("required", ()), *sorted(common)]))
+    if required:
+        flat["required"] = required
+    return flat
+
+
+def _choice(keyword: str, branches: Sequence[Node]) -> str:
+    """Which properties go together, as a sentence."""
+    groups = [
+        " and ".join(map(str, part.get("required", ()))) or " or ".join(part.get("properties", ())) for part in branches
+    ]
+    groups = [group for group in dict.fromkeys(groups) if group]
+    how = "exactly one" if keyword == "oneOf" else "at least one"
+    return f"Give {how} of: {'; '.join(groups)}." if groups else _said(keyword, list(branches))
+
+
+def _by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
+    """A list of types as alternatives, each with what is asked of that type."""
+    rest = {key: value for key, value in node.items() if key != "type"}
+    if "anyOf" in rest and len(types) > 1:
+        return rest  # two lists of alternatives cannot stand side by side
+    values = rest.pop("enum", None)
+    shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
+    branches: list[dict[str, Any]] = []
+    for name in types:
+        branch = {
+            "type": name,
+            **{key: value for key, value in rest.items() if _ASKED_OF.get(key, name) in (name, _WIDER.get(name))},
+        }
+        if values is not None:
+            fits = [value for value in values if _kind(value) in (name, _WIDER.get(name))]
+            if not fits:
+                continue
+            if name in ("string", "number", "integer"):
+                branch["enum"] = fits
+        branches.append(branch)
+    return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
+
+
+def _pushed_in(node: dict[str, Any]) -> dict[str, Any]:
+    """Alternatives that stand alone: what is asked beside them is asked in each."""
+    beside = {key: value for key, value in node.items() if key not in ("anyOf", *ANNOTATIONS)}
+    shown = {key: value for key, value in node.items() if key in ANNOTATIONS}
+    if beside:
+        given = cast("list[Node | bool]", node["anyOf"])
+        node["anyOf"] = [branch if isinstance(branch, bool) else _and(branch, beside) for branch in given]
+    return {**shown, "anyOf": node["anyOf"]}
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if value is None:
+        return "null"
+    if isinstance(value, (int, float)):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _said(keyword: str, value: object) -> str:
+    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
+    return f"({keyword}: {text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + '…'})"
+
+
+def _travel_names(root: Node, dialect: Dialect) -> dict[str, str]:
+    """Names of properties that the provider refuses, to those that they travel under: of no other property."""
+    if dialect.property_names is None:
+        return {}
+    allowed = dialect.property_names
+    every = {name for node in _schemas(root) for name in _names(node)}
+    found: dict[str, str] = {}
+    for name in sorted(every):
+        if not allowed.match(name):
+            slug = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:40]
+            found[name] = f"p_{slug}_{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
+    return found
+
+
+def _names(node: Node) -> Iterable[str]:
+    properties: Any = node.get("properties")
+    return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
+
+
+def _references(root: Node) -> Iterator[str]:
+    for node in _schemas(root):
+        for keyword in ("$ref", "$dynamicRef"):
+            if isinstance(node.get(keyword), str):
+                yield node[keyword]
+
+
+def _schemas(root: Node) -> Iterator[Node]:
+    """Every schema within one, itself first."""
+    rest: list[object] = [root]
+    while rest:
+        one = rest.pop()
+        if not isinstance(one, Mapping):
+            continue
+        node = cast("Node", one)
+        yield node
+        rest += [node.get(keyword) for keyword in _SCHEMAS_IN]
+        for keyword in _LISTS_IN:
+            rest += node.get(keyword) or ()
+        for keyword in _MAPS_IN:
+            inner: Any = node.get(keyword)
+            if isinstance(inner, Mapping):
+                rest += cast("Mapping[str, Any]", inner).values()

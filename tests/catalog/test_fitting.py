@@ -1,0 +1,344 @@
+"""A tool's parameters in each provider's dialect: nothing lost, nothing narrower, nothing that it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, cast
+
+import jsonschema_rs
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
+from handrail.catalog.fitting import MAX_NODES, Fitted, described, fit, offered
+
+DIALECT = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
+NARROW = pytest.mark.parametrize("dialect", [ANTHROPIC, GEMINI, OPENAI_CHAT], ids=lambda one: one.name)
+
+
+def nodes(schema: object) -> Iterator[Mapping[str, Any]]:
+    """Every object that stands where a schema stands."""
+    if not isinstance(schema, Mapping):
+        return
+    node = cast("Mapping[str, Any]", schema)
+    yield node
+    for keyword in ("items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames"):
+        yield from nodes(node.get(keyword))
+    for keyword in ("anyOf", "oneOf", "allOf", "prefixItems"):
+        for one in node.get(keyword, ()):
+            yield from nodes(one)
+    for keyword in ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"):
+        for one in node.get(keyword, {}).values():
+            yield from nodes(one)
+
+
+def check_against_the_provider(fitted: Fitted, dialect: Dialect) -> None:
+    """What each provider answers 400 to, as its documentation says."""
+    root = fitted.parameters
+    assert root["type"] == "object"
+    if dialect.plain_root:
+        assert not {"oneOf", "anyOf", "allOf", "not", "enum", "if", "$ref"} & root.keys()
+    for node in nodes(root):
+        if dialect.property_names:
+            assert all(dialect.property_names.match(name) for name in node.get("properties", {}))
+        if dialect.keywords is not None:
+            assert node.keys() <= dialect.keywords
+            assert isinstance(node.get("type", ""), str)
+            assert all(
+                isinstance(value, (str, int, float)) and not isinstance(value, bool) for value in node.get("enum", [])
+            )
+            if "anyOf" in node:
+                assert node.keys() <= {"anyOf", "title", "description"}
+
+
+# --- what is kept -------------------------------------------------------------------------------------------------
+
+NESTED: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "filter": {
+            "type": "object",
+            "properties": {
+                "field": {"type": "string"},
+                "deep": {"type": "array", "items": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+            },
+            "required": ["field"],
+        },
+        "colour": {"enum": ["red", "green"]},
+    },
+    "required": ["filter"],
+}
+
+
+@DIALECT
+@pytest.mark.proves("D-11")
+def test_nested_properties_and_enums_stay_where_they_are(dialect: Dialect) -> None:
+    found = fit(NESTED, dialect).parameters
+    assert found["properties"]["filter"]["properties"]["deep"]["items"]["properties"]["x"]["type"] == "integer"
+    assert found["properties"]["filter"]["required"] == ["field"]
+    assert found["properties"]["colour"]["enum"] == ["red", "green"]
+    assert found["required"] == ["filter"]
+
+
+@pytest.mark.proves("D-11")
+def test_a_tool_has_each_providers_form() -> None:
+    view: dict[str, Any] = {
+        "name": "git__log",
+        "description": "The log.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    forms = {name: offered(view, dialect)[0] for name, dialect in DIALECTS.items()}
+    empty: dict[str, Any] = {"type": "object", "properties": {}}
+    assert forms == {
+        "openai-chat": {
+            "type": "function",
+            "function": {"name": "git__log", "description": "The log.", "parameters": empty},
+        },
+        "openai-responses": {
+            "type": "function",
+            "name": "git__log",
+            "description": "The log.",
+            "parameters": empty,
+            "strict": False,
+        },
+        "anthropic": {"name": "git__log", "description": "The log.", "input_schema": empty},
+        "gemini": {"name": "git__log", "description": "The log.", "parametersJsonSchema": empty},
+        "mcp": {"name": "git__log", "description": "The log.", "inputSchema": empty},
+    }
+
+
+@pytest.mark.proves("D-11")
+def test_alternatives_at_the_root_become_optional_properties_and_a_sentence() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"note": {"type": "string"}},
+        "oneOf": [
+            {"properties": {"path": {"type": "string"}}, "required": ["path"]},
+            {"properties": {"url": {"type": "string"}, "depth": {"type": "integer"}}, "required": ["url", "depth"]},
+        ],
+    }
+    tool, fitted = offered({"name": "a", "description": "Fetch it.", "parameters": schema}, ANTHROPIC)
+    assert set(tool["input_schema"]["properties"]) == {"note", "path", "url", "depth"}
+    assert "required" not in fitted.parameters
+    assert tool["description"] == "Fetch it. Give exactly one of: path; url and depth."
+    assert fit(schema, MCP).parameters is schema
+
+
+@pytest.mark.proves("D-11")
+def test_a_reference_that_a_provider_does_not_follow_is_written_out() -> None:
+    schema = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/point", "description": "where"}},
+        "$defs": {"point": {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}},
+    }
+    assert fit(schema, GEMINI).parameters["properties"]["at"] == {
+        "type": "object",
+        "properties": {"x": {"type": "number"}},
+        "required": ["x"],
+        "description": "where",
+    }
+    assert fit(schema, OPENAI_CHAT).parameters is schema
+
+
+@pytest.mark.proves("D-11")
+def test_a_form_that_holds_itself_is_written_out_twice_and_then_named() -> None:
+    tree = {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "children": {"type": "array", "items": {"$ref": "#/$defs/tree"}}},
+    }
+    found = fit({"type": "object", "properties": {"root": {"$ref": "#/$defs/tree"}}, "$defs": {"tree": tree}}, GEMINI)
+    text = json.dumps(found.parameters)
+    assert text.count('"name"') == 2
+    assert "the same form as the tree that it stands in" in text
+    check_against_the_provider(found, GEMINI)
+
+
+def test_a_schema_that_grows_without_end_when_written_out_stays_bounded() -> None:
+    deep: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/d{n + 1}"} for k in "abcdefgh"}}
+        for n in range(8)
+    }
+    schema = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": {**deep, "d8": {"type": "string"}},
+    }
+    found = fit(schema, GEMINI)
+    assert sum(1 for _ in nodes(found.parameters)) <= MAX_NODES * 2
+    assert "too large to be shown" in json.dumps(found.parameters)
+
+
+@pytest.mark.proves("D-11")
+def test_what_a_provider_has_no_word_for_is_said_in_the_description() -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "code": {"type": "string", "pattern": "^[A-Z]{3}$", "description": "Airport."},
+            "n": {"type": ["integer", "null"], "exclusiveMinimum": 0},
+        },
+    }
+    found = fit(schema, GEMINI).parameters["properties"]
+    assert found["code"] == {"type": "string", "description": 'Airport. (pattern: "^[A-Z]{3}$")'}
+    assert found["n"]["anyOf"] == [{"type": "integer", "description": "(exclusiveMinimum: 0)"}, {"type": "null"}]
+
+
+@NARROW
+@pytest.mark.proves("D-11")
+def test_a_property_that_a_provider_refuses_travels_under_another_name_and_back(dialect: Dialect) -> None:
+    schema = {
+        "type": "object",
+        "properties": {
+            "$filter": {"type": "string"},
+            "größe": {"type": "object", "properties": {"in cm": {"type": "number"}}},
+        },
+        "required": ["$filter"],
+    }
+    fitted = fit(schema, dialect)
+    check_against_the_provider(fitted, dialect)
+    wire = {name: wire for wire, name in fitted.renamed.items()}
+    sent = {wire.get("$filter", "$filter"): "x", wire.get("größe", "größe"): {wire.get("in cm", "in cm"): 1.5}}
+    assert fitted.parameters["required"] == [wire.get("$filter", "$filter")]
+    assert fitted.restored(sent) == {"$filter": "x", "größe": {"in cm": 1.5}}
+    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), sent)
+
+
+@pytest.mark.proves("D-11")
+def test_a_long_description_ends_with_a_sentence_and_says_where_the_rest_is() -> None:
+    text = "One sentence of a long manual. " * 60
+    told = described(text.strip(), (), OPENAI_RESPONSES.max_description)
+    assert len(told) <= 1024
+    assert told.endswith("manual. … (info has the rest)")
+    assert len(described("x" * 5000, (), 1024)) <= 1024
+    assert described("short", ("Give a.",), 1024) == "short Give a."
+
+
+# --- never narrower -----------------------------------------------------------------------------------------------
+
+NAMES = st.sampled_from(["a", "b", "c", "größe", "$top", "x y"])
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "string": st.sampled_from(["", "red", "x", "ABC"]),
+    "integer": st.integers(-3, 9),
+    "number": st.sampled_from([0.5, -1.5, 2.0]),
+    "boolean": st.booleans(),
+    "null": st.none(),
+}
+
+
+@st.composite
+def cases(draw: st.DrawFn, depth: int = 0) -> tuple[dict[str, Any], Any]:
+    """A schema, and a value that it takes."""
+    kinds = ["scalar", "enum", "types"] + (["object", "array", "anyOf", "allOf", "ref"] if depth < 3 else [])
+    match draw(st.sampled_from(kinds)):
+        case "enum":
+            values = draw(st.lists(st.one_of(*SCALARS.values()), min_size=1, max_size=4, unique_by=repr))
+            return {"enum": values}, draw(st.sampled_from(values))
+        case "types":
+            names = draw(st.lists(st.sampled_from(sorted(SCALARS)), min_size=1, max_size=3, unique=True))
+            bounds = draw(st.sampled_from([{}, {"minimum": -5}, {"maxLength": 3}, {"pattern": "^[A-Zrx]*"}]))
+            return {"type": names, **bounds}, draw(SCALARS[draw(st.sampled_from(names))])
+        case "object":
+            return draw(objects(depth + 1))
+        case "array":
+            schema, value = draw(cases(depth + 1))
+            return {"type": "array", "items": schema, "minItems": 1}, [value]
+        case "anyOf":
+            made = draw(st.lists(cases(depth + 1), min_size=1, max_size=3))
+            return {"anyOf": [schema for schema, _ in made], "description": "either"}, draw(st.sampled_from(made))[1]
+        case "allOf":
+            schema, value = draw(cases(depth + 1))
+            return {"allOf": [schema, draw(st.sampled_from([{}, schema, {"description": "also"}]))]}, value
+        case "ref":
+            schema, value = draw(cases(depth + 1))
+            return {"$ref": "#/$defs/held", "held": schema}, value
+        case _:
+            name = draw(st.sampled_from(sorted(SCALARS)))
+            return {"type": name}, draw(SCALARS[name])
+
+
+@st.composite
+def objects(draw: st.DrawFn, depth: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+    members = draw(st.dictionaries(NAMES, cases(depth + 1), max_size=3))
+    schema: dict[str, Any] = {"type": "object", "properties": {name: made[0] for name, made in members.items()}}
+    value = {name: made[1] for name, made in members.items()}
+    if members and draw(st.booleans()):
+        schema["required"] = sorted(draw(st.sets(st.sampled_from(sorted(members)), min_size=1)))
+    if draw(st.booleans()):
+        schema["additionalProperties"] = draw(st.booleans())
+    elif draw(st.booleans()):
+        schema["patternProperties"] = {"^p": {"type": "integer"}}
+        schema["additionalProperties"] = False
+        value["p1"] = 4
+    return schema, value
+
+
+@st.composite
+def roots(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Parameters of a tool, and arguments that they take."""
+    schema, value = draw(objects())
+    keyword = draw(st.sampled_from(["", "anyOf", "oneOf", "allOf"]))
+    if keyword:
+        name = draw(st.sampled_from(["d", "e"]))
+        inner, chosen = draw(cases(2))
+        branches = [{"properties": {name: inner}, "required": [name]}]
+        if keyword != "allOf":
+            branches.append({"properties": {"other": {"type": "string"}}, "required": ["other"]})
+        schema = {**schema, keyword: branches}
+        schema.pop("additionalProperties", None)
+        schema.pop("patternProperties", None)
+        value = {**value, name: chosen}
+    return drawn_together(schema), value
+
+
+def drawn_together(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schemas that stand beside references, as definitions of the root."""
+    held: dict[str, Any] = {}
+
+    def moved(node: Any) -> Any:
+        if isinstance(node, list):
+            return [moved(one) for one in cast("list[Any]", node)]
+        if not isinstance(node, dict):
+            return node
+        found = {key: moved(value) for key, value in cast("dict[str, Any]", node).items()}
+        if "held" in found and "$ref" in found:
+            name = f"d{len(held)}"
+            held[name] = found.pop("held")
+            found["$ref"] = f"#/$defs/{name}"
+        return found
+
+    whole = moved(schema)
+    return {**whole, "$defs": held} if held else whole
+
+
+@DIALECT
+@given(made=roots())
+@pytest.mark.proves("D-11")
+def test_what_the_tool_takes_its_fitted_schema_takes_and_every_provider_takes_that(
+    dialect: Dialect, made: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    schema, value = made
+    assert jsonschema_rs.is_valid(schema, value)
+    fitted = fit(schema, dialect)
+    check_against_the_provider(fitted, dialect)
+    wire = {name: wire for wire, name in fitted.renamed.items()}
+
+    def sent(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {wire.get(name, name): sent(inner) for name, inner in cast("dict[str, Any]", given).items()}
+        return [sent(one) for one in cast("list[Any]", given)] if isinstance(given, list) else given
+
+    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), sent(value))
+    assert fitted.restored(sent(value)) == value
+
+
+@DIALECT
+@given(made=roots())
+@pytest.mark.proves("D-11")
+def test_every_property_of_the_tool_is_named_in_the_fitted_schema(
+    dialect: Dialect, made: tuple[dict[str, Any], dict[str, Any]]
+) -> None:
+    text = json.dumps(fit(made[0], dialect).parameters, ensure_ascii=False)
+    for node in nodes(made[0]):
+        for name in node.get("properties", {}):
+            assert name in text
