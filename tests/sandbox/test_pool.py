@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import re
 from collections.abc import AsyncIterator
@@ -10,9 +12,13 @@ from pathlib import Path
 
 import pytest
 from tests.sandbox.conftest import Ground, Ran
+from tests.sandbox.test_network import get
+from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
+from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Limits
+from handrail.sandbox import network
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import settled
@@ -277,6 +283,63 @@ def children() -> set[str]:
     for task in Path("/proc/self/task").iterdir():
         found |= set((task / "children").read_text().split())
     return found
+
+
+def listening() -> int:
+    """In how many sandboxes of this process somebody listens on the proxy's port."""
+    count = 0
+    for outer in children():
+        with contextlib.suppress(OSError):
+            for inner in Path(f"/proc/{outer}/task/{outer}/children").read_text().split():
+                count += f":{network.PROXY_PORT:04X} 00000000:0000 0A" in Path(f"/proc/{inner}/net/tcp").read_text()
+    return count
+
+
+@pytest.mark.proves("S-02", "S-10")
+async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_the_rights_of_its_call(
+    pool: Pooled, ground: Ground
+) -> None:
+    async def run(text: str, *hosts: str) -> tuple[bool, str]:
+        layer = dataclasses.replace(ground.layer(str(ground.workspace)), hosts=hosts)
+        before = pool.ready
+        process = await pool.start(CapabilitySet((layer,)), ground.profile(), (*SHELL_ARGV, text))
+        taken = pool.ready < before
+        out, _, _ = await process.communicate(b"", 1 << 20)
+        await process.wait()
+        return taken, out.decode()
+
+    async with Site({"*": ok(b"ONE")}) as one, Site({"*": ok(b"TWO")}) as two:
+        await run("true", one.authority)
+        await pool.replenished()
+        assert (pool.ready, listening()) == (1, 1)
+        taken, said = await run(get(one.url()) + get(two.url()), two.authority)
+        assert taken and "TWO" in said and "ONE" not in said
+        await pool.replenished()
+        assert listening() == 1
+        assert await run("true") == (False, "")  # it has no hosts
+    await pool.aclose()
+    assert listening() == 0
+
+
+@pytest.mark.proves("S-10")
+async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Ground) -> None:
+    assert isinstance(ground.sandbox, Bubblewrap)
+    connected = CapabilitySet((dataclasses.replace(ground.layer(str(ground.workspace)), hosts=("one.invalid",)),))
+    await ground.bash("true")
+    await settled()
+    before = sorted(os.listdir("/proc/self/fd")), children()
+    for early in (False, True):
+        pool = Pooled(ground.sandbox)
+        process = await pool.start(connected, ground.profile(), (*SHELL_ARGV, "true"))
+        await process.communicate(b"", 1000)
+        await process.wait()
+        while early and not pool.ready:
+            await asyncio.sleep(0)  # it is being made
+        if not early:
+            await pool.replenished()
+        await pool.aclose()
+        await asyncio.sleep(0)  # what was cancelled lets go
+        assert (sorted(os.listdir("/proc/self/fd")), children()) == before
 
 
 async def test_one_that_was_killed_while_it_waited_is_not_used(told: Told) -> None:

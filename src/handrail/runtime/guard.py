@@ -19,6 +19,7 @@ from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.roots import visible
+from handrail.sandbox.delegating import Delegating
 
 __all__ = ["Guarded", "GuardedProcess", "Vetoed", "explained"]
 
@@ -112,8 +113,8 @@ def _prepared(
     return replace(profile, pinned=tuple(dict.fromkeys(pinned)), masked=tuple(dict.fromkeys(masked))), aftermath
 
 
-class GuardedProcess:
-    """Implements :class:`handrail.contract.sandbox.Process`: :meth:`wait` fails for what the program left behind."""
+class GuardedProcess(Delegating):
+    """A process whose :meth:`wait` fails for what the program left behind."""
 
     def __init__(
         self,
@@ -126,40 +127,19 @@ class GuardedProcess:
         :param profile: what it was started in
         :param aftermath: None where it can write nothing
         """
+        super().__init__(process)
         self.profile = profile
-        self._process = process
         self._aftermath = aftermath
         self._run = run
         self._last_look: asyncio.Future[None] | None = None
         self._ending: asyncio.Future[None] | None = None
         self._calls = 0
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def write(self, data: bytes) -> None:
-        await self._process.write(data)
-
-    async def close_stdin(self) -> None:
-        await self._process.close_stdin()
-
-    async def read_line(self, max_bytes: int) -> bytes:
-        return await self._process.read_line(max_bytes)
-
-    async def read(self, max_bytes: int) -> bytes:
-        return await self._process.read(max_bytes)
-
-    async def communicate(
-        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
-    ) -> tuple[bytes, bytes, int]:
-        return await self._process.communicate(stdin, max_bytes, on_output)
-
     async def wait(self) -> int:
         """
         :raises Vetoed: when it has ended, for what it made under a protected name
         """
-        code = await self._process.wait()
+        code = await super().wait()
         await self._settled()
         if (veto := self.veto) is not None:
             veto.exit_code = code
@@ -193,7 +173,7 @@ class GuardedProcess:
             raise veto
 
     async def _ended(self) -> None:
-        await self._process.kill()
+        await super().kill()
         await self._settled()
 
     async def _settled(self) -> None:

@@ -138,9 +138,17 @@ class Bubblewrap:
         plan = await self.plan(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
         return await self.begun(self.prepare(plan, descriptors), plan, capabilities, profile)
 
-    async def begun(self, process: Confined, plan: Plan, capabilities: CapabilitySet, profile: Profile) -> Process:
+    async def begun(
+        self,
+        process: Confined,
+        plan: Plan,
+        capabilities: CapabilitySet,
+        profile: Profile,
+        ahead: network.Ahead | None = None,
+    ) -> Process:
         """Let the program of a waiting sandbox begin; where it has hosts, once the proxy to them answers in it.
 
+        :param ahead: the socket for that proxy, where it is being made already
         :raises ToolError: ``backend`` when its network cannot be set up; it is ended then
         """
 
@@ -148,7 +156,7 @@ class Bubblewrap:
             process.begin(plan.call, plan.secrets or b"")
 
         if capabilities.uses("net.fetch"):
-            return await network.fronted(process, begin, capabilities, profile)
+            return await network.fronted(process, begin, capabilities, profile, ahead)
         begin()
         return process
 

@@ -24,6 +24,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.hosts import Address, read_host
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile
+from handrail.sandbox.delegating import Delegating
 from handrail.sandbox.egress import Egress, Resolver
 from handrail.sandbox.proxy import Proxy, ProxyLimits
 from handrail.sandbox.spawn import spawn
@@ -63,42 +64,21 @@ def environment(capabilities: CapabilitySet) -> dict[str, str]:
     return found
 
 
-class Fronted:
-    """Implements :class:`~handrail.contract.sandbox.Process` with a proxy in front of it, which ends with it."""
+class Fronted(Delegating):
+    """A process with a proxy in front of it, which ends with it."""
 
     def __init__(self, process: Process, proxy: Proxy) -> None:
-        self._process = process
+        super().__init__(process)
         self.proxy = proxy
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    async def write(self, data: bytes) -> None:
-        await self._process.write(data)
-
-    async def close_stdin(self) -> None:
-        await self._process.close_stdin()
-
-    async def read_line(self, max_bytes: int) -> bytes:
-        return await self._process.read_line(max_bytes)
-
-    async def read(self, max_bytes: int) -> bytes:
-        return await self._process.read(max_bytes)
-
-    async def communicate(
-        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
-    ) -> tuple[bytes, bytes, int]:
-        return await self._process.communicate(stdin, max_bytes, on_output)
-
     async def wait(self) -> int:
-        code = await self._process.wait()
+        code = await super().wait()
         await self.proxy.aclose()
         return code
 
     async def kill(self) -> None:
         try:
-            await self._process.kill()
+            await super().kill()
         finally:
             await self.proxy.aclose()
 
@@ -116,20 +96,60 @@ class Waiting(Process, Protocol):
         ...
 
 
+class Ahead:
+    """The socket that a waiting sandbox's proxy will accept on, made while it waits.
+
+    Whoever takes it owns it; :meth:`close` ends it where nobody has.
+    """
+
+    def __init__(self, process: Waiting) -> None:
+        self._made = asyncio.ensure_future(_listener_of(process))
+        self._taken = False
+
+    async def taken(self) -> socket.socket:
+        """
+        :raises ToolError: ``backend`` when it could not be had
+        """
+        self._taken = True
+        return await self._made
+
+    async def until_made(self) -> bool:
+        """Wait for it. False: it could not be had."""
+        await asyncio.wait((self._made,))
+        return not self._made.cancelled() and self._made.exception() is None
+
+    def close(self) -> None:
+        if self._taken:
+            return
+        if self._made.done():
+            _discarded(self._made)
+        else:
+            self._made.cancel()
+            self._made.add_done_callback(_discarded)
+
+
+def _discarded(made: asyncio.Future[socket.socket]) -> None:
+    if not made.cancelled() and made.exception() is None:
+        made.result().close()
+
+
 async def fronted(
-    process: Waiting, begin: Callable[[], None], capabilities: CapabilitySet, profile: Profile
+    process: Waiting,
+    begin: Callable[[], None],
+    capabilities: CapabilitySet,
+    profile: Profile,
+    ahead: Ahead | None = None,
 ) -> Fronted:
     """Let the program of a waiting sandbox begin once a proxy answers in it. Ends the sandbox where that fails.
 
     :param begin: lets it begin
+    :param ahead: its listening socket, where that is being made already
     :raises ToolError: ``backend`` when its network cannot be set up
     """
     proxy: Proxy | None = None
     try:
-        if not await process.until_known():
-            await process.wait()  # which says why
-            raise ToolError("the sandbox ended before its network was set up", kind="backend")
-        proxy = await front(await listener_in(process.inner_pid, process.pid), capabilities, profile)
+        listener = await (_listener_of(process) if ahead is None else ahead.taken())
+        proxy = await front(listener, capabilities, profile)
         begin()
         return Fronted(process, proxy)
     except BaseException:
@@ -137,6 +157,13 @@ async def fronted(
             await proxy.aclose()
         await process.kill()
         raise
+
+
+async def _listener_of(process: Waiting) -> socket.socket:
+    if not await process.until_known():
+        await process.wait()  # which says why
+        raise ToolError("the sandbox ended before its network was set up", kind="backend")
+    return await listener_in(process.inner_pid, process.pid)
 
 
 async def front(

@@ -2,8 +2,9 @@
 
 Making a sandbox takes several times as long as starting a shell without one. So once a call has been carried out, the
 next one of its kind is made in the background: namespaces, mounts, limits and Landlock in force, and for shell texts
-a bash that waits for its text. What a ready sandbox is, its key, is everything that a start would be given now, and
-what each mounted path is at this moment: where anything differs, a sandbox is made anew.
+a bash that waits for its text; where its calls have hosts, the socket that their proxy will accept on. What a ready
+sandbox is, its key, is everything that a start would be given now, and what each mounted path is at this moment: where
+anything differs, a sandbox is made anew.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.network import Ahead
 from handrail.sandbox.process import Confined, settled
 
 MOST = 8
@@ -46,6 +48,19 @@ def pooled(sandbox: Sandbox) -> Sandbox:
     return Pooled(sandbox) if isinstance(sandbox, Bubblewrap) else sandbox
 
 
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """What is known of a sandbox that waits for its call.
+
+    :param scratch: whose it is
+    :param ahead: the socket for its proxy; None for one without hosts
+    """
+
+    key: object
+    scratch: str
+    ahead: Ahead | None
+
+
 class Pooled:
     """Implements :class:`handrail.contract.sandbox.Sandbox` on another one, and owns what it makes ready.
 
@@ -56,8 +71,8 @@ class Pooled:
         self._sandbox = sandbox
         self._most = most
         self._age_s = age_s
-        self._ready: dict[Confined, tuple[object, str]] = {}
-        """By age, with key and scratch."""
+        self._ready: dict[Confined, _Ready] = {}
+        """By age."""
         self._in_use: set[str] = set()
         """Scratch folders of the sessions that have had a call."""
         self._running: dict[object, int] = {}
@@ -88,12 +103,12 @@ class Pooled:
         plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr, ready_made=True)
         key = plan.key
         self._in_use.add(profile.scratch)
-        process = self._taken(key)
+        process, ahead = self._taken(key)
         if process is None:
             # One that did not wait starts the shell with its text, which is sooner.
             plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr)
             process = self._sandbox.prepare(plan)
-        begun = await self._sandbox.begun(process, plan, capabilities, profile)
+        begun = await self._sandbox.begun(process, plan, capabilities, profile, ahead)
         shell = tuple(argv[:-1]) == SHELL_ARGV
         secrets = dict.fromkeys(profile.secrets, "")
         likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None)
@@ -108,7 +123,7 @@ class Pooled:
     async def release(self, scratch: str) -> None:
         """End what is ready for the session with this scratch folder, until a call of it comes again."""
         self._in_use.discard(scratch)
-        await self._end([process for process, (_, whose) in self._ready.items() if whose == scratch])
+        await self._end([process for process, ready in self._ready.items() if ready.scratch == scratch])
 
     async def aclose(self) -> None:
         """End all that is ready, and make no more. What runs goes on."""
@@ -117,12 +132,12 @@ class Pooled:
         await asyncio.gather(*self._tasks)
         await settled()
 
-    def _taken(self, key: object) -> Confined | None:
-        for process, (its, _) in self._ready.items():
-            if its == key and process.waits:
+    def _taken(self, key: object) -> tuple[Confined | None, Ahead | None]:
+        for process, ready in self._ready.items():
+            if ready.key == key and process.waits:
                 del self._ready[process]
-                return process
-        return None
+                return process, ready.ahead
+        return None, None
 
     def _replaced(self, process: Confined, kind: _Kind, key: object) -> None:
         """Have the next one of this kind made, once the call has ended or turns out to be long."""
@@ -165,21 +180,24 @@ class Pooled:
             key = plan.key
             if self._closed or kind.profile.scratch not in self._in_use:
                 return
-            alike = sum(its == key for its, _ in self._ready.values())
+            alike = sum(ready.key == key for ready in self._ready.values())
             if alike >= max(1, min(MOST_ALIKE, self._running.get(key, 0))):
                 return
             process = self._sandbox.prepare(plan)
         except (ToolError, OSError):
             return  # the next call is told why, if it still is so
-        self._ready[process] = key, kind.profile.scratch
+        ahead = Ahead(process) if kind.capabilities.uses("net.fetch") else None
+        self._ready[process] = _Ready(key, kind.profile.scratch, ahead)
         process.when_gone(lambda: self._forgotten(process))
         asyncio.get_running_loop().call_later(self._age_s, self._expired, process)
         await self._end(list(self._ready)[: -self._most])
-        if not await process.until_ready():
+        if not await process.until_ready() or not (ahead is None or await ahead.until_made()):
             self._expired(process)  # unless a call has it already, which then is told why
 
     def _forgotten(self, process: Confined) -> None:
-        self._ready.pop(process, None)
+        ready = self._ready.pop(process, None)
+        if ready is not None and ready.ahead is not None:
+            ready.ahead.close()
 
     def _expired(self, process: Confined) -> None:
         if process in self._ready:
@@ -187,5 +205,5 @@ class Pooled:
 
     async def _end(self, processes: Sequence[Confined]) -> None:
         for process in processes:
-            self._ready.pop(process, None)
+            self._forgotten(process)
         await asyncio.gather(*(process.kill() for process in processes))

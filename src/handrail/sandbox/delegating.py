@@ -1,0 +1,41 @@
+"""A process that is another one with something around it: what is not overridden is the other's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from handrail.contract.sandbox import Process
+
+
+class Delegating:
+    """Implements :class:`handrail.contract.sandbox.Process` on another one."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    async def write(self, data: bytes) -> None:
+        await self._process.write(data)
+
+    async def close_stdin(self) -> None:
+        await self._process.close_stdin()
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        return await self._process.read_line(max_bytes)
+
+    async def read(self, max_bytes: int) -> bytes:
+        return await self._process.read(max_bytes)
+
+    async def communicate(
+        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
+    ) -> tuple[bytes, bytes, int]:
+        return await self._process.communicate(stdin, max_bytes, on_output)
+
+    async def wait(self) -> int:
+        return await self._process.wait()
+
+    async def kill(self) -> None:
+        await self._process.kill()
