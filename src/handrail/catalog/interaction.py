@@ -1,0 +1,201 @@
+"""What one interaction's model has in view, and the door by which tools look at the catalog and bring tools into view.
+
+A session has one of these at a time. It changes nothing about which calls are carried out: that is decided by rules,
+whatever is in view.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from handrail.catalog.active import ActiveSet
+from handrail.catalog.categories import CORE, SHIPPED
+from handrail.catalog.manuals import ManualsRead, Values, manual_of
+from handrail.catalog.tokens import of_spec
+from handrail.catalog.view import CatalogOptions, View, view_of
+from handrail.contract.doors import BroughtIn, Category, Findings, Manual
+from handrail.contract.errors import ToolError
+from handrail.contract.names import nearest
+from handrail.contract.spec import ToolSpec
+from handrail.registry.generation import Entry, Generation
+
+_MOST_NAMED = 30
+"""Categories that an error names."""
+
+
+class Finder(Protocol):
+    """Searches the tools of a generation."""
+
+    async def find(
+        self,
+        generation: Generation,
+        query: str,
+        *,
+        limit: int,
+        extensions_only: bool = False,
+        source: Callable[[Entry], str],
+    ) -> Findings:
+        """What fits ``query``, of the tools that can be called.
+
+        :param source: whose text a tool's description is, where that is not the operator's
+        :raises ToolError: ``invalid_input`` for a query without any words
+        """
+        ...
+
+
+class Interaction:
+    """The interactions of one session, one after the other.
+
+    :param finder: None where nothing can be searched
+    """
+
+    def __init__(self, session_id: str, options: CatalogOptions, values: Values, finder: Finder | None = None) -> None:
+        self.options = options
+        self.active = ActiveSet()
+        self.number = 0
+        """Of the interaction, counted from the session's opening."""
+        self.shown = 0
+        """How much of the active set the last turn began with."""
+        self.manuals = ManualsRead(session_id, values)
+        self.changed: Callable[[], None] | None = None
+        """Told when something was brought into view."""
+        self._finder = finder
+        self._last: weakref.ref[Generation] | None = None
+        self._view: View | None = None
+
+    def begin(self, number: int | None = None, brought: Iterable[str] = ()) -> None:
+        """Another interaction: what was brought into view is gone.
+
+        :param number: as counted by whoever counts elsewhere
+        :param brought: what it starts with, where it goes on with another holder
+        """
+        self.number = self.number + 1 if number is None else number
+        self.active = ActiveSet(brought)
+        self.shown = 0
+        self._last = None
+
+    async def preload(self, generation: Generation, text: str) -> None:
+        """Bring into view what serves a user's ``text`` best, if that is wanted."""
+        options, view = self.options, self.look(generation)
+        if options.preload <= 0 or view.whole or self._finder is None or not text.strip():
+            return
+        try:
+            found = await self.find(generation, text, limit=options.preload)
+        except ToolError:  # a text that nothing can be looked for by
+            return
+        left = options.preload_tokens
+        for hit in () if found.nothing_fits else found.hits:
+            left -= of_spec(view.ready[hit.tool_id].spec)
+            if left < 0:
+                break
+            if not hit.weak:
+                self.bring(generation, (hit.tool_id,))
+
+    def look(self, generation: Generation) -> View:
+        """How ``generation`` is arranged. What is in view from the start stays so, also when there come to be more tools."""
+        if self._view is None or self._last is None or self._last() is not generation:
+            self._view, self._last = view_of(generation, self.options), weakref.ref(generation)
+            if self._view.whole:
+                self.active.bring(tool_id for tool_id in self._view.ready if tool_id not in self._view.core)
+        return self._view
+
+    def turn(self, generation: Generation) -> int:
+        """A turn begins: how much of the active set it has in view."""
+        self.look(generation)
+        self.shown = len(self.active)
+        return self.shown
+
+    def specs(self, generation: Generation, count: int | None = None) -> list[ToolSpec]:
+        """The tools in view, where the first ``count`` of the active set are; all of it by default."""
+        return self.look(generation).shown(self.active.first(count))
+
+    def was_shown(self, generation: Generation, tool_id: str) -> bool:
+        """Whether the last turn's model has seen this tool's schema."""
+        return tool_id in self.look(generation).core or tool_id in self.active.first(self.shown)
+
+    def bring(self, generation: Generation, ids: Iterable[str]) -> tuple[str, ...]:
+        """Bring tools into view, from the next turn on. Gives those that were not."""
+        view = self.look(generation)
+        added = self.active.bring(i for i in ids if i in view.ready and i not in view.core)
+        if added and self.changed is not None:
+            self.changed()
+        return added
+
+    def door(self, generation: Generation) -> InteractionCatalog:
+        """The catalog for a call on ``generation``."""
+        return InteractionCatalog(self, generation)
+
+    async def find(self, generation: Generation, query: str, *, limit: int, extensions_only: bool = False) -> Findings:
+        """What fits ``query``. Nothing is brought into view.
+
+        :raises ToolError: ``invalid_input`` for a query without any words; ``unavailable`` where nothing can be searched
+        """
+        if self._finder is None:
+            raise ToolError("nothing can be searched here; browse_tools lists the categories", kind="unavailable")
+        view = self.look(generation)
+
+        def source(entry: Entry) -> str:
+            return "" if entry.foreign is None else view.category(entry.id)
+
+        return await self._finder.find(generation, query, limit=limit, extensions_only=extensions_only, source=source)
+
+
+class InteractionCatalog:
+    """Implements :class:`~handrail.contract.doors.Catalog` for one call."""
+
+    __slots__ = ("_generation", "_of")
+
+    def __init__(self, of: Interaction, generation: Generation) -> None:
+        self._of = of
+        self._generation = generation
+
+    async def active(self) -> Sequence[str]:
+        return [spec.id for spec in self._of.specs(self._generation)]
+
+    async def categories(self) -> Sequence[Category]:
+        return self._of.look(self._generation).categories()
+
+    async def load(self, name: str) -> BroughtIn:
+        view = self._of.look(self._generation)
+        if (ids := view.members.get(name)) is not None or name in SHIPPED:
+            return self._brought(name, ids or ())
+        if name == CORE:
+            return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
+        entry = self._generation.resolve(name)
+        if entry is None:
+            raise ToolError(self._unknown(name, view), kind="invalid_input")
+        if entry.withheld is not None:
+            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        if entry.id in view.core:
+            return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
+        return BroughtIn(entry.id, "tool", (entry.id,), self._of.bring(self._generation, (entry.id,)))
+
+    async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
+        found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
+        if not found.nothing_fits:
+            self._of.bring(self._generation, [hit.tool_id for hit in found.hits])
+        return found
+
+    async def manual(self, tool: str) -> Manual:
+        entry = self._generation.resolve(tool)
+        if entry is None:
+            close = self._generation.nearest(tool)
+            hint = f"did you mean {' or '.join(close)}?" if close else "find_tools looks for one by what it does"
+            raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
+        if entry.withheld is not None:
+            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        await self._of.manuals.note(entry)
+        return manual_of(entry, self._of.look(self._generation))
+
+    def _brought(self, name: str, ids: tuple[str, ...]) -> BroughtIn:
+        return BroughtIn(name, "category", ids, self._of.bring(self._generation, ids))
+
+    def _unknown(self, name: str, view: View) -> str:
+        names = list(view.members)
+        there = ", ".join(names[:_MOST_NAMED]) or "none"
+        more = f" and {len(names) - _MOST_NAMED} more, which browse_tools lists" if len(names) > _MOST_NAMED else ""
+        close = [*nearest(name, names, 1), *self._generation.nearest(name, 2)]
+        hint = f"; did you mean {' or '.join(close)}?" if close else "."
+        return f"there is no category and no tool {name[:80]!r}{hint} The categories are: {there}{more}"

@@ -1,0 +1,146 @@
+"""A tool's manual, and which manuals a session has read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, cast
+
+from handrail.catalog.view import View
+from handrail.contract.doors import Manual
+from handrail.contract.names import wire_name
+from handrail.contract.requires import Requires
+from handrail.registry.generation import Entry
+
+READER = "info"
+"""The tool that reads manuals, under whose name a session keeps which it has read."""
+_KEY = "manuals"
+_MAX_DEPTH = 6
+
+
+class Values(Protocol):
+    """Where session values are kept."""
+
+    async def get(self, session_id: str, tool_id: str, key: str) -> Any: ...
+
+    async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None: ...
+
+
+class ManualsRead:
+    """Of one session; kept with it. What was read is a definition: a tool that has changed is read again."""
+
+    def __init__(self, session_id: str, values: Values) -> None:
+        self._session_id = session_id
+        self._values = values
+        self._known: dict[str, str] | None = None
+
+    async def has(self, entry: Entry) -> bool:
+        """:raises LogUnavailable: when it cannot be told"""
+        return (await self._read()).get(entry.id) == entry.definition_hash
+
+    async def note(self, entry: Entry) -> None:
+        """It has been read.
+
+        :raises LogUnavailable: when that cannot be kept
+        """
+        known = await self._read()
+        if known.get(entry.id) != entry.definition_hash:
+            known[entry.id] = entry.definition_hash
+            await self._values.put(self._session_id, READER, _KEY, dict(known))
+
+    async def _read(self) -> dict[str, str]:
+        if self._known is None:
+            kept = await self._values.get(self._session_id, READER, _KEY)
+            if self._known is None:
+                self._known = dict(cast("dict[str, str]", kept)) if isinstance(kept, dict) else {}
+        return self._known
+
+
+def manual_of(entry: Entry, view: View) -> Manual:
+    """All there is to know of ``entry``."""
+    spec = entry.spec
+    return Manual(
+        id=spec.id,
+        name=wire_name(spec.id),
+        category=view.category(spec.id),
+        description=spec.description,
+        parameters=spec.parameters,
+        documentation=spec.documentation.strip(),
+        guidance=spec.guidance.strip(),
+        side_effect=spec.side_effect,
+        requires=tuple(needs(spec.requires, spec.secrets)),
+        example=example_of(entry),
+        source="" if entry.foreign is None else view.category(spec.id),
+    )
+
+
+def needs(requires: Requires, secrets: tuple[str, ...] = ()) -> list[str]:
+    """What a tool requires, each as one text."""
+    found = [f"fs.read {pattern}" for pattern in requires.fs.read]
+    found += [f"fs.write {pattern}" for pattern in requires.fs.write]
+    found += [f"net {host}" for host in requires.net.hosts]
+    found += [f"shell {one.cmd}" for one in requires.shell]
+    found += [f"capability {name}" for name in requires.capabilities]
+    return found + [f"secret {name}" for name in secrets]
+
+
+def example_of(entry: Entry) -> dict[str, Any] | None:
+    """Arguments of the least kind that the tool takes: those that are required, each as its schema says first."""
+    made = _example(entry.spec.parameters, entry.spec.parameters, 0)
+    if not isinstance(made, dict):
+        return None
+    arguments = cast("dict[str, Any]", made)
+    return None if entry.schema.problems(arguments) else arguments
+
+
+def _example(schema: object, root: Mapping[str, Any], depth: int) -> Any:
+    """A value for ``schema``, or None where none can be made up."""
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    node = cast("Mapping[str, Any]", schema)
+    if isinstance(node.get("$ref"), str):
+        return _example(_referred(node["$ref"], root), root, depth + 1)
+    for key in ("examples", "enum"):
+        if isinstance(node.get(key), list) and node[key]:
+            return node[key][0]
+    for key in ("const", "default"):
+        if key in node:
+            return node[key]
+    for key in ("oneOf", "anyOf", "allOf"):
+        if isinstance(node.get(key), list) and node[key] and "properties" not in node:
+            return _example(node[key][0], root, depth + 1)
+    kind = node.get("type", "object" if "properties" in node else "string")
+    if isinstance(kind, list):
+        kind = cast("list[Any]", kind)[0] if kind else "null"
+    if kind == "object":
+        properties = cast("Mapping[str, Any]", node.get("properties") or {})
+        required = cast("list[str]", node.get("required") or [])
+        return {name: _example(properties.get(name), root, depth + 1) for name in required}
+    if kind == "array":
+        count = node.get("minItems", 0)
+        return [_example(node.get("items"), root, depth + 1)] * min(count, 5) if isinstance(count, int) else []
+    if kind == "string":
+        return _TEXTS.get(str(node.get("format")), "…")
+    if kind in ("integer", "number"):
+        least = node.get("minimum", 1)
+        return least if isinstance(least, (int, float)) else 1
+    return True if kind == "boolean" else None
+
+
+_TEXTS = {
+    "path": "notes.md",
+    "uri": "https://example.org/",
+    "host": "example.org",
+    "command": "git status",
+    "date": "2026-01-31",
+    "date-time": "2026-01-31T12:00:00Z",
+    "email": "somebody@example.org",
+}
+
+
+def _referred(reference: str, root: Mapping[str, Any]) -> object:
+    found: object = root
+    for step in reference.removeprefix("#/").split("/"):
+        if not isinstance(found, Mapping):
+            return None
+        found = cast("Mapping[str, object]", found).get(step.replace("~1", "/").replace("~0", "~"))
+    return found

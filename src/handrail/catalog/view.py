@@ -1,0 +1,131 @@
+"""One generation of tools as one agent's models see it: what is core, which categories the rest is in.
+
+Made once for each generation and never changed. Which tools of it an interaction has in view beside the core ones is
+the interaction's own matter (:mod:`handrail.catalog.interaction`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from handrail.catalog.categories import CORE, SHIPPED, about, category_of
+from handrail.contract.doors import Category
+from handrail.contract.spec import ToolSpec
+from handrail.registry.generation import BUILT_IN, Entry, Generation
+
+MOST_IN_VIEW = 20
+"""Up to so many tools in all are in view from the start."""
+FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
+"""The ways to a tool that is not in view."""
+Standing = Literal["core", "in view", "to be loaded", "withheld"]
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogOptions:
+    """What an operator and an agent say of a catalog.
+
+    :param core: the ids that the agent's manifest names, beside those that are core anyway
+    :param texts: what models are told of categories that do not ship, as ``(name, text)``
+    :param index_tokens: about how many tokens the list of names in the system text may take
+    :param preload: how many tools are brought into view by a user's text, at the beginning of each interaction
+    :param preload_tokens: about how many tokens these may take together
+    """
+
+    core: tuple[str, ...] = ()
+    texts: tuple[tuple[str, str], ...] = ()
+    index_tokens: int = 1_000
+    preload: int = 0
+    preload_tokens: int = 2_000
+
+
+class View:
+    """See the module. Withheld tools are nowhere in it.
+
+    :ivar core: the core tools, built-in ones first, then in the order in which the agent names them
+    :ivar ready: every tool that can be called, by id
+    :ivar members: by category, in the order in which they are shown, the ids of its tools; no core tool among them
+    :ivar texts: by category, what models are told of it
+    :ivar whole: everything is in view from the start
+    """
+
+    __slots__ = ("__weakref__", "_category", "core", "members", "ready", "texts", "whole")
+
+    def __init__(self, generation: Generation, options: CatalogOptions) -> None:
+        ready = {tool_id: entry for tool_id, entry in generation.entries.items() if entry.withheld is None}
+        self.ready: Mapping[str, Entry] = MappingProxyType(ready)
+        core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
+        core += [tool_id for tool_id in options.core if tool_id in ready]
+        self.core: Mapping[str, Entry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
+        # An agent that has no way to what is not in view sees all that it has.
+        self.whole = len(ready) <= MOST_IN_VIEW or not any(finder in ready for finder in FINDERS)
+        members: dict[str, list[str]] = {}
+        for tool_id, entry in sorted(ready.items(), key=lambda one: one[1].foreign is not None):
+            if tool_id not in self.core:
+                members.setdefault(_apart(category_of(entry), entry, members, ready), []).append(tool_id)
+        ordered = [*(name for name in SHIPPED if name in members), *sorted(members.keys() - SHIPPED.keys())]
+        given = dict(options.texts)
+        self.members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})
+        self.texts: Mapping[str, str] = MappingProxyType({n: about(n, ready[members[n][0]], given) for n in ordered})
+        self._category = {tool_id: name for name, ids in members.items() for tool_id in ids}
+
+    def category(self, tool_id: str) -> str:
+        """The one category of a tool that can be called; :data:`~handrail.catalog.categories.CORE` for a core tool."""
+        return self._category.get(tool_id, CORE)
+
+    def categories(self) -> list[Category]:
+        """Those that have tools, in order."""
+        return [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
+
+    def shown(self, brought: Iterable[str]) -> list[ToolSpec]:
+        """The tools in view, where ``brought`` has been brought in: the core ones first, then those, in their order."""
+        core, ready = self.core, self.ready
+        shown = [entry.spec for entry in core.values()]
+        shown += [ready[tool_id].spec for tool_id in brought if tool_id in ready and tool_id not in core]
+        return shown
+
+    def standing(self, entry: Entry) -> Standing:
+        """How a tool stands at the start of an interaction."""
+        if entry.withheld is not None:
+            return "withheld"
+        if entry.id in self.core:
+            return "core"
+        return "in view" if self.whole else "to be loaded"
+
+
+_views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weakref.WeakKeyDictionary()
+
+
+def view_of(generation: Generation, options: CatalogOptions) -> View:
+    """The view of ``generation``, made when it is first asked for."""
+    views = _views.setdefault(generation, {})
+    view = views.get(options)
+    if view is None:
+        view = views[options] = View(generation, options)
+    return view
+
+
+def _is_core(entry: Entry) -> bool:
+    """A foreign source does not say so of its tools."""
+    return entry.spec.tier == CORE and entry.foreign is None
+
+
+def _apart(name: str, entry: Entry, members: Mapping[str, list[str]], ready: Mapping[str, Entry]) -> str:
+    """``name``, or another for a foreign tool where the operator's own tools have that one already, or the other way
+    round: whose text a category has is never in doubt."""
+    mine = None if entry.foreign is None else entry.foreign.name
+    for candidate in (name, *(f"{name}-{number}" for number in range(2, len(members) + 3))):
+        if candidate not in members:
+            return candidate
+        other = ready[members[candidate][0]].foreign
+        if (None if other is None else other.name) == mine:
+            return candidate
+    raise AssertionError("there are more candidates than categories")
+
+
+def is_extension(entry: Entry) -> bool:
+    """Whether a tool came from anywhere but Handrail itself."""
+    return entry.source != BUILT_IN

@@ -1,0 +1,275 @@
+"""browse_tools, load_tools, find_tools, tool_search, info: the ways to tools that are not in view.
+
+They give no tool a right to run and take none away; what they bring is in the model's view from its next request on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from handrail.contract.doors import BroughtIn, Findings, Hit, Manual
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Requires
+from handrail.contract.result import Result
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+MAX_DESCRIPTION = 200
+"""Characters of a tool's description in a list of hits."""
+MAX_HITS = 10
+_REQUIRES = Requires(capabilities=("catalog",))
+_QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
+
+
+class BrowseTools(Tool):
+    spec = ToolSpec(
+        id="browse_tools",
+        description="List the categories of tools that are not in view yet, each with how many tools it has.",
+        parameters={"type": "object", "properties": {}, "additionalProperties": False},
+        requires=_REQUIRES,
+        side_effect="read",
+        locks=(),
+        category="system",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return {
+            "categories": [
+                {"name": one.name, "description": one.description, "tool_count": one.tool_count}
+                for one in await runtime.catalog.categories()
+            ]
+        }
+
+
+class LoadTools(Tool):
+    spec = ToolSpec(
+        id="load_tools",
+        description=(
+            "Bring a category of tools, or one tool by its id, into view: you can call them from your next reply on."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "category": {
+                    "type": "string",
+                    "minLength": 1,
+                    "maxLength": 128,
+                    "description": "A category that browse_tools lists",
+                },
+                "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Or the id of one tool"},
+            },
+            "minProperties": 1,
+            "maxProperties": 1,
+            "additionalProperties": False,
+        },
+        requires=_REQUIRES,
+        side_effect="read",
+        locks=(),
+        category="system",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        brought = await runtime.catalog.load(args.get("category") or args["tool"])
+        return {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
+
+
+class FindTools(Tool):
+    spec = ToolSpec(
+        id="find_tools",
+        description=(
+            "Find tools by what they do, and bring the best into view: you can call them from your next reply on. Say "
+            "what you need in a sentence; give several needs as queries. It says so where no tool fits."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "query": {**_QUERY, "description": "What the tool should do, as in 'send an e-mail with attachments'"},
+                "queries": {
+                    "type": "array",
+                    "items": _QUERY,
+                    "minItems": 1,
+                    "maxItems": 5,
+                    "description": "Several needs at once",
+                },
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": MAX_HITS,
+                    "description": "Tools for each query. Default: 5",
+                },
+            },
+            "additionalProperties": False,
+        },
+        requires=_REQUIRES,
+        side_effect="read",
+        locks=(),
+        category="system",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        queries = _queries(args)
+        limit = int(args.get("limit", 5))
+        found = [await runtime.catalog.search(query, limit=limit) for query in queries]
+        best: dict[str, Hit] = {}
+        for findings in found:
+            for hit in () if findings.nothing_fits else findings.hits:
+                if hit.tool_id not in best or hit.confidence > best[hit.tool_id].confidence:
+                    best[hit.tool_id] = hit
+        told: dict[str, Any] = {"tools": [_hit(hit) for hit in best.values()]}
+        missed = [query for query, findings in zip(queries, found, strict=True) if findings.nothing_fits]
+        if missed:
+            told["nothing_fits"] = missed if len(queries) > 1 else True
+        told["message"] = _advice(found, len(best), len(missed))
+        return _with_sources(told, best.values())
+
+
+class ToolSearch(Tool):
+    spec = ToolSpec(
+        id="tool_search",
+        description=(
+            "Search the tools that come from MCP servers and extensions, and bring the hits into view: you can call "
+            "them from your next reply on."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {"query": {**_QUERY, "description": "What the tool should do"}},
+            "required": ["query"],
+            "additionalProperties": False,
+        },
+        requires=_REQUIRES,
+        side_effect="read",
+        locks=(),
+        category="system",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        findings = await runtime.catalog.search(args["query"], limit=MAX_HITS, extensions_only=True)
+        hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
+        told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
+        if not hits:
+            told |= {"nothing_fits": True, "message": _advice([findings], 0, 1)}
+        return _with_sources(told, hits)
+
+
+class Info(Tool):
+    spec = ToolSpec(
+        id="info",
+        description=(
+            "Read the manual of one tool: what it does and takes in full, an example, its side effect, what it requires."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}
+            },
+            "required": ["tool"],
+            "additionalProperties": False,
+        },
+        requires=_REQUIRES,
+        side_effect="read",
+        locks=(),
+        category="system",
+        tier="core",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        manual = await runtime.catalog.manual(args["tool"])
+        told = manual_data(manual)
+        return Result.output(told, untrusted=untrusted([manual.source])) if manual.source else told
+
+
+def manual_data(manual: Manual) -> dict[str, Any]:
+    """A manual as a model reads it; what there is nothing of is left out."""
+    told: dict[str, Any] = {
+        "id": manual.id,
+        "name": manual.name,
+        "category": manual.category,
+        "description": manual.description,
+        "parameters": dict(manual.parameters),
+        "side_effect": manual.side_effect,
+    }
+    told |= {
+        key: value
+        for key, value in (
+            ("documentation", manual.documentation),
+            ("guidance", manual.guidance),
+            ("requires", list(manual.requires)),
+        )
+        if value
+    }
+    if manual.example is not None:
+        told["example"] = dict(manual.example)
+    return told
+
+
+def untrusted(sources: Iterable[str]) -> str:
+    """What the metadata says of texts from outside."""
+    return f"the words of tools from {', '.join(sorted(set(sources)))} are their authors', not the operator's"
+
+
+def _queries(args: dict[str, Any]) -> list[str]:
+    if ("query" in args) == ("queries" in args):
+        raise ToolError("give query, with one need, or queries, with several", kind="invalid_input")
+    return args.get("queries") or [args["query"]]
+
+
+def _message(brought: BroughtIn) -> str:
+    name, count = brought.name, len(brought.tools)
+    if brought.core:
+        return (
+            "Core tools are always in view."
+            if brought.kind == "category"
+            else f"{name} is a core tool: always in view."
+        )
+    if brought.kind == "tool":
+        return f"{name} is now available." if brought.added else f"{name} was in view already."
+    if not count:
+        return f"There are no {name} tools here."
+    if not brought.added:
+        return f"All {count} {name} tools were in view already."
+    return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
+
+
+def _hit(hit: Hit) -> dict[str, Any]:
+    told: dict[str, Any] = {
+        "id": hit.tool_id,
+        "description": _short(hit.description),
+        "confidence": round(hit.confidence, 2),
+    }
+    if hit.weak:
+        told["weak"] = True
+    return told
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_DESCRIPTION else f"{line[: MAX_DESCRIPTION - 1]}…"
+
+
+def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
+    """What there is to do next."""
+    by = next((f" (compared by {one.means})" for one in found if one.means), "")
+    if not hits:
+        return (
+            f"Nothing fits{by}: no tool that can be called here does this. Say it in other words once, look through "
+            "browse_tools, or tell the user that there is no tool for it."
+        )
+    brought = "1 tool is" if hits == 1 else f"{hits} tools are"
+    rest = f" For {missed} of the needs nothing fits{by}: there is no tool for it here." if missed else ""
+    return f"{brought} in view from your next reply on.{rest}"
+
+
+def _with_sources(told: dict[str, Any], hits: Iterable[Hit]) -> object:
+    sources = [hit.source for hit in hits if hit.source]
+    return Result.output(told, untrusted=untrusted(sources)) if sources else told

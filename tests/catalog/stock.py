@@ -1,0 +1,61 @@
+"""Generations of tools for tests of the catalog: many, small, and of every origin."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from handrail.contract.runtime import Runtime
+from handrail.contract.schema import compile_schema
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.generation import BUILT_IN, Entry, Foreign, Generation
+
+
+class Still(Tool):
+    """A tool that does nothing."""
+
+    def __init__(self, spec: ToolSpec) -> None:
+        self.spec = spec
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return None
+
+
+def entry(
+    tool_id: str,
+    *,
+    source: str = "here",
+    withheld: str | None = None,
+    foreign: Foreign | None = None,
+    **declared: Any,
+) -> Entry:
+    given: dict[str, Any] = {"description": f"Does {tool_id}.", "side_effect": "read", "locks": (), **declared}
+    spec = ToolSpec(id=tool_id, **given)
+    return Entry(
+        spec,
+        Still(spec),
+        compile_schema(spec.parameters),
+        source,
+        spec.definition_hash,
+        withheld,
+        foreign=foreign,
+        untrusted="" if foreign is None else source,
+    )
+
+
+def built_in(tool_id: str, *, core: bool = False, **declared: Any) -> Entry:
+    given: dict[str, Any] = {"category": "system", "tier": "core" if core else None, **declared}
+    return entry(tool_id, source=BUILT_IN, **given)
+
+
+CORE = tuple(built_in(name, core=True) for name in ("read", "bash", "browse_tools", "load_tools", "find_tools"))
+
+
+def many(count: int, category: str = "reports", **declared: Any) -> list[Entry]:
+    return [entry(f"{category}.t{number:04d}", category=category, **declared) for number in range(count)]
+
+
+def generation(*entries: Entry | Iterable[Entry], number: int = 1) -> Generation:
+    flat = [one for given in entries for one in ([given] if isinstance(given, Entry) else given)]
+    return Generation(number, flat)

@@ -1,0 +1,91 @@
+"""A tool's manual, and which of them a session has read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tests.catalog.stock import CORE, entry, generation, many
+from tests.tools.desk import Memory
+
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.manuals import ManualsRead, example_of
+from handrail.catalog.view import CatalogOptions
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Requires
+from handrail.registry.generation import Foreign
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string", "format": "path"},
+        "mode": {"enum": ["fast", "slow"]},
+        "count": {"type": "integer", "minimum": 3},
+        "parts": {"type": "array", "minItems": 1, "items": {"$ref": "#/$defs/part"}},
+        "note": {"type": "string"},
+    },
+    "required": ["path", "mode", "count", "parts"],
+    "$defs": {"part": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]}},
+}
+
+
+@pytest.mark.proves("D-13")
+async def test_a_manual_is_whole() -> None:
+    one = entry(
+        "press.print",
+        parameters=SCHEMA,
+        documentation="Long and careful.",
+        guidance="Seldom.",
+        requires=Requires.model_validate({"fs": {"read": ["{workspace}"]}, "capabilities": ["state"]}),
+        secrets=("KEY",),
+        side_effect="external",
+        category="office",
+    )
+    of = Interaction("s", CatalogOptions(), Memory())
+    manual = await of.door(generation(CORE, one)).manual("press__print")
+    assert (manual.id, manual.name, manual.category) == ("press.print", "press__print", "office")
+    assert (manual.documentation, manual.guidance, manual.side_effect) == ("Long and careful.", "Seldom.", "external")
+    assert manual.requires == ("fs.read {workspace}", "capability state", "secret KEY")
+    assert manual.example == {"path": "notes.md", "mode": "fast", "count": 3, "parts": [{"on": True}]}
+    assert manual.parameters == SCHEMA and manual.source == ""
+
+
+async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
+    theirs = entry("gh_x", foreign=Foreign("github"))
+    of = Interaction("s", CatalogOptions(), Memory())
+    assert (await of.door(generation(CORE, theirs)).manual("gh_x")).source == "github"
+
+
+@pytest.mark.proves("D-13")
+async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
+    kept, tool = Memory(), entry("press.print", documentation="One.")
+    of = Interaction("s", CatalogOptions(), kept)
+    assert not await of.manuals.has(tool)
+    await of.door(generation(tool)).manual("press.print")
+    assert await of.manuals.has(tool)
+    assert await ManualsRead("s", kept).has(tool), "a later process knows"
+    assert not await ManualsRead("other", kept).has(tool)
+    assert not await of.manuals.has(entry("press.print", documentation="Two.")), "the manual has changed since"
+
+
+@pytest.mark.proves("D-13", "D-09")
+async def test_a_manual_that_there_is_not() -> None:
+    of = Interaction("s", CatalogOptions(), Memory())
+    door = of.door(generation(CORE, many(3), entry("no.go", withheld="not here")))
+    with pytest.raises(ToolError, match=r"did you mean reports\.t0001") as told:
+        await door.manual("reports.t001")
+    assert told.value.kind == "unknown_tool"
+    with pytest.raises(ToolError, match="not here"):
+        await door.manual("no.go")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "object", "properties": {"x": {"type": "string", "pattern": "^[0-9]{9}$"}}, "required": ["x"]},
+        {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]},
+        {"type": "object", "properties": {"x": False}, "required": ["x"]},
+    ],
+)
+def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
+    assert example_of(entry("x", parameters=schema)) is None

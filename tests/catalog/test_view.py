@@ -1,0 +1,162 @@
+"""What is core, and what an interaction has in view beside it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.catalog.stock import CORE, built_in, entry, generation, many
+from tests.tools.desk import Memory
+
+from handrail.catalog.active import ActiveSet
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
+from handrail.contract.errors import ToolError
+from handrail.registry.generation import Generation
+
+NAMES = [one.id for one in CORE]
+
+
+def interaction(**options: object) -> Interaction:
+    return Interaction("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def shown(of: Interaction, at: Generation, count: int | None = None) -> list[str]:
+    return [spec.id for spec in of.specs(at, count)]
+
+
+@pytest.mark.proves("D-06")
+def test_up_to_twenty_tools_are_in_view_from_the_start_and_above_that_the_core_ones() -> None:
+    few = generation(CORE, many(MOST_IN_VIEW - len(CORE)))
+    assert len(shown(interaction(), few)) == MOST_IN_VIEW
+    assert shown(interaction(), generation(CORE, many(MOST_IN_VIEW - len(CORE) + 1))) == NAMES
+
+
+@pytest.mark.proves("D-06")
+def test_withheld_tools_neither_count_nor_show() -> None:
+    there = generation(CORE, many(15), many(30, "gone", withheld="no"), built_in("git.x", core=True, withheld="no"))
+    of = interaction()
+    assert len(shown(of, there)) == 20
+    of.bring(there, ["gone.t0001", "git.x", "nowhere"])
+    assert len(shown(of, there)) == 20 and "gone" not in View(there, CatalogOptions()).members
+
+
+@pytest.mark.proves("D-01")
+def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
+    there = generation(many(30), CORE)
+    assert shown(interaction(core=("reports.t0009", "reports.t0001", "read")), there) == [
+        *NAMES,
+        "reports.t0009",
+        "reports.t0001",
+    ]
+
+
+@pytest.mark.proves("D-01")
+def test_an_agent_without_any_way_to_further_tools_sees_all_that_it_has() -> None:
+    assert len(shown(interaction(), generation(built_in("read", core=True), many(50)))) == 51
+
+
+@pytest.mark.proves("D-03")
+def test_what_was_in_view_from_the_start_stays_when_there_come_to_be_more_tools() -> None:
+    of = interaction()
+    before = shown(of, generation(CORE, many(10)))
+    after = shown(of, generation(CORE, many(100), number=2))
+    assert after == before and len(after) == 15
+    of.begin()
+    assert shown(of, generation(CORE, many(100), number=3)) == NAMES
+
+
+@pytest.mark.proves("D-02", "D-03")
+async def test_a_category_a_tool_and_nothing_twice() -> None:
+    there = generation(CORE, many(12), many(12, "sales"), entry("one.off", category="other"))
+    of = interaction()
+    door = of.door(there)
+    turn = of.turn(there)
+    brought = await door.load("sales")
+    assert (brought.name, len(brought.tools), brought.added) == ("sales", 12, brought.tools)
+    assert shown(of, there, turn) == NAMES, "the turn that is under way keeps what it began with"
+    assert shown(of, there) == [*NAMES, *brought.tools]
+    again = await door.load("sales")
+    assert (again.tools, again.added) == (brought.tools, ())
+    assert (await door.load("one.off")).added == ("one.off",)
+    assert (await door.load("one__off")).name == "one.off"
+    assert (await door.load("read")).core and (await door.load("core")).core
+    assert shown(of, there) == [*NAMES, *brought.tools, "one.off"] == list(await door.active())
+    empty = await door.load("hooks")
+    assert (empty.kind, empty.tools) == ("category", ())
+
+
+@pytest.mark.proves("D-02")
+async def test_what_there_is_not_is_answered_with_what_there_is() -> None:
+    there = generation(CORE, many(30), many(3, "sales"), entry("no.go", category="x", withheld="its key is missing"))
+    door = interaction().door(there)
+    with pytest.raises(
+        ToolError, match=r"no category and no tool 'sale'; did you mean sales.*: reports, sales$"
+    ) as told:
+        await door.load("sale")
+    assert told.value.kind == "invalid_input"
+    with pytest.raises(ToolError, match="its key is missing") as told:
+        await door.load("no.go")
+    assert told.value.kind == "unavailable"
+    crowd = interaction().door(generation(CORE, *(many(1, f"d{n}") for n in range(100))))
+    with pytest.raises(ToolError, match="and 70 more, which browse_tools lists") as told:
+        await crowd.load("?" * 5_000)
+    assert len(told.value.text) < 700
+
+
+async def test_categories_are_counted_live() -> None:
+    of = interaction()
+    first = await of.door(generation(CORE, many(30), many(2, "git"))).categories()
+    assert [(one.name, one.tool_count) for one in first] == [("git", 2), ("reports", 30)]
+    second = await of.door(
+        generation(CORE, many(30), many(5, "git"), many(1, "zoo", withheld="x"), number=2)
+    ).categories()
+    assert [(one.name, one.tool_count) for one in second] == [("git", 5), ("reports", 30)]
+
+
+@pytest.mark.proves("D-03")
+@given(st.data())
+def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataObject) -> None:
+    there = generation(CORE, many(40))
+    of = interaction()
+    known = [*NAMES, *(one.id for one in many(40)), "nowhere"]
+    history = [shown(of, there)]
+    for _ in range(data.draw(st.integers(0, 12))):
+        if data.draw(st.booleans()):
+            ids = data.draw(st.lists(st.sampled_from(known), max_size=5))
+            before = set(history[-1])
+            added = of.bring(there, ids)
+            assert set(added) == set(ids) - before - {"nowhere"} and len(set(added)) == len(added)
+            now = shown(of, there)
+            assert now == [*history[-1], *added]
+        else:
+            of.begin()
+            now = shown(of, there)
+            assert now == NAMES
+            history = [now]
+        history.append(now)
+        assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
+        count = of.turn(there)
+        assert shown(of, there, count) == now
+        assert all(of.was_shown(there, tool_id) for tool_id in now)
+
+
+def test_an_active_set_keeps_order_and_counts_each_once() -> None:
+    active = ActiveSet(["a"])
+    assert active.bring(["b", "a", "b", "c"]) == ("b", "c")
+    assert (active.first(), active.first(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 3, True, False)  # fmt: skip
+
+
+def test_a_view_does_not_keep_its_generation() -> None:
+    """Its tools could never end."""
+    there = generation(CORE, many(3))
+    of = interaction()
+    view_of(there, CatalogOptions())
+    of.turn(there)
+    gone = weakref.ref(there)
+    del there
+    gc.collect()
+    assert gone() is None
