@@ -1,4 +1,4 @@
-"""The holder's ends of a confined process's stdin, stdout and stderr, on the event loop."""
+"""The holder's ends of a process's stdin, stdout and stderr, on the event loop."""
 
 from __future__ import annotations
 
@@ -172,3 +172,76 @@ class Output:
             self._fd = -1
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
+
+
+class Piped:
+    """What :class:`handrail.contract.sandbox.Process` says of stdin, stdout and stderr, on three pipes.
+
+    Who is derived from it gives the exit code to ``_gone`` once nobody is left who could write. Owns the descriptors.
+
+    :param stderr: None where it was merged into stdout
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, stdin: int, stdout: int, stderr: int | None) -> None:
+        self._loop = loop
+        self._gone: asyncio.Future[int] = loop.create_future()
+        self._input = Input(loop, stdin)
+        self._stdout = Output(loop, stdout)
+        self._stderr = None if stderr is None else Output(loop, stderr)
+
+    async def write(self, data: bytes) -> None:
+        await self._input.write(data)
+
+    async def close_stdin(self) -> None:
+        self._input.close()
+
+    async def read_line(self, max_bytes: int) -> bytes:
+        if self._stderr is not None:
+            self._stderr.collect(PEEKED)  # it must not block on a full pipe that nobody reads
+        return await self._stdout.line(max_bytes)
+
+    async def read(self, max_bytes: int) -> bytes:
+        if self._stderr is not None:
+            self._stderr.collect(PEEKED)
+        return await self._stdout.some(max_bytes)
+
+    async def communicate(
+        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
+    ) -> tuple[bytes, bytes, int]:
+        self._stdout.collect(max_bytes, on_output)
+        if self._stderr is not None:
+            self._stderr.collect(max_bytes)
+        self._input.feed(stdin)
+        try:
+            await self._over()
+        finally:
+            if self._gone.done():
+                self._drain()  # it may have ended before anybody collected
+                self._close()
+        return self.collected()
+
+    def collected(self) -> tuple[bytes, bytes, int]:
+        """What :meth:`communicate` has so far: stdout, stderr, bytes dropped. Also after it was cancelled."""
+        out, dropped = self._stdout.taken()
+        if self._stderr is None:
+            return out, b"", dropped
+        errors, more = self._stderr.taken()
+        return out, errors, dropped + more
+
+    async def _over(self) -> None:
+        """Wait until nobody is left who could write.
+
+        :raises ToolError: where there never was anybody
+        """
+        await asyncio.shield(self._gone)
+
+    def _drain(self) -> None:
+        self._stdout.drain()
+        if self._stderr is not None:
+            self._stderr.drain()
+
+    def _close(self) -> None:
+        self._input.close()
+        self._stdout.close()
+        if self._stderr is not None:
+            self._stderr.close()

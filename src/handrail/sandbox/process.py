@@ -21,7 +21,7 @@ from pathlib import Path
 import orjson
 
 from handrail.contract.errors import ToolError
-from handrail.sandbox.pipes import PEEKED, Input, Output
+from handrail.sandbox.pipes import Piped
 
 _READ = 1 << 16
 _SETUP_S = 5.0
@@ -63,16 +63,17 @@ class Ends:
     secrets: int | None = None
 
 
-class Confined:
+class Confined(Piped):
     """Implements :class:`handrail.contract.sandbox.Process` on a started bubblewrap.
 
     Its program begins with :meth:`begin`; until then the sandbox waits. Owns the descriptors of ``ends``.
     """
 
     def __init__(self, pid: int, ends: Ends) -> None:
-        self._loop = asyncio.get_running_loop()
+        loop = asyncio.get_running_loop()
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)  # first: where that fails, the ends are still the caller's
+        super().__init__(loop, ends.stdin, ends.stdout, ends.stderr)
         for left in [one for one in _leaving if one.loop.is_closed()]:
             left._reap()
         self._inner = -1
@@ -89,11 +90,7 @@ class Confined:
         self._setup_error: ToolError | None = None
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
-        self._gone: asyncio.Future[int] = self._loop.create_future()
         self._dismantled: asyncio.Future[None] = self._loop.create_future()
-        self._input = Input(self._loop, ends.stdin)
-        self._stdout = Output(self._loop, ends.stdout)
-        self._stderr = None if ends.stderr is None else Output(self._loop, ends.stderr)
         self._loop.add_reader(self._pidfd, self._exited)
         self._loop.add_reader(self._status_fd, self._read_status)
         self._loop.add_reader(self._lifeline, self._ended)
@@ -155,50 +152,16 @@ class Confined:
         """Have ``told`` called once nobody is left in the sandbox."""
         self._gone.add_done_callback(lambda gone: told())
 
-    async def write(self, data: bytes) -> None:
-        await self._input.write(data)
-
-    async def close_stdin(self) -> None:
-        self._input.close()
-
-    async def read_line(self, max_bytes: int) -> bytes:
-        if self._stderr is not None:
-            self._stderr.collect(PEEKED)  # it must not block on a full pipe that nobody reads
-        return await self._stdout.line(max_bytes)
-
-    async def read(self, max_bytes: int) -> bytes:
-        if self._stderr is not None:
-            self._stderr.collect(PEEKED)
-        return await self._stdout.some(max_bytes)
-
-    async def communicate(
-        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
-    ) -> tuple[bytes, bytes, int]:
-        self._stdout.collect(max_bytes, on_output)
-        if self._stderr is not None:
-            self._stderr.collect(max_bytes)
-        self._input.feed(stdin)
-        try:
-            await self.wait()
-        finally:
-            if self._gone.done():
-                self._drain()  # it may have ended before anybody collected
-                self._close()
-        return self.collected()
-
-    def collected(self) -> tuple[bytes, bytes, int]:
-        """What :meth:`communicate` has so far: stdout, stderr, bytes dropped. Also after it was cancelled."""
-        out, dropped = self._stdout.taken()
-        if self._stderr is None:
-            return out, b"", dropped
-        errors, more = self._stderr.taken()
-        return out, errors, dropped + more
-
     async def wait(self) -> int:
         code = await asyncio.shield(self._gone)
         if self._setup_error is not None:
             raise self._setup_error
         return code
+
+    async def _over(self) -> None:
+        await super()._over()
+        if self._setup_error is not None:
+            raise self._setup_error
 
     async def dismantled(self) -> None:
         """Wait until its namespaces are gone too, after its end."""
@@ -356,17 +319,6 @@ class Confined:
             output = self._stdout if self._stderr is None else self._stderr
             text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
         return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
-
-    def _drain(self) -> None:
-        self._stdout.drain()
-        if self._stderr is not None:
-            self._stderr.drain()
-
-    def _close(self) -> None:
-        self._input.close()
-        self._stdout.close()
-        if self._stderr is not None:
-            self._stderr.close()
 
 
 async def settled() -> None:

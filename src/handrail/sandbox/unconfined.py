@@ -11,12 +11,12 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Tier
-from handrail.sandbox.pipes import PEEKED, Input, Output
+from handrail.sandbox.pipes import Piped
 from handrail.sandbox.spawn import spawn
 
 NAME = "nothing"
@@ -79,54 +79,18 @@ class Unconfined:
                 os.close(descriptor)
 
 
-class _Free:
+class _Free(Piped):
     """Implements :class:`handrail.contract.sandbox.Process` on a process group."""
 
     def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
-        self._loop = asyncio.get_running_loop()
+        super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
         self._pid = pid
         self._pidfd = os.pidfd_open(pid)
-        self._gone: asyncio.Future[int] = self._loop.create_future()
-        self._input = Input(self._loop, stdin)
-        self._stdout = Output(self._loop, stdout)
-        self._stderr = None if stderr is None else Output(self._loop, stderr)
         self._loop.add_reader(self._pidfd, self._exited)
 
     @property
     def pid(self) -> int:
         return self._pid
-
-    async def write(self, data: bytes) -> None:
-        await self._input.write(data)
-
-    async def close_stdin(self) -> None:
-        self._input.close()
-
-    async def read_line(self, max_bytes: int) -> bytes:
-        if self._stderr is not None:
-            self._stderr.collect(PEEKED)
-        return await self._stdout.line(max_bytes)
-
-    async def read(self, max_bytes: int) -> bytes:
-        if self._stderr is not None:
-            self._stderr.collect(PEEKED)
-        return await self._stdout.some(max_bytes)
-
-    async def communicate(
-        self, stdin: bytes, max_bytes: int, on_output: Callable[[bytes], None] | None = None
-    ) -> tuple[bytes, bytes, int]:
-        self._stdout.collect(max_bytes, on_output)
-        if self._stderr is not None:
-            self._stderr.collect(max_bytes)
-        self._input.feed(stdin)
-        try:
-            await self.wait()
-        finally:
-            if self._gone.done():
-                self._close()
-        out, dropped = self._stdout.taken()
-        errors, more = (b"", 0) if self._stderr is None else self._stderr.taken()
-        return out, errors, dropped + more
 
     async def wait(self) -> int:
         return await asyncio.shield(self._gone)
@@ -152,17 +116,9 @@ class _Free:
             code = 255
         os.close(self._pidfd)
         self._input.close()
-        self._stdout.drain()
-        if self._stderr is not None:
-            self._stderr.drain()
+        self._drain()
         if not self._gone.done():
             self._gone.set_result(code)
-
-    def _close(self) -> None:
-        self._input.close()
-        self._stdout.close()
-        if self._stderr is not None:
-            self._stderr.close()
 
 
 def _memory_file(content: bytes) -> int:
