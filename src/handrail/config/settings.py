@@ -66,6 +66,14 @@ class SandboxSettings(_Table):
     memory_mib: Annotated[
         int, Field(ge=0, le=_MANY, description="Private memory of each process, in MiB; 0 for no bound.")
     ] = 8192
+    call_memory_mib: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=_MANY,
+            description="Memory of all processes of one call together, shared memory included, in MiB; 0 for no bound. At most three quarters of the machine's.",
+        ),
+    ] = 16384
     processes: Annotated[
         int, Field(ge=0, le=_MANY, description="Processes and threads of one call together; 0 for no bound.")
     ] = 2048
@@ -102,12 +110,43 @@ class SandboxSettings(_Table):
         return Limits(
             cpu_s=self.cpu_s or None,
             memory_bytes=self.memory_mib * _MIB or None,
+            call_memory_bytes=self.call_memory_mib * _MIB or None,
             processes=self.processes or None,
             file_bytes=self.file_mib * _MIB or None,
             open_files=self.open_files or None,
             tmp_bytes=self.tmp_mib * _MIB,
             shm_bytes=self.shm_mib * _MIB,
         )
+
+
+class CatalogSettings(_Table):
+    """``[catalog]``: what a model sees of many tools."""
+
+    index_tokens: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=1_000_000,
+            description="About how many tokens the names of the tools that are not in view may take in the system text.",
+        ),
+    ] = 1_000
+    preload: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=50,
+            description="How many tools are brought into view by what a user says, before the model is asked; 0 for none.",
+        ),
+    ] = 0
+    preload_tokens: Annotated[
+        int, Field(ge=0, le=1_000_000, description="About how many tokens these may take together.")
+    ] = 2_000
+    categories: Annotated[
+        dict[str, str],
+        Field(
+            description="What models are told of categories of yours and of foreign sources, by name. The texts of those that ship are fixed."
+        ),
+    ] = {}
 
 
 class WatchdogSettings(_Table):
@@ -193,6 +232,7 @@ class Settings(_Table):
             description="What the programs of a call may use up, and what of their confinement you do without. Not in a workspace's file."
         ),
     ] = SandboxSettings()
+    catalog: Annotated[CatalogSettings, Field(description="What a model sees of many tools.")] = CatalogSettings()
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(

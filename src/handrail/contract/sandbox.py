@@ -25,6 +25,8 @@ class Limits:
     """Processor seconds of each process."""
     memory_bytes: int | None = 8 * 1024 * 1024 * 1024
     """Private memory of each process."""
+    call_memory_bytes: int | None = 16 * 1024 * 1024 * 1024
+    """Memory of all processes of the sandbox together, what they share counted once."""
     processes: int | None = 2048
     """Processes and threads of the sandbox together."""
     file_bytes: int | None = 16 * 1024 * 1024 * 1024

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
+from handrail.contract.errors import ToolError
 from handrail.contract.protected import VCS_CONFIG, protection
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
@@ -139,11 +140,17 @@ class GuardedProcess(Delegating):
         """
         :raises Vetoed: when it has ended, for what it made under a protected name
         """
-        code = await super().wait()
+        code, error = 0, None
+        try:
+            code = await super().wait()
+        except ToolError as ended:
+            error = ended
         await self._settled()
         if (veto := self.veto) is not None:
             veto.exit_code = code
             raise veto
+        if error is not None:
+            raise error
         return code
 
     async def kill(self) -> None:

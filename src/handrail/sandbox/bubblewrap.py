@@ -18,7 +18,8 @@ from handrail.contract.sandbox import Limits, Process, Profile, Tier
 from handrail.sandbox import cgroups, identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
-from handrail.sandbox.limits import rlimits
+from handrail.sandbox.limits import memory_of_call, rlimits
+from handrail.sandbox.memory import Watch
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
 
@@ -155,6 +156,8 @@ class Bubblewrap:
         def begin() -> None:
             process.begin(plan.call, plan.secrets or b"")
 
+        if (bound := memory_of_call(plan.limits)) is not None:
+            Watch(process, bound)
         if capabilities.uses("net.fetch"):
             return await network.fronted(process, begin, capabilities, profile, ahead)
         begin()
@@ -330,7 +333,7 @@ def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[st
     """The whole environment: a list of what is let in, never the kernel's own with things taken out."""
     return {
         "LANG": "C.UTF-8",
-        **{name: os.environ[name] for name in _KEPT_VARIABLES if name in os.environ},
+        **{name: value for name in _KEPT_VARIABLES if (value := os.environ.get(name)) is not None},
         "PATH": ":".join(found.path),
         "HOME": profile.scratch,
         "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own

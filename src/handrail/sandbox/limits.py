@@ -4,12 +4,14 @@ The launcher sets them inside the sandbox. Set on bubblewrap itself, the bound o
 that the user runs; inside, the kernel counts the sandbox's own. It counts none for the machine's real root, whom only a
 control group or another user's identity (:mod:`handrail.sandbox.identity`) can bound.
 
-Memory is RLIMIT_DATA. RLIMIT_AS would count address space that is only reserved: with 8 GiB of it node does not start,
-while all its use and that of a JVM stay below 512 MiB of data.
+Memory of a process is RLIMIT_DATA. RLIMIT_AS would count address space that is only reserved: with 8 GiB of it node does
+not start, while all its use and that of a JVM stay below 512 MiB of data. What all processes hold together, and what they
+share, no such limit counts (:mod:`handrail.sandbox.memory`).
 """
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 import signal
@@ -39,6 +41,16 @@ def rlimits(limits: Limits) -> dict[int, tuple[int, int]]:
         if value is not None:
             wanted[which] = (value, value)
     return {which: _at_most(which, *bounds) for which, bounds in wanted.items()}
+
+
+def memory_of_call(limits: Limits) -> int | None:
+    """What the processes of one sandbox may hold together, in bytes: never more than the machine can do without."""
+    return None if limits.call_memory_bytes is None else min(limits.call_memory_bytes, memory_of_all())
+
+
+def memory_of_all() -> int:
+    """What all sandboxes of this machine may hold together where a control group bounds them: three quarters of it."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
 
 
 def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:

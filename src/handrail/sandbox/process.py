@@ -26,6 +26,8 @@ from handrail.sandbox.pipes import Piped
 _READ = 1 << 16
 _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
+DISMANTLING_S = 10.0
+"""How long :func:`settled` waits at most."""
 
 _lifelines: set[int] = set()
 _leaving: set[Confined] = set()
@@ -88,6 +90,7 @@ class Confined(Piped):
         self._secrets = ends.secrets
         self._killed = False
         self._setup_error: ToolError | None = None
+        self._exceeded: ToolError | None = None
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
         self._dismantled: asyncio.Future[None] = self._loop.create_future()
@@ -148,14 +151,21 @@ class Confined(Piped):
         """Close this end of the lifeline, as the end of this process would."""
         self._cut()
 
+    def end_beyond(self, bound: ToolError) -> None:
+        """End it for a bound that it came upon, which :meth:`wait` then tells."""
+        if not self._gone.done():
+            self._exceeded = bound
+            self._cut()
+            self._signal_all()
+
     def when_gone(self, told: Callable[[], None]) -> None:
         """Have ``told`` called once nobody is left in the sandbox."""
         self._gone.add_done_callback(lambda gone: told())
 
     async def wait(self) -> int:
         code = await asyncio.shield(self._gone)
-        if self._setup_error is not None:
-            raise self._setup_error
+        if (error := self._setup_error or self._exceeded) is not None:
+            raise error
         return code
 
     async def _over(self) -> None:
@@ -322,9 +332,12 @@ class Confined(Piped):
 
 
 async def settled() -> None:
-    """Wait until the namespaces of all that has ended on this event loop are gone too."""
+    """Wait until the namespaces of all that has ended on this event loop are gone too. Nobody is left in them, so one that
+    the system takes long over is given up in the end."""
     loop = asyncio.get_running_loop()
-    await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(DISMANTLING_S):
+            await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
 
 
 def _written(descriptor: int, data: bytes) -> None:

@@ -1,0 +1,200 @@
+"""The memory that all of a sandbox holds together, and the end of one that holds more than its call may.
+
+The kernel bounds the private memory of each process (:mod:`handrail.sandbox.limits`). What processes share, files in
+memory, and the sum over many of them every user can bound only by looking. So a program that runs for longer is looked
+at, and its sandbox ended when it holds too much. While the whole machine uses less than one call may, that is one read
+of ``/proc/meminfo``.
+
+A look has gaps: what is allocated between two of them, and what no process has in its descriptors or its address space
+at that moment (on its way through a socket, or handed from one short-lived process to the next). Where a control group
+can be made (:mod:`handrail.sandbox.cgroups`), the kernel itself bounds those; elsewhere a machine that runs out of
+memory takes it from sandboxes first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from handrail.contract.errors import ToolError
+
+if TYPE_CHECKING:
+    from handrail.sandbox.process import Confined
+
+EVERY_S = 0.25
+"""From one look to the next, and to the first: a program that has ended by then costs none."""
+_MIB = 1 << 20
+_MOST_DESCRIPTORS = 20_000
+"""Looked into at once; of a sandbox that has more, nobody can tell in time what it holds."""
+
+
+class Watch:
+    """Looks at a sandbox whose program runs, until it has ended; ends it once it holds more than ``bound`` bytes."""
+
+    def __init__(self, process: Confined, bound: int) -> None:
+        self._process = process
+        self._bound = bound
+        self._over = False
+        self._timer = process.loop.call_later(EVERY_S, self._look)
+        process.when_gone(self._ended)
+
+    def _ended(self) -> None:
+        self._over = True
+        self._timer.cancel()
+
+    def _look(self) -> None:
+        if in_use().all <= self._bound or not self._process.inner_pid:
+            self._timer = self._process.loop.call_later(EVERY_S, self._look)
+            return
+        looked = self._process.loop.run_in_executor(_looking(), beyond, self._process.inner_pid, self._bound)
+        looked.add_done_callback(self._looked)
+
+    def _looked(self, looked: asyncio.Future[int | None]) -> None:
+        if self._over or looked.cancelled():
+            return
+        held = None if looked.exception() else looked.result()
+        if held is None:
+            self._timer = self._process.loop.call_later(EVERY_S, self._look)
+            return
+        self._process.end_beyond(
+            ToolError(
+                f"it was ended: its processes together held {held // _MIB:,} MiB of memory, what they share and files in "
+                f"memory counted, and one call may hold {self._bound // _MIB:,} MiB (the operator sets it as "
+                "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a time, "
+                "or in fewer processes",
+                kind="limit",
+            )
+        )
+
+
+@lru_cache(maxsize=1)
+def _looking() -> ThreadPoolExecutor:
+    """A thread of its own: the common ones may all be at work for tools, which is when it matters."""
+    return ThreadPoolExecutor(1, thread_name_prefix="handrail-memory")
+
+
+class Use(NamedTuple):
+    """Of the machine's memory, in bytes: what would have to be swapped out, and how much of it is shared."""
+
+    all: int
+    shared: int
+
+
+def in_use() -> Use:
+    figures: dict[str, int] = {}
+    with Path("/proc/meminfo").open("rb") as file:
+        for line in file:
+            name, _, rest = line.partition(b":")
+            figures[name.decode()] = int(rest.split()[0]) * 1024
+    shared = figures.get("Shmem", 0)
+    return Use(figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared)
+
+
+def beyond(first: int, bound: int) -> int | None:
+    """How much the process ``first`` and all it has started hold, in bytes, if that is more than ``bound``.
+
+    Each figure is looked up only where a cheaper one, which is never smaller, is above the bound.
+    """
+    shared = in_use().shared
+    members = tuple(_members(first))
+    if sum(_resident(pid) for pid in members) + shared <= bound:  # what is in many processes counted in each
+        return None
+    parts = [_part(pid) for pid in members]
+    mapped = sum(parts)
+    if mapped + shared <= bound:
+        return None
+    files, all_seen = _files_in_memory(members)
+    if not all_seen:  # by its own doing: a sandbox that cannot be looked into has what nobody else is known to have
+        return _if_beyond(mapped + shared, bound)
+    whole = mapped + sum(files.values()) - sum(_mapped_of(pid, files) for pid in members if files)
+    return _if_beyond(whole, bound)
+
+
+def _if_beyond(held: int, bound: int) -> int | None:
+    return held if held > bound else None
+
+
+def _members(first: int) -> Iterator[int]:
+    waiting = [first]
+    seen: set[int] = set()
+    while waiting:
+        pid = waiting.pop()
+        if pid in seen:
+            continue
+        seen.add(pid)
+        yield pid
+        with contextlib.suppress(OSError):
+            for task in os.listdir(f"/proc/{pid}/task"):  # noqa: PTH208 - while others wait
+                waiting += map(int, Path(f"/proc/{pid}/task/{task}/children").read_bytes().split())
+
+
+def _resident(pid: int) -> int:
+    return _summed(f"/proc/{pid}/status", (b"RssAnon", b"RssShmem", b"VmSwap")) or 0
+
+
+def _part(pid: int) -> int:
+    """What is left of :func:`_resident` once pages that several processes have are divided among them."""
+    try:
+        with Path(f"/proc/{pid}/smaps_rollup").open("rb") as file:
+            if b"Pss_Anon" in (text := file.read()):
+                return _sum_of(text.splitlines(), (b"Pss_Anon", b"Pss_Shmem", b"SwapPss"))
+    except OSError:
+        pass
+    return _resident(pid)
+
+
+def _summed(path: str, names: tuple[bytes, ...]) -> int | None:
+    try:
+        with Path(path).open("rb") as file:
+            return _sum_of(file.read().splitlines(), names)
+    except OSError:
+        return None
+
+
+def _sum_of(lines: list[bytes], names: tuple[bytes, ...]) -> int:
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.partition(b":")[0] in names)
+
+
+def _files_in_memory(members: tuple[int, ...]) -> tuple[dict[tuple[int, int], int], bool]:
+    """The files of memfd_create(2) that they have open, by device and inode, in bytes; and whether all were seen."""
+    found: dict[tuple[int, int], int] = {}
+    rest = _MOST_DESCRIPTORS
+    for pid in members:
+        folder = f"/proc/{pid}/fd"
+        try:
+            descriptors = os.listdir(folder)  # noqa: PTH208
+        except FileNotFoundError:
+            continue  # it has ended
+        except OSError:
+            return found, False
+        rest -= len(descriptors)
+        if rest < 0:
+            return found, False
+        for descriptor in descriptors:
+            with contextlib.suppress(OSError):
+                if os.readlink(f"{folder}/{descriptor}").startswith("/memfd:"):  # noqa: PTH115 - no path
+                    about = os.stat(f"{folder}/{descriptor}")  # noqa: PTH116
+                    found[about.st_dev, about.st_ino] = about.st_blocks * 512
+    return found, True
+
+
+def _mapped_of(pid: int, files: dict[tuple[int, int], int]) -> int:
+    """How much of these files is in the process's address space too, which :func:`_part` has counted."""
+    names = {b"%02x:%02x %d" % (os.major(device), os.minor(device), inode) for device, inode in files}
+    counted, ours = 0, False
+    try:
+        with Path(f"/proc/{pid}/smaps").open("rb") as file:
+            for line in file:
+                if line[:1] in b"0123456789abcdef":
+                    ours = b" ".join(line.split(maxsplit=5)[3:5]) in names
+                elif ours and line.startswith(b"Pss:"):
+                    counted += int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return counted

@@ -1,0 +1,105 @@
+"""The memory of a whole sandbox: what its processes hold together is counted once, and too much of it ends them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Limits
+from handrail.sandbox import memory
+from handrail.sandbox.limits import memory_of_all, memory_of_call
+from handrail.sandbox.process import Confined
+
+MIB = 1 << 20
+HOLDS = {
+    "what it maps and shares with nobody": "import mmap; held = mmap.mmap(-1, SIZE); held[::4096] = b'x' * (SIZE // 4096)",
+    "a file in memory that nothing maps": (
+        "import os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(SIZE >> 20)]"
+    ),
+    "the same, from whom nobody may look into": (
+        "import ctypes, os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(SIZE >> 20)]\n"
+        "ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)"
+    ),
+    "a file in memory that is mapped too": (
+        "import mmap, os; file = os.memfd_create('x'); os.ftruncate(file, SIZE)\n"
+        "held = mmap.mmap(file, SIZE); held[::4096] = b'x' * (SIZE // 4096)"
+    ),
+    "many processes a little": (
+        "import mmap, os\nfor _ in range(7):\n    if not os.fork():\n        break\n"
+        "held = mmap.mmap(-1, SIZE // 8, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS); held[::4096] = b'x' * (SIZE // 8 // 4096)"
+    ),
+}
+
+
+async def holding(ground: Ground, code: str, size: int) -> Confined:
+    """A sandbox whose programs have ``size`` bytes, all of it written to."""
+    (ground.workspace / "hold.py").write_text(
+        f"SIZE = {size}\n{code}\nimport os, time\nos.write(1, b'.')\ntime.sleep(600)\n"
+    )
+    process = await ground.start("python3", "hold.py", limits=Limits(call_memory_bytes=None))
+    assert isinstance(process, Confined)
+    wanted = 8 if "fork" in code else 1
+    while wanted:
+        said = await process.read(100)
+        assert said, await process.wait()
+        wanted -= len(said)
+    return process
+
+
+@pytest.mark.proves("S-04")
+@pytest.mark.parametrize("how", HOLDS)
+async def test_what_a_sandbox_holds_is_counted_once(ground: Ground, how: str) -> None:
+    size = 160 * MIB
+    process = await holding(ground, HOLDS[how], size)
+    try:
+        used = memory.in_use().shared if "nobody may look" in how else 0
+        held = memory.beyond(process.inner_pid, size - MIB)
+        assert held is not None and size <= held < size + 100 * MIB + used
+        if not used:
+            assert memory.beyond(process.inner_pid, size + 100 * MIB) is None
+    finally:
+        await process.kill()
+
+
+@pytest.mark.proves("S-04")
+async def test_a_call_that_holds_more_than_one_may_is_ended_and_says_so(ground: Ground) -> None:
+    script = f'echo begun; exec python3 -c "{HOLDS["a file in memory that nothing maps"].replace("SIZE", str(64 * MIB))}\nimport time; time.sleep(600)"'
+    process = await ground.start("/bin/bash", "-c", script, limits=Limits(call_memory_bytes=48 * MIB))
+    out, _, _ = await process.communicate(b"", 100)
+    assert out == b"begun\n"  # what it had said is kept
+    with pytest.raises(ToolError, match=r"sandbox\.call_memory_mib") as caught:
+        await process.wait()
+    assert caught.value.kind == "limit"
+    await process.kill()
+
+
+async def test_a_call_that_stays_beneath_goes_on(ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+    seen = asyncio.Event()
+    real = memory.beyond
+
+    def counted(first: int, bound: int) -> int | None:
+        nonlocal looks
+        looks += 1
+        loop.call_soon_threadsafe(seen.set) if looks > 1 else None
+        return real(first, bound)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(memory, "beyond", counted)
+    process = await ground.start("/bin/cat", limits=Limits(call_memory_bytes=64 * MIB))
+    await seen.wait()
+    await process.close_stdin()
+    assert await process.wait() == 0
+    await process.kill()
+
+
+def test_no_call_may_hold_what_the_machine_cannot_spare() -> None:
+    assert memory_of_call(Limits(call_memory_bytes=None)) is None
+    assert memory_of_call(Limits(call_memory_bytes=1 << 50)) == memory_of_all()
+    assert memory_of_call(Limits(call_memory_bytes=MIB)) == MIB
+    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal"))
+    assert memory_of_all() < int(total.split()[1]) * 1024
