@@ -2,6 +2,4 @@
 
 from __future__ import annotations
 
-PENDING: dict[str, str] = {
-    "shared memory without a name": "the limits of a process do not count shared memory, and cgroups are root's",
-}
+PENDING: dict[str, str] = {}

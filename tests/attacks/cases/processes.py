@@ -71,21 +71,34 @@ async def _endless_output(home: Home) -> str | None:
     return f"{kept} characters came back" if kept > 1_000_000 else None
 
 
+async def _until_ended(mark: str) -> None:
+    """Wait for the end of each process with ``mark`` in its command line, also of those that it starts meanwhile."""
+    loop = asyncio.get_running_loop()
+    while found := _running(mark):
+        for told in found:
+            try:
+                descriptor = os.pidfd_open(int(told.split()[0]))
+            except OSError:
+                continue  # it has ended already
+            ended = asyncio.Event()
+            loop.add_reader(descriptor, ended.set)
+            try:
+                await ended.wait()
+            finally:
+                loop.remove_reader(descriptor)
+                os.close(descriptor)
+
+
 async def _fork_bomb(home: Home) -> str | None:
     """The bomb must not keep anybody else from starting a process, and end with its call."""
     code = "import os\nwhile True:\n    try:\n        os.fork()\n    except OSError:\n        pass\n"
     name = home.probe(code)
-    task = asyncio.create_task(home.call("bash", command=f"python3 {name} handrail-bomb", timeout_ms=4_000))
-    most = 0
-    while not task.done():
-        most = max(most, len([p for p in Path("/proc").iterdir() if p.name.isdigit()]))
-        await asyncio.wait({task}, timeout=0.2)
-    if (left := _running("handrail-bomb")) and not task.result().metadata.get("still_running"):
-        return f"{len(left)} processes outlived their call, as {left[0]}; it was answered {task.result()!r}"[:900]
-    while _running("handrail-bomb"):  # the answer said so; the case has a time of its own
-        await asyncio.sleep(0.5)
+    result = await home.call("bash", command=f"python3 {name} handrail-bomb", timeout_ms=4_000)
+    if (left := _running("handrail-bomb")) and not result.metadata.get("still_running"):
+        return f"{len(left)} processes outlived their call, as {left[0]}; it was answered {result!r}"[:900]
+    await _until_ended("handrail-bomb")  # the answer said so; the case has a time of its own
     after = await home.shell("echo still-here")
-    return None if "still-here" in after else f"after the bomb ({most} processes) nothing can be started: {after!r}"
+    return None if "still-here" in after else f"after the bomb nothing can be started: {after!r}"
 
 
 async def _kill_everybody(home: Home) -> str | None:
@@ -94,14 +107,11 @@ async def _kill_everybody(home: Home) -> str | None:
     return None if "still-here" in after else f"{said!r}, then {after!r}"
 
 
-def _memory(how: str) -> Probe:
-    """A bound holds for what one process may have: far beneath what would hurt.
-
-    :param how: further arguments of Python's mmap
-    """
+def _memory() -> Probe:
+    """A bound holds for what one process may have: far beneath what would hurt."""
     code = (
         "import mmap\nattempts = 0\nheld = []\ntry:\n    while attempts < 256:\n"
-        f"        held.append(mmap.mmap(-1, 1 << 28{how}))\n        attempts += 1\n"
+        "        held.append(mmap.mmap(-1, 1 << 28, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))\n        attempts += 1\n"
         "except OSError:\n    pass\nprint('held', attempts, 'quarters of a GiB')\n"
     )  # nothing is written to it: address space is what is used up here, and no memory
 
@@ -110,6 +120,21 @@ def _memory(how: str) -> Probe:
         if "held 256 " in said:
             return f"64 GiB were granted: {said!r}"
         return None if "held" in said else said
+
+    return tried
+
+
+def _held_together(how: str) -> Probe:
+    """Memory that no bound of one process counts cannot be kept: twice what a call may have is taken, and waited with."""
+    code = f"import mmap, os, time\nMIB = 1 << 20\n{how}\ntime.sleep(90)\nprint('REACHED', os.getpid())\n"
+
+    async def tried(home: Home) -> str | None:
+        async with home.elsewhere(settings="[sandbox]\ncall_memory_mib = 256\n") as (session, workspace):
+            (workspace / "hold.py").write_text(code)
+            result = await session.call("bash", {"command": "python3 hold.py handrail-holder", "timeout_ms": 60_000})
+        if result.ok or "call_memory_mib" not in (result.error_text or ""):
+            return f"it kept what it took: {result!r}"[:900]
+        return breach(_running("handrail-holder"), "processes outlived their call")
 
     return tried
 
@@ -185,14 +210,30 @@ CASES: list[Case] = [
         "processes",
         "allocate until the machine swaps",
         "a bound holds for each process",
-        _memory(", flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS"),
+        _memory(),
     ),
     Case(
         "shared memory without a name",
         "processes",
         "what several processes share counts as nobody's",
-        "a bound holds for each process",
-        _memory(""),
+        "the call that has too much of it is ended",
+        _held_together("held = mmap.mmap(-1, 512 * MIB)\nheld[::4096] = b'x' * (512 * MIB // 4096)"),
+    ),
+    Case(
+        "files in memory",
+        "processes",
+        "memfd_create, written to and mapped by nobody, is in no process's size",
+        "the call that has too much of it is ended",
+        _held_together("held = os.memfd_create('x')\nfor _ in range(512):\n    os.write(held, bytes(MIB))"),
+    ),
+    Case(
+        "a little each",
+        "processes",
+        "many processes, each beneath its bound",
+        "the call that has too much of it is ended",
+        _held_together(
+            "for _ in range(15):\n    if not os.fork():\n        break\nheld = bytearray(32 * MIB)\nheld[::4096] = b'x' * 8192"
+        ),
     ),
     python(
         "the private /tmp",
