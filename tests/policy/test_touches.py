@@ -88,6 +88,12 @@ def test_the_decision_on_a_call_speaks_for_the_programs_that_its_tool_names(desk
     assert answered("shell.run", ["lint", "src"]) is None
     assert answered("shell.run", ["other"]) is not None
     assert desk.may(FORMATTER, {"path": "src"}, "deny shell.run lint *")("shell.run", ["lint", "src"])
+    ruled = desk.may(FORMATTER, {"path": "src"}, "allow format")
+    assert ruled("shell.run", ["lint", "src"]) is None
+    git = FORMATTER.requires.model_copy(update={"shell": (ShellRequires(cmd="git"),)})
+    ruled = desk.may(replace(FORMATTER, requires=git), {"path": "src"}, "allow format")
+    assert ruled("shell.run", ["git", "add", "src"]) is None
+    assert ruled("shell.run", ["git", "-c", "core.fsmonitor=x", "add"]) is not None
 
 
 @pytest.mark.proves("P-01")

@@ -9,6 +9,7 @@ from handrail.contract.requires import Capability, CapabilitySet, Layer, Variabl
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import call_set, refusal
 from handrail.policy.matching import PathSubject, Ranked
+from handrail.policy.programs import concern
 from handrail.policy.questions import Prepared, mandatory
 from handrail.policy.rules import STRICTNESS, Action, Rule, RuleBook
 from handrail.policy.shell import Command, parse
@@ -233,13 +234,15 @@ class _Touches:
         """Whether the call's own decision speaks for a command that no rule speaks of.
 
         A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
-        call allowed that. Unasked so only where the tool reads, since its programs then find everything read-only.
+        call allowed that. Where no rule about the tool did, only if it reads: its programs then find everything read-only.
         """
         if finding.cause != "no rule":
             return False
         if self._answered and not self._verdict.targets:
             return True
-        return (self._answered or self._reads) and self._works_by(finding.argv or ())
+        argv = finding.argv or ()
+        ruled = self._tool is not None and self._tool.rule.action == "allow" and concern(argv) is None
+        return (self._answered or self._reads or ruled) and self._works_by(argv)
 
     @property
     def _reads(self) -> bool:
