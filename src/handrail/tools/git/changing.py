@@ -1,0 +1,373 @@
+"""git.add, git.commit, git.create_branch, git.checkout: what goes into the next commit, and where it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool import Tool
+from handrail.tools.git import forms
+from handrail.tools.git.reading import MOST_LISTED, STATUS
+from handrail.tools.git.repository import (
+    FOLDER,
+    WRITES,
+    Repository,
+    commitish,
+    opened,
+    schema,
+    text,
+)
+
+LOCKS = (LockSpec("workspace", "X"),)
+WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
+TIMEOUT_MS = 120_000
+_IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
+
+
+class Add(Tool):
+    spec = ToolSpec(
+        id="git.add",
+        description=(
+            "Stage changes for the next commit: the files given (new, changed or deleted; a folder means what is in it), "
+            "or with `all` everything that changed. Also marks a conflict in a given file as resolved."
+        ),
+        parameters=schema(
+            repository=FOLDER,
+            paths={
+                "type": "array",
+                "items": {"type": "string", "minLength": 1},
+                "minItems": 1,
+                "description": "The files and folders to stage",
+            },
+            all={"type": "boolean", "default": False, "description": "Stage every change, new files too"},
+        ),
+        requires=WRITES,
+        side_effect="write",
+        locks=LOCKS,
+        idempotent=True,
+        timeout_ms=TIMEOUT_MS,
+        category="git",
+        kind="other",
+        guidance="Stage the files that belong together by name rather than all; look at git.status first.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        everything, paths = args.get("all", False), args.get("paths", [])
+        if everything == bool(paths):
+            raise ToolError("give either `paths`, or `all`: true", kind="invalid_input")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        return await stage(repository, paths)
+
+
+async def stage(repository: Repository, paths: Sequence[str], *, new: bool = True) -> dict[str, Any]:
+    """Put what changed into the index, file by file: ``git add`` itself would look into submodules, where their own
+    configuration counts.
+
+    :param paths: none for everything
+    :param new: also files that are not tracked
+    """
+    about = repository.pathspecs(paths)
+    state = forms.status(
+        await repository.output(*STATUS, "--untracked-files=all" if new else "--untracked-files=no", "--", *about)
+    )
+    wanted = [one.path for one in state.changed if one.worktree != "."]
+    wanted += [path for path in state.untracked if not path.endswith(b"/")]
+    wanted += [path for path, _ in state.unmerged] if paths else []
+    links = {one.path for one in state.changed if not one.is_file}
+    hidden = [path for path in wanted if path not in links and not await repository.may_read(path)]
+    staged = [path for path in wanted if path not in set(hidden)]
+    if staged:
+        await repository.run(
+            *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"),
+            stdin=b"".join(path + b"\0" for path in staged),
+        )
+    answer: dict[str, Any] = {"staged": [repository.shown(path) for path in staged[:MOST_LISTED]]}
+    if len(staged) > MOST_LISTED:
+        answer["staged_not_listed"] = len(staged) - MOST_LISTED
+    left = {
+        "rules keep it from being read": hidden,
+        "it is a repository of its own": [path for path in state.untracked if path.endswith(b"/")],
+        "its conflict is unsolved; solve it and give it in `paths`": [] if paths else [p for p, _ in state.unmerged],
+    }
+    left_out = {repository.shown(path): why for why, found in left.items() for path in found}
+    touched = [*staged, *(path for found in left.values() for path in found)]
+    for path in paths:
+        inner = repository.within(path).encode("utf-8", "surrogateescape")
+        if inner != b"." and not any(one == inner or one.startswith(inner + b"/") for one in touched):
+            left_out[path] = "nothing in it is changed and not staged, or it is ignored, or not there"
+    if left_out:
+        answer["left_out"] = dict(list(left_out.items())[:MOST_LISTED])
+    return answer
+
+
+class Commit(Tool):
+    spec = ToolSpec(
+        id="git.commit",
+        description=(
+            "Record what is staged as a commit. `all` stages every change of tracked files first (new files have to be "
+            "added); `amend` replaces the last commit. No hooks are run and nothing is signed."
+        ),
+        parameters=schema(
+            ("message",),
+            repository=FOLDER,
+            message={
+                "type": "string",
+                "minLength": 1,
+                "description": "A subject line; then a blank line and the reasons",
+            },
+            all={"type": "boolean", "default": False, "description": "First stage all changes of tracked files"},
+            amend={"type": "boolean", "default": False, "description": "Replace the last commit"},
+        ),
+        requires=WRITES,
+        side_effect="write",
+        locks=LOCKS,
+        timeout_ms=TIMEOUT_MS,
+        category="git",
+        kind="other",
+        guidance="Commit when asked to, or when the task says so; never amend what was pushed.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        if not args["message"].strip():
+            raise ToolError("the message is blank; say what the commit does", kind="invalid_input")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        amend = args.get("amend", False)
+        if args.get("all", False):
+            await stage(repository, (), new=False)
+        state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+        if state.unmerged:
+            raise ToolError(
+                "there are conflicts to solve first; give each file to git.add when it is solved",
+                kind="conflict",
+                data={"conflicts": [repository.shown(path) for path, _ in state.unmerged[:MOST_LISTED]]},
+            )
+        if (
+            not amend
+            and not any(one.index != "." for one in state.changed)
+            and not await repository.is_there("MERGE_HEAD")
+        ):
+            unstaged = sum(one.worktree != "." for one in state.changed)
+            raise ToolError(
+                "nothing is staged, so there is nothing to commit; "
+                + (
+                    f"{unstaged} changed files can be staged with git.add, or with `all`"
+                    if unstaged
+                    else "nothing changed"
+                ),
+                kind="failed",
+            )
+        words = [
+            "commit",
+            "--quiet",
+            "--no-verify",
+            "--no-gpg-sign",
+            "--no-status",
+            "--no-edit",
+            "--cleanup=whitespace",
+        ]
+        words += ["--amend", "--allow-empty"] if amend else []
+        message = args["message"].encode("utf-8", "surrogateescape")
+        await repository.run(*words, "--file=-", stdin=message, variables=identity(repository))
+        return await described(repository, changes=True)
+
+
+def identity(repository: Repository) -> dict[str, str]:
+    """The name and address that the repository's own configuration gives whoever commits in it.
+
+    Those of the person's configuration are in the sandbox already, as variables, which would outrank these.
+    """
+    found: dict[str, str] = {}
+    for who in ("author", "committer"):
+        for what in ("name", "email"):
+            values = repository.values(f"{who}.{what}") or repository.values(f"user.{what}")
+            if values and values[-1]:
+                found[f"GIT_{who.upper()}_{what.upper()}"] = values[-1]
+    return found
+
+
+async def described(repository: Repository, *, changes: bool = False) -> dict[str, Any]:
+    """Where the work tree stands now: branch, commit, subject; with what the commit changed."""
+    words = (
+        "log",
+        "-z",
+        "--max-count=1",
+        "--no-color",
+        "--no-show-signature",
+        "--no-notes",
+        f"--format={forms.COMMIT}",
+    )
+    listing = ("diff-tree", "-r", "-z", "--root", "--no-commit-id", "--raw", "--find-renames", "--no-ext-diff", "HEAD")
+    reading = [repository.run("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))]
+    reading.append(repository.run(*words, "HEAD", "--", codes=(0, 128)))
+    if changes:
+        reading.append(repository.run(*listing, "--"))
+    head, log, *rest = [done.output for done in await asyncio.gather(*reading)]
+    found: dict[str, Any] = {"branch": text(head).strip() or None}
+    if not head:
+        found["detached"] = True
+    commits = forms.commits(log)
+    if commits:
+        found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
+    for output in rest:
+        rows = forms.differences(output)
+        found["files"] = [{"path": repository.shown(one.path), "change": one.change} for one in rows[:MOST_LISTED]]
+        if len(rows) > MOST_LISTED:
+            found["files_not_listed"] = len(rows) - MOST_LISTED
+    return found
+
+
+class CreateBranch(Tool):
+    spec = ToolSpec(
+        id="git.create_branch",
+        description="Make a branch, without checking it out.",
+        parameters=schema(
+            ("name",),
+            repository=FOLDER,
+            name={"type": "string", "minLength": 1, "description": "The new branch's name"},
+            start={
+                "type": "string",
+                "minLength": 1,
+                "default": "HEAD",
+                "description": "The commit, branch or tag it begins at; the current commit if left out",
+            },
+            track={
+                "type": "boolean",
+                "default": False,
+                "description": "Have it follow `start`, a branch of a remote such as origin/main",
+            },
+        ),
+        requires=WRITES_CONFIG,
+        side_effect="write",
+        locks=LOCKS,
+        timeout_ms=TIMEOUT_MS,
+        category="git",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        name = branch_name(args["name"])
+        start = commitish(args.get("start", "HEAD"))
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        track = "--track" if args.get("track", False) else "--no-track"
+        await repository.run("branch", track, name, start)
+        fields = "%(objectname)%00%(upstream:short)"
+        commit, upstream = (
+            text(await repository.output("for-each-ref", f"--format={fields}", f"refs/heads/{name}"))
+            .strip("\n")
+            .split("\0")
+        )
+        return {"branch": name, "commit": commit, **({"upstream": upstream} if upstream else {})}
+
+
+def branch_name(given: str) -> str:
+    fault = re.search(r"^[-/.]|[\x00-\x20\x7f~^:?*\[\\]|\.\.|@\{|//|[/.]$|\.lock(?:/|$)|/\.|^@$|^HEAD$", given)
+    if fault is not None:
+        raise ToolError(
+            f"{given!r} can be no branch's name because of {fault.group()!r}; write words joined by '-' or '/', as in fix/login",
+            kind="invalid_input",
+        )
+    return given
+
+
+class Checkout(Tool):
+    spec = ToolSpec(
+        id="git.checkout",
+        description=(
+            "Switch to a branch, tag or commit, or with `paths` put back files as they are in `ref` (or as staged), which "
+            "discards their changes. `track` makes a local branch that follows a remote's (origin/feature)."
+        ),
+        parameters=schema(
+            repository=FOLDER,
+            ref={"type": "string", "minLength": 1, "description": "The branch, tag or commit"},
+            track={
+                "type": "boolean",
+                "default": False,
+                "description": "Make the local branch that follows `ref`, a branch of a remote, and switch to it",
+            },
+            paths={
+                "type": "array",
+                "items": {"type": "string", "minLength": 1},
+                "minItems": 1,
+                "description": "Only put back these files and folders, and stay on the branch",
+            },
+        ),
+        requires=WRITES_CONFIG,
+        side_effect="write",
+        locks=LOCKS,
+        timeout_ms=TIMEOUT_MS,
+        category="git",
+        kind="edit",
+        guidance="Changes that are not committed keep a checkout from overwriting their files; commit or stash them first.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        paths, track = args.get("paths", []), args.get("track", False)
+        if "ref" not in args and (track or not paths):
+            raise ToolError("give `ref`, the branch, tag or commit to switch to", kind="invalid_input")
+        if track and paths:
+            raise ToolError("`track` switches to a branch, `paths` stays on it; give one of them", kind="invalid_input")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        ref = [commitish(args["ref"])] if "ref" in args else []
+        await no_filtered(repository, ref[0] if ref else None, paths)
+        if paths:
+            names = b"".join(repository.within(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths)
+            await repository.run(
+                *(
+                    "checkout",
+                    "--quiet",
+                    "--no-recurse-submodules",
+                    "--pathspec-from-file=-",
+                    "--pathspec-file-nul",
+                    *ref,
+                ),
+                stdin=names,
+                variables={"GIT_LITERAL_PATHSPECS": "1"},
+            )
+            return {**await described(repository), "restored": paths}
+        how = "--track" if track else "--no-guess"
+        try:
+            await repository.run("checkout", "--quiet", "--no-recurse-submodules", how, *ref, "--")
+        except ToolError as error:
+            raise in_the_way(error) from None
+        return await described(repository)
+
+
+def in_the_way(error: ToolError) -> ToolError:
+    """What git says of changes that it will not overwrite, as a conflict with the files."""
+    if _IN_THE_WAY.search(error.text) is None:
+        return error
+    files = [line.strip() for line in error.text.splitlines() if line.startswith("\t")]
+    return ToolError(
+        "changes that are not committed would be overwritten; commit them (git.add, git.commit), put them aside "
+        "(git.stash), or discard them (git.checkout with paths)",
+        kind="conflict",
+        data={"files": files[:MOST_LISTED]},
+    )
+
+
+async def no_filtered(repository: Repository, ref: str | None, paths: Sequence[str] = ()) -> None:
+    """Refuse to write files that a filter, whose program is not run, would have changed on their way.
+
+    :param ref: where they come from; None for the index
+    :raises ToolError: ``unavailable`` where there is one
+    """
+    if not repository.filters:
+        return
+    words = ["diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", "--ignore-submodules=dirty"]
+    words += [ref] if ref is not None and paths else ["HEAD", ref] if ref is not None else []
+    names = [
+        name for name in (await repository.output(*words, "--", *repository.pathspecs(paths))).split(b"\0") if name
+    ]
+    if not names:
+        return
+    told = (
+        await repository.output("check-attr", "-z", "--stdin", "filter", stdin=b"".join(n + b"\0" for n in names))
+    ).split(b"\0")
+    used = {text(value) for value in told[2::3]} & repository.filters
+    if used or any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
+        raise ToolError(repository.filtered(f"{len(names)} files would be written"), kind="unavailable")

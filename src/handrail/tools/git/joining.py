@@ -1,0 +1,208 @@
+"""git.merge and git.stash: bringing together what was done apart, and putting aside what is not done yet."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool import Tool
+from handrail.tools.git import forms
+from handrail.tools.git.changing import TIMEOUT_MS, described, identity, in_the_way, no_filtered
+from handrail.tools.git.reading import MOST_LISTED, STATUS
+from handrail.tools.git.repository import FOLDER, MAX_OUTPUT, WRITES, Repository, commitish, opened, schema, text
+from handrail.tools.git.showing import difference
+
+_LOCKS = (LockSpec("workspace", "X"),)
+_MOST_STASHES = 100
+
+
+class Merge(Tool):
+    spec = ToolSpec(
+        id="git.merge",
+        description=(
+            "Merge a branch, tag or commit into the current branch. Conflicts are answered with the files: solve them, "
+            "git.add each, then git.commit; or call again with `abort`."
+        ),
+        parameters=schema(
+            repository=FOLDER,
+            ref={"type": "string", "minLength": 1, "description": "What to merge"},
+            message={
+                "type": "string",
+                "minLength": 1,
+                "description": "The merge commit's message; git's own if left out",
+            },
+            fast_forward={
+                "enum": ["auto", "only", "never"],
+                "default": "auto",
+                "description": "auto: move the branch on where that is enough; only: or else refuse; never: always commit",
+            },
+            abort={"type": "boolean", "default": False, "description": "Give up the merge under way instead"},
+        ),
+        requires=WRITES,
+        side_effect="write",
+        locks=_LOCKS,
+        timeout_ms=TIMEOUT_MS,
+        category="git",
+        kind="edit",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        abort = args.get("abort", False)
+        if abort == ("ref" in args):
+            raise ToolError("give either `ref`, what to merge, or `abort`: true", kind="invalid_input")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        if abort:
+            await no_filtered(repository, "HEAD", [repository.top])
+            await repository.run("merge", "--abort")
+            return {"result": "aborted", **await described(repository)}
+        ref = commitish(args["ref"])
+        await no_filtered(repository, ref)
+        before = await described(repository)
+        how = {"auto": "--ff", "only": "--ff-only", "never": "--no-ff"}[args.get("fast_forward", "auto")]
+        words = [
+            "merge",
+            "--quiet",
+            how,
+            "--no-verify",
+            "--no-gpg-sign",
+            "--no-verify-signatures",
+            "--no-edit",
+            "--no-stat",
+        ]
+        words += ["--no-autostash", "--no-squash", "--commit", "--strategy=ort", "--cleanup=whitespace"]
+        words += [f"--message={args['message']}"] if "message" in args else []
+        try:
+            done = await repository.run(*words, ref, codes=(0, 1), variables=identity(repository))
+        except ToolError as error:
+            raise in_the_way(error) from None
+        if done.exit_code:
+            await _conflicts(
+                repository, "the merge", "solve each and give it to git.add, then git.commit; or git.merge with abort"
+            )
+            raise in_the_way(await repository.failure((*words, ref), done))
+        after = await described(repository)
+        if before.get("commit") == after.get("commit"):
+            return {"result": "already up to date", **after}
+        parents = (await repository.output("rev-parse", "HEAD^@")).split()
+        return {"result": "merged" if len(parents) > 1 else "fast-forwarded", **after}
+
+
+async def _conflicts(repository: Repository, what: str, then: str) -> None:
+    """
+    :raises ToolError: ``conflict`` with the files, where there are any
+    """
+    state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+    if state.unmerged:
+        raise ToolError(
+            f"{what} left conflicts in {len(state.unmerged)} files; {then}",
+            kind="conflict",
+            data={
+                "conflicts": [
+                    {"path": repository.shown(path), "change": how} for path, how in state.unmerged[:MOST_LISTED]
+                ]
+            },
+        )
+
+
+class Stash(Tool):
+    spec = ToolSpec(
+        id="git.stash",
+        description=(
+            "Put changes that are not committed aside and take them back: push, list, show, apply (keeps the stash), pop "
+            "(removes it), drop (discards it)."
+        ),
+        parameters=schema(
+            repository=FOLDER,
+            action={
+                "enum": ["push", "list", "show", "apply", "pop", "drop"],
+                "default": "push",
+                "description": "What to do; push if left out",
+            },
+            index={
+                "type": "integer",
+                "minimum": 0,
+                "maximum": 100_000,
+                "default": 0,
+                "description": "Which stash, 0 the last",
+            },
+            message={"type": "string", "minLength": 1, "description": "For push: what it is"},
+            untracked={"type": "boolean", "default": False, "description": "For push: new files too"},
+        ),
+        requires=WRITES,
+        side_effect="write",
+        locks=_LOCKS,
+        timeout_ms=TIMEOUT_MS,
+        max_output=MAX_OUTPUT,
+        category="git",
+        kind="edit",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        action: str = args.get("action", "push")
+        if action != "push" and ("message" in args or args.get("untracked", False)):
+            raise ToolError("`message` and `untracked` are for push", kind="invalid_input")
+        if action in ("push", "list") and args.get("index", 0):
+            raise ToolError("`index` is for show, apply, pop and drop", kind="invalid_input")
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        if action == "push":
+            return await _push(repository, args)
+        stashes = await _list(repository)
+        if action == "list":
+            return {"stashes": stashes[:_MOST_STASHES]}
+        index: int = args.get("index", 0)
+        if index >= len(stashes):
+            there = f"there are {len(stashes)}, counted from 0" if stashes else "nothing is put aside"
+            raise ToolError(f"there is no stash {index}; {there}", kind="invalid_input")
+        chosen, stash = stashes[index], f"stash@{{{index}}}"
+        if action == "show":
+            return {**chosen, **await difference(repository, [f"{stash}^1", stash], {})}
+        if action != "drop":
+            await no_filtered(repository, stash)
+        try:
+            done = await repository.run("stash", action, "--quiet", stash, codes=(0, 1))
+        except ToolError as error:
+            raise in_the_way(error) from None
+        if done.exit_code:
+            await _conflicts(
+                repository, "taking the stash back", "the stash is kept; solve each and give it to git.add"
+            )
+            raise in_the_way(await repository.failure(("stash", action), done))
+        return {"done": action, **chosen}
+
+
+async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
+    # It looks into submodules, where their own configuration counts, and nothing of ours.
+    if any(row.startswith(b"160000 ") for row in (await repository.output("ls-files", "--stage", "-z")).split(b"\0")):
+        raise ToolError(
+            "this repository has submodules, into which git stash looks with their own configuration, so it is not done "
+            "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
+            kind="unavailable",
+        )
+    before = len(await _list(repository))
+    words = ["stash", "push", "--quiet"]
+    words += ["--include-untracked"] if args.get("untracked", False) else []
+    words += [f"--message={args['message']}"] if "message" in args else []
+    await repository.run(*words, variables=identity(repository))
+    stashes = await _list(repository)
+    if len(stashes) == before:
+        raise ToolError("there are no changes to put aside; new files are only with `untracked`", kind="failed")
+    return {"done": "push", **stashes[0]}
+
+
+async def _list(repository: Repository) -> list[dict[str, Any]]:
+    if not await repository.is_there("refs/stash") and b"stash" not in await repository.output(
+        "for-each-ref", "--format=%(refname)", "refs/stash"
+    ):
+        return []
+    form = "%H%x00%cI%x00%gs"
+    fields = (
+        await repository.output(
+            "log", "--walk-reflogs", "-z", f"--format={form}", "--no-color", "--no-show-signature", "refs/stash", "--"
+        )
+    ).split(b"\0")
+    return [
+        {"index": at // 3, "commit": text(fields[at]), "date": text(fields[at + 1]), "message": text(fields[at + 2])}
+        for at in range(0, len(fields) - 2, 3)
+    ]

@@ -1,0 +1,318 @@
+"""git.init, git.clone, git.push: where repositories come from, and where commits go to."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.names import nearest
+from handrail.contract.requires import NetRequires
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import LockSpec, ToolSpec
+from handrail.contract.tool import Tool
+from handrail.tools.git import neutral, urls
+from handrail.tools.git.changing import WRITES_CONFIG, branch_name
+from handrail.tools.git.repository import (
+    FOLDER,
+    Repository,
+    absolute_of,
+    beneath,
+    failure,
+    opened,
+    run,
+    schema,
+    text,
+)
+
+_LOCKS = (LockSpec("workspace", "X"),)
+_TIMEOUT_MS = 600_000
+_ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
+"""Any public host may be asked for; the rules, or a person, decide on each by its name."""
+
+
+class Init(Tool):
+    spec = ToolSpec(
+        id="git.init",
+        description="Make a new, empty git repository in a folder of the workspace.",
+        parameters=schema(
+            path={
+                "type": "string",
+                "minLength": 1,
+                "default": ".",
+                "description": "The folder; made if it is not there",
+            },
+            branch={"type": "string", "minLength": 1, "default": "main", "description": "The first branch's name"},
+        ),
+        requires=WRITES_CONFIG,
+        side_effect="write",
+        locks=_LOCKS,
+        category="git",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path: str = args.get("path", ".")
+        branch = branch_name(args.get("branch", "main"))
+        word = _word(runtime, path)
+        try:
+            await runtime.files.stat(f"{word}/.git")
+        except ToolError as error:
+            if error.kind != "failed":
+                raise
+        else:
+            raise ToolError(f"{path} has a .git already; it is a repository, or a part of one", kind="conflict")
+        words = ("init", "--quiet", f"--initial-branch={branch}", "--", word)
+        done = await run(runtime, runtime.workdir, words, neutral.environment(runtime.workdir, writing=True))
+        if done.exit_code:
+            raise failure(words, done)
+        return {"repository": path, "branch": branch}
+
+
+class Clone(Tool):
+    spec = ToolSpec(
+        id="git.clone",
+        description=(
+            "Copy a repository into a new folder of the workspace: from an http(s) address, or with `source` from a folder "
+            "of the workspace. Submodules are not fetched."
+        ),
+        parameters=schema(
+            url={
+                "type": "string",
+                "format": "uri",
+                "minLength": 1,
+                "description": "The address, as in https://example.org/project.git",
+            },
+            source={"type": "string", "minLength": 1, "description": "Instead of `url`: a repository in the workspace"},
+            path={
+                "type": "string",
+                "minLength": 1,
+                "description": "The new folder; named after the repository if left out",
+            },
+            branch={"type": "string", "minLength": 1, "description": "The branch or tag to check out"},
+            depth={"type": "integer", "minimum": 1, "description": "Only the last so many commits"},
+        ),
+        requires=_ONLINE,
+        side_effect="external",
+        locks=_LOCKS,
+        targets={"net.fetch": "{url}"},
+        timeout_ms=_TIMEOUT_MS,
+        category="git",
+        kind="fetch",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        if ("url" in args) == ("source" in args):
+            raise ToolError("give either `url`, an http(s) address, or `source`, a folder", kind="invalid_input")
+        if "url" in args:
+            origin, protocols, served = str(urls.web(args["url"])), "http:https", ""
+        else:
+            origin, protocols, served = absolute_of(runtime, args["source"]), "file", "origin"
+            if not beneath(origin, runtime.workdir):
+                raise ToolError(f"{args['source']} lies outside the workspace", kind="denied")
+        path = args.get("path") or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
+        word = _word(runtime, path)
+        words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
+        words += [f"--branch={branch_name(args['branch'])}"] if "branch" in args else []
+        words += [f"--depth={args['depth']}"] if "depth" in args else []
+        words += ["--", origin, word]
+        around = neutral.environment(runtime.workdir, writing=True, protocols=protocols, served=served)
+        done = await run(runtime, runtime.workdir, words, around)
+        if done.exit_code:
+            raise _unreached(failure(words, done), origin)
+        found = await opened(runtime, word)
+        state = (
+            text(await found.output("log", "-1", "--format=%H%x00%D", "--decorate=short", "--no-show-signature")).strip(
+                "\n"
+            )
+            if await _has_commits(found)
+            else "\0"
+        )
+        commit, references = state.split("\0")
+        branch = next(
+            (one.removeprefix("HEAD -> ") for one in references.split(", ") if one.startswith("HEAD -> ")), None
+        )
+        return {
+            "repository": found.shown_top,
+            "from": urls.without_credentials(origin),
+            "branch": branch,
+            "commit": commit or None,
+        }
+
+
+async def _has_commits(repository: Repository) -> bool:
+    return (await repository.run("rev-parse", "--quiet", "--verify", "HEAD", codes=(0, 1))).exit_code == 0
+
+
+class Push(Tool):
+    spec = ToolSpec(
+        id="git.push",
+        description=(
+            "Send a branch's commits to a remote. Never forces. A remote on the web needs its address in `url` as well, so "
+            "that whoever allows the call sees where it goes; git.branches lists the remotes with their addresses."
+        ),
+        parameters=schema(
+            repository=FOLDER,
+            remote={"type": "string", "minLength": 1, "default": "origin", "description": "The remote's name"},
+            url={"type": "string", "format": "uri", "minLength": 1, "description": "The remote's http(s) address"},
+            branch={"type": "string", "minLength": 1, "description": "The branch; the current one if left out"},
+            set_upstream={
+                "type": "boolean",
+                "default": False,
+                "description": "Have the branch follow the remote's from now on",
+            },
+        ),
+        requires=_ONLINE,
+        side_effect="external",
+        locks=_LOCKS,
+        targets={"net.fetch": "{url}"},
+        timeout_ms=_TIMEOUT_MS,
+        category="git",
+        kind="other",
+        guidance="Push only when asked to.",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        repository = await opened(runtime, args.get("repository", "."), writing=True)
+        remote: str = args.get("remote", "origin")
+        address = await _address(repository, remote)
+        protocols = _agreed(repository, remote, address, args.get("url"))
+        branch = (
+            args.get("branch")
+            or text(await repository.output("symbolic-ref", "--quiet", "--short", "HEAD", codes=(0, 1))).strip()
+        )
+        if not branch:
+            raise ToolError("no branch is checked out; name the one to push in `branch`", kind="invalid_input")
+        reference = f"refs/heads/{branch_name(branch)}"
+        if (await repository.run("rev-parse", "--quiet", "--verify", reference, codes=(0, 1))).exit_code:
+            known = text(await repository.output("for-each-ref", "--format=%(refname:short)", "refs/heads")).split()
+            near = nearest(branch, known)
+            hint = f"; did you mean {' or '.join(near)}?" if near else ""
+            raise ToolError(f"there is no branch {branch!r} with a commit{hint}", kind="invalid_input")
+        words = ["push", "--porcelain", "--no-verify", "--no-signed", "--no-recurse-submodules", "--no-follow-tags"]
+        words += ["--set-upstream"] if args.get("set_upstream", False) else []
+        served = remote if protocols == "file" else ""
+        try:
+            done = await repository.run(
+                *words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols, served=served
+            )
+        except ToolError as error:
+            raise _unreached(error, address) from None
+        return _pushed(
+            done.output,
+            failure(words, done),
+            {"remote": remote, "url": urls.without_credentials(address), "branch": branch},
+        )
+
+
+async def _address(repository: Repository, remote: str) -> str:
+    """Where a push to ``remote`` goes, once its configuration has had its say.
+
+    :raises ToolError: where there is no such remote, or it goes to several places
+    """
+    names = sorted(
+        {
+            one.key[len("remote.") : -len(".url")]
+            for one in repository.entries
+            if one.key.startswith("remote.") and one.key.endswith(".url")
+        }
+    )
+    if remote not in names:
+        near = nearest(remote, names) or names
+        hint = f"there are {', '.join(near[:5])}" if names else "it has none; a person adds one with git remote add"
+        raise ToolError(f"the repository has no remote {remote!r}; {hint}", kind="invalid_input")
+    odd = [f"remote.{remote}.vcs", f"remote.{remote}.proxy", "http.proxy"]
+    odd = [
+        one.key
+        for one in repository.entries
+        if one.key in odd or (one.key.startswith("http.") and one.key.endswith(".proxy"))
+    ]
+    if odd:
+        raise ToolError(
+            f"the repository's configuration sets {', '.join(odd[:3])}, which would take the push another way than its "
+            "address says; a person removes that, or pushes",
+            kind="denied",
+        )
+    output = (await repository.output("remote", "get-url", "--push", "--all", remote)).decode(
+        "utf-8", "surrogateescape"
+    )
+    found = [line for line in output.split("\n") if line]
+    if len(found) != 1:
+        raise ToolError(f"{remote} has {len(found)} addresses to push to; these tools push to one", kind="unavailable")
+    return found[0]
+
+
+def _agreed(repository: Repository, remote: str, address: str, given: str | None) -> str:
+    """The transports for a push, where its address is the one that was allowed.
+
+    :raises ToolError: where it is another, or one that these tools do not reach
+    """
+    shown = urls.without_credentials(address)
+    kind = urls.kind_of(address)
+    if kind == "web":
+        urls.web(shown)
+        if given is None:
+            raise ToolError(
+                f"{remote} is at {shown}; call git.push again with this as `url`, so that pushing there can be decided",
+                kind="invalid_input",
+            )
+        if not urls.same(given, address):
+            raise ToolError(
+                f"{remote} is at {shown}, and `url` is {given}; give the remote's own", kind="invalid_input"
+            )
+        return "http:https"
+    if kind == "path":
+        place = address.removeprefix("file://")
+        if not beneath(posixpath.normpath(posixpath.join(repository.top, place)), repository.runtime.workdir):
+            raise ToolError(f"{remote} is at {shown}, outside the workspace, where nothing is pushed", kind="denied")
+        if given is not None:
+            raise ToolError(f"{remote} is at {shown}, on this machine; leave `url` out", kind="invalid_input")
+        return "file"
+    urls.web(shown)
+    raise ToolError(f"{remote} is at {shown}, which these tools do not reach", kind="unavailable")
+
+
+def _pushed(output: bytes, failed: ToolError, about: dict[str, Any]) -> dict[str, Any]:
+    """What ``git push --porcelain`` says of the one reference."""
+    for row in text(output).splitlines():
+        flag, _, rest = row.partition("\t")
+        names, _, summary = rest.partition("\t")
+        if len(flag) != 1 or ":" not in names:
+            continue
+        if flag == "!":
+            raise ToolError(
+                f"{about['remote']} did not take {about['branch']}: {summary.strip()}. Where it has commits that are not "
+                "here, they have to be fetched and merged first; nothing is ever forced",
+                kind="conflict",
+            )
+        words = {"*": "new branch", "=": "already up to date", " ": "updated"}
+        return about | {"result": words.get(flag, "updated"), "commits": summary.strip()}
+    raise failed
+
+
+def _unreached(error: ToolError, address: str) -> ToolError:
+    """What git says of a server, with what can be done about it."""
+    shown = urls.without_credentials(address)
+    said = urls.without_credentials(error.text)
+    if "terminal prompts disabled" in said or "Authentication failed" in said or "could not read Username" in said:
+        return ToolError(
+            f"{shown} wants a name and password, and these tools ask for none and use no credential helper. A person can "
+            "set http.extraHeader for it in the repository's configuration, or do this themselves",
+            kind="unavailable",
+        )
+    if "already exists and is not an empty directory" in said:
+        return ToolError(f"{said}; give another `path`", kind="conflict")
+    if "403" in said and ("CONNECT" in said or "returned error: 403" in said):
+        said += ". Either the server refuses, or a rule keeps this host: metadata.network says which hosts were refused"
+    return ToolError(said, kind=error.kind, data=error.data)
+
+
+def _word(runtime: Runtime, path: str) -> str:
+    """A folder to be made, as a word for git that it takes for no option, relative to the workspace.
+
+    :raises ToolError: ``denied`` for one outside of it
+    """
+    absolute = absolute_of(runtime, path)
+    if not beneath(absolute, runtime.workdir):
+        raise ToolError(f"{path} lies outside the workspace, where no repository is made", kind="denied")
+    return f"./{absolute[len(runtime.workdir.rstrip('/')) + 1 :]}"

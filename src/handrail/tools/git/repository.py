@@ -1,0 +1,322 @@
+"""One repository as the tools see it: where it is, how git is run in it, and what its failures mean."""
+
+from __future__ import annotations
+
+import asyncio
+import posixpath
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.names import nearest
+from handrail.contract.requires import FsRequires, Requires, ShellRequires
+from handrail.contract.runtime import Completed, Runtime
+from handrail.tools.git import neutral
+
+GIT = (ShellRequires(cmd="git"),)
+READS = Requires(fs=FsRequires(read=("{workspace}",)), shell=GIT)
+WRITES = Requires(fs=FsRequires(read=("{workspace}",), write=("{workspace}",)), shell=GIT)
+MAX_OUTPUT = 200 * 1024
+FOLDER = {
+    "type": "string",
+    "minLength": 1,
+    "default": ".",
+    "description": "A folder in the repository; the workspace if left out",
+}
+READ_FOLDER = {**FOLDER, "format": "path"}
+
+_MOST_SAID = 2_000
+_MOST_WORDS = 100_000
+_UNKNOWN = re.compile(
+    r"unknown revision|bad revision|not a valid object name|invalid reference|Not a valid|ambiguous argument|"
+    r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
+    r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
+)
+_IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
+_NO_IDENTITY = (
+    "git does not know who commits: no name and address are set. A person sets them where Handrail runs, with "
+    "git config --global user.name 'NAME' and git config --global user.email 'ADDRESS' (both for this repository alone "
+    "with git config --local), and starts Handrail again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository in the workspace, opened for one call.
+
+    :param top: its work tree, absolute
+    :param directory: its git directory, absolute
+    :param entries: its configuration, and ours
+    """
+
+    runtime: Runtime
+    top: str
+    directory: str
+    entries: tuple[neutral.Entry, ...]
+    writing: bool
+
+    @property
+    def filters(self) -> frozenset[str]:
+        """The filters whose programs are not run here."""
+        return neutral.filters(self.entries)
+
+    def values(self, key: str) -> list[str]:
+        """What its own configuration says of a key, in order."""
+        return [one.value or "" for one in self.entries if one.key == key and one.scope != "command"]
+
+    async def run(
+        self,
+        *words: str,
+        stdin: bytes = b"",
+        codes: Sequence[int] = (0,),
+        variables: Mapping[str, str] | None = None,
+        protocols: str = neutral.NO_PROTOCOL,
+        served: str = "",
+    ) -> Completed:
+        """git with these words, in the work tree.
+
+        :param codes: the exit codes that are an answer
+        :param variables: further ones
+        :raises ToolError: with what git said, for any other
+        """
+        around = neutral.environment(
+            self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols, served=served
+        )
+        done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
+        if done.exit_code not in codes:
+            raise await self.failure(words, done)
+        return done
+
+    async def output(self, *words: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> bytes:
+        """What git writes to stdout."""
+        return (await self.run(*words, stdin=stdin, codes=codes)).output
+
+    # ── paths ────────────────────────────────────────────────────────────────────────────────────
+
+    def within(self, path: str) -> str:
+        """A path as the tools are given it, relative to the work tree.
+
+        :raises ToolError: ``invalid_input`` where it lies outside
+        """
+        absolute = absolute_of(self.runtime, path)
+        if absolute == self.top:
+            return "."
+        if not absolute.startswith(self.top.rstrip("/") + "/"):
+            raise ToolError(
+                f"{path} is not in the repository at {self.shown_top}; name a file or folder of it",
+                kind="invalid_input",
+            )
+        return absolute[len(self.top.rstrip("/")) + 1 :]
+
+    def pathspecs(self, paths: Iterable[str], besides: Iterable[bytes] = ()) -> list[str]:
+        """Words that name exactly these paths, and none of ``besides``.
+
+        :raises ToolError: ``limit`` where they are too many for one command
+        """
+        found = [f":(top,literal){inner}" if (inner := self.within(path)) != "." else ":(top)" for path in paths]
+        found += [f":(top,exclude,literal){raw.decode('utf-8', 'surrogateescape')}" for raw in besides]
+        if sum(map(len, found)) > _MOST_WORDS:
+            raise ToolError("too many paths for one call; name fewer, or a folder that holds them", kind="limit")
+        return found
+
+    def shown(self, raw: bytes) -> str:
+        """A path of git's as the other tools name it: relative to the workspace. A byte that is no UTF-8 is ``\\xhh``."""
+        prefix = self.top[len(self.runtime.workdir.rstrip("/")) + 1 :]
+        path = text(raw)
+        return f"{prefix}/{path}" if prefix else path
+
+    @property
+    def shown_top(self) -> str:
+        return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
+
+    async def may_read(self, raw: bytes) -> bool:
+        """Whether rules let this call read a path of the work tree. What they keep is not there for git either."""
+        try:
+            await self.runtime.files.stat(f"{self.top}/{raw.decode('utf-8', 'surrogateescape')}")
+        except ToolError as error:
+            return error.kind != "denied"
+        return True
+
+    async def is_there(self, name: str) -> bool:
+        """Whether the git directory holds an entry of that name."""
+        try:
+            await self.runtime.files.stat(f"{self.directory}/{name}")
+        except ToolError:
+            return False
+        return True
+
+    # ── failures ─────────────────────────────────────────────────────────────────────────────────
+
+    async def failure(self, words: Sequence[str], done: Completed) -> ToolError:
+        """What git said, as a result; of a name that it does not know, with the nearest there are."""
+        said = said_by(done)
+        if _IDENTITY.search(said):
+            return ToolError(_NO_IDENTITY, kind="unavailable")
+        if "filter" in said and self.filters and re.search(r"(?:clean|smudge) filter '?[^\n]*'? failed", said):
+            return ToolError(self.filtered(said), kind="unavailable")
+        if _UNKNOWN.search(said) and (found := await self._unknown(words, said)) is not None:
+            return found
+        return failure(words, done)
+
+    def filtered(self, what: str) -> str:
+        """Why nothing that a filter would change is stored or written here."""
+        names = ", ".join(sorted(self.filters)[:5])
+        return (
+            f"some of these files go through a filter ({names}) that the repository's configuration names a program for. No "
+            f"program of a repository is run by these tools, so nothing was done ({what.splitlines()[0][:200]}). "
+            "Use bash, where a person decides about the command, or ask a person"
+        )
+
+    async def _unknown(self, words: Sequence[str], said: str) -> ToolError | None:
+        around = neutral.environment(self.runtime.workdir, self.entries)
+        listing = ("for-each-ref", "--format=%(refname:short)", "--count=2000")
+        done = await run(self.runtime, self.top, listing, around)
+        known = text(done.output).split()
+        operands = [word for word in words[1:] if word[:1] not in ("-", ":", "") and word in said]
+        for operand in operands:
+            name = re.split(r"\.\.\.?|[\^~:]|@\{", operand)[0] or operand
+            if name in known or (name == "HEAD" and known):
+                continue
+            near = nearest(name, known)
+            hint = f"; did you mean {' or '.join(near)}?" if near else "; git.branches lists the branches there are"
+            if name == "HEAD":
+                hint = ": there are no commits yet"
+            return ToolError(f"there is no commit, branch or tag {name!r} here{hint}", kind="invalid_input")
+        return None
+
+
+async def opened(runtime: Runtime, folder: str, *, writing: bool = False) -> Repository:
+    """The repository that ``folder`` lies in.
+
+    :raises ToolError: ``failed`` where there is none, ``unavailable`` where this git cannot be held to our settings
+    """
+    place = absolute_of(runtime, folder)
+    around = neutral.environment(runtime.workdir, writing=writing)
+    asked = ("rev-parse", "--path-format=absolute", "--show-toplevel", "--git-dir")
+    where, listed = await asyncio.gather(
+        run(runtime, place, asked, around), run(runtime, place, ("config", "--list", "--show-scope", "-z"), around)
+    )
+    if where.exit_code:
+        raise _no_repository(folder, where)
+    if listed.exit_code:
+        raise failure(("config",), listed)
+    entries = neutral.entries(listed.output)
+    if neutral.too_old(entries):
+        raise ToolError(
+            "this git does not heed the settings that keep a repository's configuration from running programs; "
+            "git 2.32 or a later one is needed",
+            kind="unavailable",
+        )
+    top, directory = (line.decode("utf-8", "surrogateescape") for line in where.output.split(b"\n")[:2])
+    if not beneath(top, runtime.workdir):
+        raise ToolError(
+            f"the repository of {folder} has its work tree at {text(top.encode('utf-8', 'surrogateescape'))}, which is "
+            "not in the workspace (core.worktree in its configuration says where it is); only a person works in it",
+            kind="denied",
+        )
+    return Repository(runtime, top, directory, entries, writing)
+
+
+async def run(
+    runtime: Runtime, folder: str, words: Sequence[str], variables: Mapping[str, str], stdin: bytes = b""
+) -> Completed:
+    """git with these words, whatever it answers.
+
+    :raises ToolError: ``unavailable`` where there is no git
+    """
+    done = await runtime.shell.run(("git", *words), cwd=folder, stdin=stdin, environment=variables, apart=True)
+    if done.exit_code in (126, 127) and not done.output:
+        raise ToolError(f"git could not be started here: {said_by(done) or 'it is not installed'}", kind="unavailable")
+    return done
+
+
+def absolute_of(runtime: Runtime, path: str) -> str:
+    """A path as the tools are given it, absolute.
+
+    :raises ToolError: ``invalid_input`` for one that can be none
+    """
+    if "\0" in path:
+        raise ToolError(f"the path {path!r} has a NUL character in it", kind="invalid_input")
+    return posixpath.normpath(posixpath.join(runtime.workdir, path))
+
+
+def beneath(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder.rstrip("/") + "/")
+
+
+def revision(given: str) -> str:
+    """A commit, branch or tag as it was given, which git will not take for an option.
+
+    :raises ToolError: ``invalid_input`` for any other text
+    """
+    if given.startswith("-") or not given.isprintable() or not given.strip():
+        raise ToolError(f"{given!r} names no commit, branch or tag: it may not begin with '-'", kind="invalid_input")
+    return given
+
+
+def commitish(given: str) -> str:
+    """The same, where it has to be one commit: no range, and no file of one (``HEAD:path``), which rules judge by its path.
+
+    :raises ToolError: ``invalid_input`` for any other text
+    """
+    if ":" in given or ".." in given:
+        raise ToolError(
+            f"{given!r} is not one commit, branch or tag; write it without '..' and ':' and name files by their own argument",
+            kind="invalid_input",
+        )
+    return revision(given)
+
+
+def failure(words: Sequence[str], done: Completed) -> ToolError:
+    """What git said, as a result."""
+    said = said_by(done) or f"git {words[0]} ended with exit code {done.exit_code} and said nothing"
+    kind = "conflict" if ".lock': File exists" in said or "already exists" in said else "failed"
+    if done.limit is not None:
+        return ToolError(f"{said} ({done.limit})", kind="limit")
+    return ToolError("; ".join((said, *done.notes)), kind=kind)
+
+
+def said_by(done: Completed) -> str:
+    """What git says went wrong, without its prefixes and hints."""
+    lines = text(done.errors or done.output)[-_MOST_SAID:].splitlines()
+    kept = [re.sub(r"^(?:fatal|error|warning): ", "", line) for line in lines if not line.startswith("hint:")]
+    return "\n".join(kept).strip()
+
+
+def text(raw: bytes) -> str:
+    """Bytes of git's for a result: what is no UTF-8 is shown as ``\\xhh``, so nothing is lost."""
+    return raw.decode("utf-8", "backslashreplace")
+
+
+def schema(
+    required: Sequence[str] = (), more: Mapping[str, Mapping[str, Any]] | None = None, **properties: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The parameters of a tool.
+
+    :param more: those whose names Python keeps for itself, which come first
+    """
+    return {
+        "type": "object",
+        "properties": {**(more or {}), **properties},
+        **({"required": list(required)} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def _no_repository(folder: str, done: Completed) -> ToolError:
+    said = said_by(done)
+    if "must be run in a work tree" in said or "bare repository" in said:
+        return ToolError(
+            f"{folder} is in a repository without a work tree (a bare one, or the inside of a .git folder); name a "
+            "folder of files that it was checked out to",
+            kind="failed",
+        )
+    if "not a git repository" in said:
+        elsewhere = said.partition("not a git repository: ")[2]
+        why = f": its .git leads to {elsewhere}, which is not in the workspace" if elsewhere[:1] == "/" else ""
+        return ToolError(
+            f"{folder} is in no git repository{why}. git.init makes one, git.clone fetches one", kind="failed"
+        )
+    return failure(("rev-parse",), done)
