@@ -57,7 +57,7 @@ def mechanism(workspace: str) -> Mechanism:
 
 def _owner(workspace: str) -> tuple[Person | None, str, str]:
     try:
-        found = Path(workspace).stat()
+        found = os.stat(workspace)  # noqa: PTH116 - at every start
     except OSError as error:
         return None, f"whose {workspace} is cannot be told: {error.strerror}", ""
     if found.st_uid == 0:

@@ -13,6 +13,7 @@ more than is handled.
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -40,7 +41,9 @@ WRITING = (
 """Everything but making device nodes and speaking to devices."""
 DEVICES = READ_FILE | READ_DIR | WRITE_FILE | TRUNCATE | IOCTL_DEV
 
-_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/run", "/var")
+_SYSTEM = ("/usr", "/etc", "/run", "/var")
+_OF_USR = ("/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32")
+"""Links into ``/usr`` nowadays, and so beneath its rule already."""
 _PRIVATE = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's own
 
 
@@ -76,7 +79,11 @@ def ruleset(
     :param connect: the ports that may be connected to without ``tcp``
     """
     files = handled_of_files(version)
-    rights = [("/", READ_DIR), *((path, READING) for path in _SYSTEM), ("/proc", READ_FILE | READ_DIR)]
+    rights = [
+        ("/", READ_DIR),
+        *((path, READING) for path in (*_SYSTEM, *_beside_usr())),
+        ("/proc", READ_FILE | READ_DIR),
+    ]
     rights += [("/dev", DEVICES), *((path, WRITING) for path in _PRIVATE)]
     rights += ((path, WRITING if access == "rw" else READING) for path, access in folders.items())
     numbers = [files]
@@ -89,6 +96,11 @@ def ruleset(
         tuple((path, wanted & files) for path, wanted in rights),
         tuple((port, CONNECT_TCP) for port in connect) if version >= 4 and not tcp else (),
     )
+
+
+@lru_cache(maxsize=1)
+def _beside_usr() -> tuple[str, ...]:
+    return tuple(path for path in _OF_USR if os.path.isdir(path) and not os.path.islink(path))  # noqa: PTH112, PTH114
 
 
 def handled_of_files(version: int) -> int:

@@ -17,7 +17,7 @@ from typing import Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
-from handrail.contract.requires import CapabilitySet
+from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
@@ -112,31 +112,39 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
     writable: list[str] = []
     for place in (profile.workspace, *profile.writable, *profile.further):
         may_write = profile.workspace_writable
-        for part in _reached(capabilities, "fs.write", place) if place not in profile.further else ():
+        seen: dict[str, bool] = {}
+        for part in _reached(capabilities, "fs.write", place, seen) if place not in profile.further else ():
             found[part] = "rw" if may_write else "ro"
             if may_write:
                 writable.append(part)
-        for part in _reached(capabilities, "fs.read", place):
+        for part in _reached(capabilities, "fs.read", place, seen):
             if not any(is_beneath(part, other) for other in writable):
                 found[part] = "ro"
     found[profile.scratch] = "rw"
     return dict(sorted(found.items(), key=lambda item: (item[0].count("/"), item[0])))
 
 
-def _reached(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.write"], place: str) -> Iterator[str]:
-    """The parts of ``place`` that the set covers whole."""
-    for folder in capabilities.folders(capability):
-        if is_beneath(folder, place):
-            part = folder
-        elif is_beneath(place, folder):
-            part = place
-        else:
-            continue
-        if not os.path.exists(part):  # noqa: PTH110 - at every start
-            continue
-        if os.path.realpath(part) != part:
-            raise ToolError(f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
-        if not _covers_all_of(capabilities, capability, part):
+_Patterned = Literal["fs.read", "fs.write"]
+
+
+def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str, seen: dict[str, bool]) -> Iterator[str]:
+    """The parts of ``place`` that the set covers whole.
+
+    :param seen: those that were looked at for this very start, which are added to; and whether each is a folder
+    """
+    patterns = tuple((layer.fs_read, layer.fs_write)[capability == "fs.write"] for layer in capabilities.layers)
+    for part, covers_folder, covers_file in _parts(patterns, capability, place):
+        if part not in seen:
+            try:
+                mode = os.stat(part).st_mode  # noqa: PTH116 - at every start
+            except (OSError, ValueError):
+                continue
+            if os.path.realpath(part) != part:
+                raise ToolError(
+                    f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict"
+                )
+            seen[part] = stat.S_ISDIR(mode)
+        if not (covers_folder if seen[part] else covers_file):
             raise ToolError(
                 f"{capability} names only some of the files in {part}, and a sandbox mounts whole folders; "
                 "name a folder in requires instead",
@@ -145,12 +153,25 @@ def _reached(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.wri
         yield part
 
 
-def _covers_all_of(capabilities: CapabilitySet, capability: Literal["fs.read", "fs.write"], part: str) -> bool:
-    """Whether nothing in ``part`` is outside the set: tried on names that no pattern was written for."""
-    if not os.path.isdir(part):  # noqa: PTH112 - at every start
-        return capabilities.allows(capability, part)
-    probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
-    return all(capabilities.allows(capability, probe) for probe in probes)
+@lru_cache(maxsize=256)
+def _parts(
+    patterns: tuple[tuple[str, ...], ...], capability: _Patterned, place: str
+) -> tuple[tuple[str, bool, bool], ...]:
+    """What these patterns, of one layer each, reach of ``place``; and whether all of it where that is a folder or a file."""
+    capabilities = CapabilitySet(tuple(Layer("", fs_read=one, fs_write=one) for one in patterns))
+    found: list[tuple[str, bool, bool]] = []
+    for folder in capabilities.folders(capability):
+        if is_beneath(folder, place):
+            part = folder
+        elif is_beneath(place, folder):
+            part = place
+        else:
+            continue
+        # Nothing in it is outside the set: tried on names that no pattern was written for.
+        probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
+        whole = all(capabilities.allows(capability, probe) for probe in probes)
+        found.append((part, whole, capabilities.allows(capability, part)))
+    return tuple(found)
 
 
 def _mask(path: str, *, inner: bool) -> list[str]:
@@ -225,7 +246,8 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
             if stat.S_ISDIR(mode) and mode & 0o005 != 0o005:
                 names.remove(name)
                 if os.access(path, os.X_OK):
-                    yield path, _empty_folder(path)
+                    # Nothing of anybody's is in it, so it need not be sealed, which takes as long as it takes to mount.
+                    yield path, ["--perms", "0000", "--size", "4096", "--tmpfs", path]
         for name in files:
             path = f"{folder}/{name}"
             try:

@@ -50,7 +50,7 @@ def find(workspace: str) -> Toolchains:
 
 def _stamp(path: str) -> int | None:
     try:
-        return Path(path).stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns  # noqa: PTH116 - at every start
     except OSError:
         return None
 
