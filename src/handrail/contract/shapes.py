@@ -1,10 +1,11 @@
 """Results in the shapes of other systems, read into the envelope and written from it.
 
-Inside there is only :class:`~handrail.contract.result.Result`. Three shapes meet it at the edges:
+Inside there is only :class:`~handrail.contract.result.Result`. Four shapes meet it at the edges:
 
 - the *envelope* on the wire: ``{type, data | error_text, metadata}``;
 - the *status* shape: ``{status, summary, artifact_ref}``;
-- *parts*: text or a list of content parts, with an exit code and an error text.
+- *parts*: text or a list of content parts, with an exit code and an error text;
+- the *card*: ``{text, html, title, error}``.
 
 What comes from outside is not believed: of its metadata only what describes the tool's own answer is kept,
 never what the kernel measures or decides.
@@ -62,6 +63,27 @@ def from_status(wire: Mapping[str, Any]) -> Result:
         return Result.output(kept, **kept)
     reference = {key: value for key, value in kept.items() if key == "artifact_ref"}
     return Result.error("failed", _words(wire.get("summary")), reference or None, **reference)
+
+
+def from_card(wire: Mapping[str, Any]) -> Result:
+    """``{text, html, title, error}``: an error suppresses the rest; ``html`` is for a person's page alone, so it is kept
+    as an artifact, and a model reads only where that is."""
+    if wire.get("error"):
+        return Result.error("failed", _words(wire["error"]))
+    data = {key: value for key, value in wire.items() if key != "error"}
+    if isinstance(html := data.get("html"), str):
+        data["html"] = Blob(html.encode("utf-8", "replace"), "text/html")
+    return Result.output(data)
+
+
+def to_card(result: Result) -> dict[str, Any]:
+    """``{text, html, error}`` of a result, for who speaks that shape."""
+    if not result.ok:
+        return {"error": result.error_text or "it failed and did not say why"}
+    content: object = result.data
+    if isinstance(content, Mapping) and isinstance(cast("Mapping[str, Any]", content).get("text"), str):
+        return dict(cast("Mapping[str, Any]", content))
+    return {"text": _as_text(cast("object", content))}
 
 
 def to_status(result: Result) -> dict[str, Any]:

@@ -66,9 +66,18 @@ class ExecutableTool(Tool):
         self.executable = executable
         self.folder = folder
         self.confinement = confinement
+        self.command: tuple[str, ...] = (executable,)
 
     def __repr__(self) -> str:
         return f"<tool {self.spec.id}: {self.executable}>"
+
+    def payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
+        """What the program is sent for one call."""
+        return args
+
+    def recognised(self, answer: dict[str, Any]) -> object:
+        """Its answer, as data or as a result where it has a known shape."""
+        return recognise(answer) or answer
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         profile = self.around(
@@ -79,7 +88,7 @@ class ExecutableTool(Tool):
                 "HANDRAIL_AGENT": runtime.agent,
             },
         )
-        process = await self.confinement.sandbox.start(runtime.capabilities, profile, (self.executable,))
+        process = await self.confinement.sandbox.start(runtime.capabilities, profile, self.command)
         kept = bytearray()
 
         def keep(piece: bytes) -> None:
@@ -88,7 +97,9 @@ class ExecutableTool(Tool):
             runtime.partial({"stdout_tail": tail(kept)})
 
         try:
-            output, errors, _dropped = await process.communicate(as_json(args) + b"\n", MAX_ANSWER_BYTES + 1, keep)
+            output, errors, _dropped = await process.communicate(
+                as_json(self.payload(args, runtime)) + b"\n", MAX_ANSWER_BYTES + 1, keep
+            )
             try:
                 code = await process.wait()
             except Vetoed as veto:
@@ -101,7 +112,7 @@ class ExecutableTool(Tool):
             raise
         finally:
             await process.kill()
-        return answer_of(output, errors, code)
+        return answer_of(output, errors, code, self.recognised)
 
     def around(self, profile: Profile, environment: Mapping[str, str]) -> Profile:
         """The session's or the tool's own profile with the tool's folder in it; reading tools cannot write."""
@@ -125,9 +136,15 @@ def as_json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
 
 
-def answer_of(output: bytes, errors: bytes, code: int) -> object:
+def answer_of(
+    output: bytes,
+    errors: bytes,
+    code: int,
+    recognised: Callable[[dict[str, Any]], object] = lambda answer: recognise(answer) or answer,
+) -> object:
     """What a finished program said.
 
+    :param recognised: reads the shape of its answer
     :return: data, or a :class:`~handrail.contract.result.Result` where it answered in a known shape
     :raises ToolError: ``failed`` for an exit code, ``limit`` for too much output, ``backend`` where the
         protocol was not kept; what it wrote to stderr is in ``data``
@@ -166,7 +183,7 @@ def answer_of(output: bytes, errors: bytes, code: int) -> object:
             kind="backend",
             data=_evidence(code, said),
         )
-    return recognise(answer) or answer
+    return recognised(answer)
 
 
 def ending(code: int) -> str:

@@ -1,4 +1,4 @@
-"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language.
+"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language, and of Python modules.
 
 Read once, when a generation is built, from folders that only the operator can write: whoever could write
 there could run programs as tools. What is loose (owner, permissions, links that lead out) is a fault.
@@ -18,6 +18,13 @@ from handrail.contract.jsontext import parse_object
 from handrail.contract.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest
 from handrail.contract.spec import ToolSpec
 from handrail.registry.sources.executables import Confinement, ExecutableTool
+from handrail.registry.sources.modules import (
+    ModuleTool,
+    PersistentModuleTool,
+    fault_in_module,
+    is_module,
+    metadata_in,
+)
 from handrail.registry.sources.persistent import PersistentTool
 from handrail.registry.sources.source import Found, Loaded, Rank
 
@@ -26,7 +33,7 @@ _OTHERS_MAY_WRITE = 0o022
 
 @dataclass(frozen=True, slots=True)
 class FolderSource:
-    """Every ``*.json`` directly in a folder. A folder that does not exist has no tools.
+    """Every ``*.json`` and every module with metadata directly in a folder. A folder that does not exist has no tools.
 
     :param path: absolute; the global and an agent's folder lie in the configuration folder, never in a workspace
     :param confinement: what its executables are started in
@@ -47,14 +54,30 @@ class FolderSource:
             return Loaded(faults=(Fault(str(self.path), "", problem),))
         tools: list[Found] = []
         faults: list[Fault] = []
-        for manifest in sorted(folder.iterdir()):
-            if manifest.suffix != ".json" or manifest.name.startswith("."):
+        for file in sorted(folder.iterdir()):
+            if file.suffix not in (".json", ".py") or file.name.startswith("."):
                 continue
             try:
-                tools.append(Found(self._tool(folder, manifest), str(manifest)))
+                tool = self._tool(folder, file) if file.suffix == ".json" else self._module(folder, file)
             except LoadError as error:
                 faults += error.faults
+            else:
+                tools += [] if tool is None else [Found(tool, str(file))]
         return Loaded(tuple(tools), tuple(faults))
+
+    def _module(self, folder: Path, module: Path) -> ExecutableTool | None:
+        """A module that says itself what tool it is; None for any other, and for one that a manifest speaks for.
+
+        :raises LoadError: with all faults of its metadata
+        """
+        if not is_module(module) or module.with_suffix(".json").exists():
+            return None
+        spec = metadata_in(content_of(module, MAX_MANIFEST_BYTES), str(module), module.stem)
+        return None if spec is None else self._run_by_worker(spec, folder, module)
+
+    def _run_by_worker(self, spec: ToolSpec, folder: Path, module: Path) -> ExecutableTool:
+        made = PersistentModuleTool if spec.persistent else ModuleTool
+        return made(spec, str(module), str(folder), self.confinement)
 
     def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
         """:raises LoadError: with all faults of the manifest and of its executable"""
@@ -65,8 +88,14 @@ class FolderSource:
             spec = parse_manifest(content, str(manifest))
         except LoadError as error:
             faults += error.faults
-        named = _executable_named(content, spec, faults) or manifest.stem
+        named = _executable_named(content, spec, faults) or _beside(manifest)
         executable = Path(os.path.realpath(folder / named))
+        if is_module(executable) and executable.parent == folder:
+            if spec is None:
+                raise LoadError(faults)
+            if problem := fault_in_module(content_of(executable, MAX_MANIFEST_BYTES), str(executable)):
+                raise LoadError([*faults, Fault(str(executable), "", problem)])
+            return self._run_by_worker(spec, folder, executable)
         if not _hides_executable(faults) and (problem := _problem_with_executable(folder, named, executable)):
             faults.append(Fault(str(manifest), "runtime.exec_path", problem))
         if faults or spec is None:
@@ -74,6 +103,12 @@ class FolderSource:
         inner = executable.relative_to(folder).parts[:-1]
         made = PersistentTool if spec.persistent else ExecutableTool
         return made(spec, str(executable), str(folder.joinpath(*inner[:1])), self.confinement)
+
+
+def _beside(manifest: Path) -> str:
+    """What a manifest describes that names nothing: the program of its own name, or the module."""
+    module = manifest.with_suffix(".py")
+    return module.name if is_module(module) and not os.path.lexists(manifest.with_suffix("")) else manifest.stem
 
 
 def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:

@@ -23,7 +23,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.runtime import Runtime
 from handrail.contract.sandbox import Attempt, Process, Profile
-from handrail.contract.shapes import from_envelope, recognise
+from handrail.contract.shapes import from_envelope
 from handrail.contract.spec import ToolSpec
 from handrail.registry.sources.executables import (
     MAX_ANSWER_BYTES,
@@ -77,8 +77,9 @@ class PersistentTool(ExecutableTool):
                 self._behalf = None
 
     async def _attempted(self, args: dict[str, Any], runtime: Runtime) -> object:
+        given = self.payload(args, runtime)
         try:
-            return await self._exchange(runtime.call_id, args)
+            return await self._exchange(runtime.call_id, given)
         except _Crashed as crash:
             if not (self.spec.idempotent or self.spec.side_effect == "read"):
                 raise ToolError(
@@ -87,7 +88,7 @@ class PersistentTool(ExecutableTool):
                     kind="interrupted",
                 ) from None
         try:
-            return await self._exchange(runtime.call_id, args)
+            return await self._exchange(runtime.call_id, given)
         except _Crashed as crash:
             raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
 
@@ -116,7 +117,8 @@ class PersistentTool(ExecutableTool):
         self._fruitless = 0
         if "error" in answer:
             return from_envelope(_as_error_envelope(answer["error"]))
-        return recognise(answer["result"]) or answer["result"]
+        found: Any = answer["result"]
+        return self.recognised(cast("dict[str, Any]", found)) if isinstance(found, dict) else found
 
     async def _running(self) -> Process:
         if self._closed:
@@ -130,7 +132,7 @@ class PersistentTool(ExecutableTool):
         capabilities, profile = self.confinement.own(self.spec)
         profile = replace(profile, gate=self._judged, on_attempt=self._told)
         self._fruitless += 1  # until a call has been answered
-        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), (self.executable,))
+        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), self.command)
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
         return process

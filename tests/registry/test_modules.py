@@ -1,0 +1,241 @@
+"""Python modules as tools: read without being run, run in a worker, answered in the shape they have."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+import pytest
+
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Blob, Result
+from handrail.contract.shapes import from_card, to_card
+from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.modules import ModuleTool
+from handrail.sandbox import tiers
+
+from .conftest import Place
+
+confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+WEATHER = """
+METADATA = {
+    "description": "The weather at a place.",
+    "parameters": {"city": {"type": "string", "description": "Where", "required": True}, "days": {"type": "integer"}},
+    "constraints": {"timeout_seconds": 9},
+    "side_effect": "read",
+    "config_schema": {"unit": {"description": "C or F", "default": "C"}},
+}
+
+def execute(topic: str, params: dict, config: dict = None, telemetry: dict = None) -> dict:
+    print("for whoever looks")
+    return {"text": f"{params['city']}: 20 {config['unit']}", "topic": topic, "telemetry": telemetry}
+"""
+
+
+def put(place: Place, source: str, name: str = "weather", mode: int = 0o644) -> None:
+    path = place.tools / f"{name}.py"
+    path.write_text(textwrap.dedent(source))
+    path.chmod(mode)
+
+
+def loaded(place: Place) -> Any:
+    return FolderSource(place.tools, "global", place.confinement(), (str(place.workspace),)).load()
+
+
+def made(place: Place, source: str) -> ModuleTool:
+    put(place, source)
+    found = loaded(place)
+    assert found.faults == ()
+    tool = found.tools[0].tool
+    assert isinstance(tool, ModuleTool)
+    return tool
+
+
+def problems(place: Place, source: str) -> str:
+    put(place, source)
+    found = loaded(place)
+    assert found.tools == ()
+    return " | ".join(f"{fault.where}: {fault.problem}" for fault in found.faults)
+
+
+@pytest.mark.proves("R-08")
+def test_its_metadata_become_a_tool_and_nothing_of_it_runs(place: Place) -> None:
+    tool = made(place, f"raise SystemExit('it ran')\n{WEATHER}")
+    assert tool.spec.id == "weather"
+    assert tool.spec.parameters == {
+        "type": "object",
+        "properties": {"city": {"type": "string", "description": "Where"}, "days": {"type": "integer"}},
+        "required": ["city"],
+    }
+    assert (tool.spec.timeout_ms, tool.spec.side_effect) == (9_000, "read")
+    assert tool.spec.config["unit"].default == "C"
+    assert not tool.trusted
+
+
+@confined
+@pytest.mark.proves("R-08")
+async def test_it_gets_topic_params_config_and_telemetry_whose_fields_may_be_null(place: Place) -> None:
+    tool = made(place, WEATHER)
+    result = await tool.execute({"city": "Bern"}, place.runtime(tool.spec))
+    assert isinstance(result, Result) and result.data == {
+        "text": "Bern: 20 C",
+        "topic": "",
+        "telemetry": {"time": None, "place": None, "locale": None, "device": None},
+    }
+
+
+@confined
+@pytest.mark.proves("R-08", "K-08b")
+async def test_an_error_in_its_answer_suppresses_the_rest(place: Place) -> None:
+    source = """
+    METADATA = {"description": "d", "side_effect": "read"}
+    def execute(topic, params):
+        return {"text": "half of it", "html": "<b>half</b>", "error": "the service is down"}
+    """
+    tool = made(place, source)
+    assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "the service is down")
+
+
+@confined
+@pytest.mark.proves("R-08", "K-08b")
+async def test_html_is_kept_apart_from_what_a_model_reads(place: Place) -> None:
+    source = """
+    METADATA = {"description": "d", "side_effect": "read"}
+    async def execute(topic, params, **more):
+        return {"text": "ok", "html": "<b>ok</b>", "n": sorted(more)}
+    """
+    tool = made(place, source)
+    result = await tool.execute({}, place.runtime(tool.spec))
+    assert isinstance(result, Result)
+    assert result.data == {"text": "ok", "html": Blob(b"<b>ok</b>", "text/html"), "n": ["config", "telemetry"]}
+
+
+@confined
+@pytest.mark.proves("R-08")
+async def test_an_exception_is_an_error_in_a_sentence(place: Place) -> None:
+    source = """
+    METADATA = {"description": "d", "side_effect": "read"}
+    def execute(topic, params):
+        raise KeyError("city")
+    """
+    tool = made(place, source)
+    assert await tool.execute({}, place.runtime(tool.spec)) == Result.error("failed", "KeyError: 'city'")
+
+
+@confined
+@pytest.mark.proves("R-08", "R-03")
+async def test_a_persistent_module_is_imported_once(place: Place) -> None:
+    source = """
+    METADATA = {"description": "d", "side_effect": "read", "persistent": True}
+    calls = []
+    def execute(topic, params):
+        calls.append(1)
+        if params.get("break"):
+            raise ValueError("broken")
+        return {"text": str(len(calls))}
+    """
+    tool = made(place, source)
+    try:
+        runtime = place.runtime(tool.spec)
+        assert await tool.execute({}, runtime) == Result.output({"text": "1"})
+        assert await tool.execute({"break": 1}, runtime) == Result.error("failed", "ValueError: broken")
+        assert await tool.execute({}, runtime) == Result.output({"text": "3"})
+    finally:
+        await tool.aclose()
+
+
+@confined
+@pytest.mark.proves("R-08")
+async def test_it_is_confined_to_what_it_requires(place: Place) -> None:
+    outside = place.workspace.parent / "outside.txt"
+    outside.write_text("not for it")
+    source = f"""
+    METADATA = {{"description": "d", "side_effect": "write"}}
+    import os, socket
+    def execute(topic, params):
+        seen = os.path.exists({str(outside)!r})
+        try:
+            socket.create_connection(("127.0.0.1", 9), 1)
+        except OSError as error:
+            return {{"text": f"{{seen}} {{type(error).__name__}}"}}
+    """
+    tool = made(place, source)
+    result = await tool.execute({}, place.runtime(tool.spec))
+    assert isinstance(result, Result) and result.data["text"] in (
+        "False ConnectionRefusedError",
+        "False OSError",
+        "False PermissionError",
+    )
+
+
+@confined
+@pytest.mark.proves("R-08")
+async def test_a_module_that_gives_no_dict_is_told_what_to_give(place: Place) -> None:
+    tool = made(place, 'METADATA = {"description": "d"}\ndef execute(topic, params):\n    return "text"\n')
+    result = await tool.execute({}, place.runtime(tool.spec))
+    assert isinstance(result, Result) and "expected a dict with text, html or error" in str(result.error_text)
+
+
+@confined
+async def test_a_module_that_cannot_be_imported_fails_with_the_reason(place: Place) -> None:
+    tool = made(place, 'METADATA = {"description": "d"}\nimport no_such_package\ndef execute(topic, params): ...\n')
+    with pytest.raises(ToolError, match="No module named 'no_such_package'") as caught:
+        await tool.execute({}, place.runtime(tool.spec))
+    assert "Traceback" not in str(caught.value.data)
+
+
+@confined
+async def test_a_manifest_beside_a_module_speaks_for_it(place: Place) -> None:
+    place.put("hello", None, side_effect="read")
+    put(place, "METADATA = {'description': ''}\ndef execute(topic, params):\n    return {'text': 'hi'}\n", "hello")
+    found = loaded(place)
+    assert found.faults == () and len(found.tools) == 1
+    tool = found.tools[0].tool
+    assert await tool.execute({}, place.runtime(tool.spec)) == Result.output({"text": "hi"})
+
+
+def test_a_module_without_metadata_is_no_tool(place: Place) -> None:
+    put(place, "def execute(topic, params): ...", "shared")
+    assert (loaded(place).tools, loaded(place).faults) == ((), ())
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("METADATA = {'description': 'd'}\n", "execute: is missing; expected def execute(topic, params"),
+        ("METADATA = {'description': 'd'}\ndef execute(topic): ...\n", "execute: takes topic; expected"),
+        ("METADATA = {'description': 'd'}\ndef execute(topic, params, key): ...\n", "needs key, which nobody gives it"),
+        ("METADATA = {'description': open('x')}\ndef execute(topic, params): ...\n", "METADATA: is not a literal"),
+        ("METADATA = [1]\ndef execute(topic, params): ...\n", "METADATA: is a list; expected a dict"),
+        ("METADATA = {}\ndef execute(topic, params): ...\n", "llm.description"),
+        ("METADATA = {'description': 'd', 'timeout': 1}\ndef execute(t, p): ...\n", "runtime.timeout"),
+        (
+            "METADATA = {'description': 'd', 'constraints': {'cost': 1}}\ndef execute(t, p): ...\n",
+            "runtime.constraints",
+        ),
+        (
+            "METADATA = {'description': 'd', 'parameters': {'a': {'type': 'str'}}}\ndef execute(t, p): ...\n",
+            "parameters",
+        ),
+        ("METADATA = {\n", "is not Python"),
+        ("METADATA = " + "[" * 5000, "Python"),
+    ],
+)
+@pytest.mark.proves("R-08")
+def test_every_fault_of_a_module_is_named(place: Place, source: str, problem: str) -> None:
+    assert problem in problems(place, source)
+
+
+def test_a_module_that_others_may_write_is_refused(place: Place) -> None:
+    put(place, WEATHER, mode=0o666)
+    assert "may be written by its group or by others" in loaded(place).faults[0].problem
+
+
+@pytest.mark.proves("K-08b")
+def test_a_result_goes_out_as_a_card() -> None:
+    assert to_card(Result.output({"text": "a", "title": "t"})) == {"text": "a", "title": "t"}
+    assert to_card(Result.output([1])) == {"text": "[1]"}
+    assert to_card(Result.error("failed", "no")) == {"error": "no"}
+    assert from_card({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
+    assert json.dumps(to_card(from_card({"error": 7})))
