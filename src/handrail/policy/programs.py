@@ -20,6 +20,12 @@ from handrail.policy.shell import Command, parse
 LONGEST_WAIT_S = 10
 _MAX_DEPTH = 3
 _MAX_SUFFIXES = 64
+_MOST_READINGS = 250
+"""Commands that the words of one may hold."""
+_MOST_WORDS = 250
+"""Of one command, when others are looked for in it."""
+_MOST_SIGNS = 200
+"""In a text within a text, of which there may be many."""
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d*)?|\.\d+)([smhd]?)|inf(?:inity)?", re.IGNORECASE)
 
@@ -164,10 +170,10 @@ _FORMS: Mapping[str, _Form] = {
 }  # fmt: skip
 
 
-def concern(argv: Sequence[str]) -> Concern | None:
+def concern(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Concern | None:
     """What makes this argv more than its first words show, or None."""
     program = program_name(argv)
-    if program in _MANAGERS and (found := _in_environment(argv)) is not None:
+    if program in _MANAGERS and (found := _in_environment(argv, depth)) is not None:
         return found
     form = _FORMS.get(program)
     if form is not None:
@@ -181,17 +187,15 @@ def concern(argv: Sequence[str]) -> Concern | None:
     return program_forms.interpreter(program, argv)
 
 
-def _in_environment(argv: Sequence[str]) -> Concern | None:
+def _in_environment(argv: Sequence[str], depth: int) -> Concern | None:
     """``uv run PROGRAM …``: a rule has to name the program, and what it would have to name of the program's own words."""
     at = next((index for index, word in enumerate(argv) if index and word in _RUN_IN_IT), None)
     if at is None:
         return None
     reason = f"{argv[0]} {argv[at]} runs the program in its own words"
-    if (
-        at + 1 >= len(argv) or argv[at + 1][:1] == "-"
-    ):  # which option takes a value is not known, so neither is the program
-        return all_words(argv, reason)
-    inner = concern(argv[at + 1 :])
+    if depth == 0 or at + 1 >= len(argv) or argv[at + 1][:1] == "-":
+        return all_words(argv, reason)  # which option takes a value is not known, so neither is the program
+    inner = concern(argv[at + 1 :], depth - 1)
     if inner is None:
         return Concern(reason, frozenset(range(at + 2)))
     return Concern(inner.reason, frozenset(range(at + 1)) | {at + 1 + index for index in inner.words})
@@ -207,30 +211,41 @@ def reachable(argv: Sequence[str], depth: int = _MAX_DEPTH) -> Iterator[tuple[st
 
     Every rest of a runner's words is taken as a command it might run; a text for a shell is read as a script. This
     finds too much rather than too little and serves denying only.
+
+    :param depth: how many texts within texts are read
     """
-    program = program_name(argv)
-    if argv and argv[0] != program:
-        yield (program, *argv[1:])
-    for start in _behind_options(argv):
-        yield (program, *argv[start:])
-    if depth == 0:
-        return
-    if program in RUNNERS or program in _MANAGERS or program == "find":
-        for start in range(1, min(len(argv), _MAX_SUFFIXES)):
-            inner = tuple(argv[start:])
-            yield inner
-            if inner[0] != program:
-                yield from reachable(inner, depth - 1)
-    texts: tuple[str, ...] = ()
+    waiting = [(tuple(argv[:_MOST_WORDS]), depth)]
+    known = {waiting[0][0]}
+    for words, left in waiting:  # which grows meanwhile
+        program = program_name(words)
+        if words and words[0] != program:
+            yield (program, *words[1:])
+        for start in _behind_options(words):
+            yield (program, *words[start:])
+        found: list[tuple[tuple[str, ...], int]] = []
+        if len(known) >= _MOST_READINGS:
+            continue
+        if program in RUNNERS or program in _MANAGERS or program == "find":
+            found = [(words[start:], left) for start in range(1, min(len(words), _MAX_SUFFIXES))]
+        if left:
+            found += [(inner, left - 1) for text in _texts(program, words) for inner in _commands(text)]
+        for inner, rest in found:
+            if inner and inner not in known and len(known) < _MOST_READINGS:
+                known.add(inner)
+                yield inner
+                waiting.append((inner, rest))
+
+
+def _texts(program: str, argv: Sequence[str]) -> tuple[str, ...]:
+    """Those words of a shell's that may be a script."""
     if program in program_forms.SHELLS:
-        texts = tuple(argv[1:])
-    elif program in ("eval", "trap"):
-        texts = (" ".join(argv[1:]), *argv[1:2])
-    for text in texts:
-        if " " in text or text in argv[2:]:
-            for command in parse(text).commands:
-                yield command.argv
-                yield from reachable(command.argv, depth - 1)
+        words = argv[1:_MAX_SUFFIXES]
+        return tuple(word for at, word in enumerate(words) if at > 0 or " " in word)
+    return (" ".join(argv[1:]), *argv[1:2]) if program in ("eval", "trap") else ()
+
+
+def _commands(text: str) -> Iterator[tuple[str, ...]]:
+    return (command.argv for command in parse(text, _MOST_SIGNS).commands)
 
 
 def _behind_options(argv: Sequence[str]) -> Iterator[int]:

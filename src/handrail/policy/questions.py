@@ -221,7 +221,9 @@ class Prepared:
                     return denied._replace(argv=argv)
         return found
 
-    def _unwrapped(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding:
+    def _unwrapped(
+        self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None, depth: int = wrappers.MAX_DEPTH
+    ) -> Finding:
         """The answer for an argv: a wrapper's is that of the command in it, where the rules do not name the wrapper.
 
         A rule that allows names all of its words to count; one that asks or denies has only to name the wrapper.
@@ -233,7 +235,7 @@ class Prepared:
         if action == "deny":
             return plain
         used = self.capability_rules("shell.run")[0].winner(argv)
-        at = wrappers.inner(argv)
+        at = wrappers.inner(argv) if depth else None
         if at is not None:
             if action == "allow" and any(_names(one, frozenset(range(len(argv)))) for one in (tool, used)):
                 return plain
@@ -241,7 +243,7 @@ class Prepared:
                 one is not None and one.rule is rule and _begins(one, argv) for one in (tool, used)
             ):
                 return plain
-            found = self._unwrapped(argv[at:], target, by_arguments)
+            found = self._unwrapped(argv[at:], target, by_arguments, depth - 1)
             return found._replace(argv=argv, wrapped=(argv[:at], *found.wrapped))
         if action == "allow" and rule is not None and rule.pattern == READ_ONLY:
             return self._guarded(plain)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 MAX_CHARACTERS = 64 * 1024
 MAX_COMMANDS = 50
+MAX_SIGNS = 1_000
+"""The most of the characters that structure is made of in a text that is not plain: what the grammar makes of them takes
+it more than their number of steps, up to minutes for a text of this length."""
 
 _UNDERSTOOD = frozenset(
     {"program", "list", "pipeline", "command", "command_name", "redirected_statement", "file_redirect", "comment"}
@@ -67,6 +70,9 @@ _RESERVED = frozenset(
     | {"select", "then", "until", "while"}
 )
 _NOT_LITERAL = frozenset("*?[]~{}")
+_SIGNS = "|&;<>()[]{}$`"
+_MOST_MADE_OUT = 4 * MAX_COMMANDS
+"""Commands that are looked for in a text of which nothing is allowed."""
 _OPENING = frozenset({">", ">>", ">|", "<", "&>", "&>>", ">&"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:\[.*\])?\+?=", re.DOTALL)
 _TOKEN = re.compile(
@@ -127,28 +133,40 @@ class _Unclear(Exception):
     """A condition rather than an error: this text is not plain."""
 
 
-def parse(text: str) -> Script:
+def parse(text: str, most_signs: int = MAX_SIGNS) -> Script:
     """Read ``text`` as a shell would, without running it. Never raises."""
     if len(text) > MAX_CHARACTERS:
         return Script((), f"it is {len(text):,} characters long (at most {MAX_CHARACTERS:,} are judged)")
     if problem := _hidden(text):
         return Script((), problem)
+    commands: tuple[Command, ...] | None = None
+    not_plain = ""
+    try:
+        commands = _lexed(text)
+    except _Unclear as unclear:
+        not_plain = str(unclear)
+        if sum(map(text.count, _SIGNS)) > most_signs:
+            return Script((), f"it has more than {most_signs:,} signs like {_SIGNS[:5]} in it, and {not_plain}")
+    if commands is not None and len(commands) > MAX_COMMANDS:
+        count = f"{len(commands)}{' or more' * (len(commands) == _MOST_MADE_OUT)}"
+        return Script(commands, f"it has {count} commands (at most {MAX_COMMANDS} are judged)", _opened(commands))
     raw = text.encode("utf-8")
     with _reading:
         root = _parser().parse(raw if text.isascii() else raw.translate(_STAND_INS)).root_node
     problem = _outside_the_list(root)
     if problem is None:
-        try:
-            commands = _lexed(text)
-        except _Unclear as unclear:
-            problem = str(unclear)
+        if commands is None:
+            problem = not_plain
         else:
             problem = _disagreement(root, raw, commands)
             if problem is None:
-                opened = [r for command in commands for r in command.redirections if r.capability is not None]
-                return Script(commands, None, tuple(opened))
+                return Script(commands, None, _opened(commands))
     commands = _made_out(root, raw)
     return Script(commands, problem, _files_made_out(root, raw, commands))
+
+
+def _opened(commands: Sequence[Command]) -> tuple[Redirection, ...]:
+    return tuple(r for command in commands for r in command.redirections if r.capability is not None)
 
 
 _reading = threading.Lock()
@@ -229,8 +247,6 @@ def _source(node: Node, raw: bytes, *, literal: bool = True) -> tuple[str, ...]:
 def _disagreement(root: Node, raw: bytes, commands: tuple[Command, ...]) -> str | None:
     theirs = [_source(node, raw) for node in _nodes(root, "command")]
     if theirs == [command.source for command in commands] and _agrees_on_files(root, raw, commands):
-        if len(commands) > MAX_COMMANDS:
-            return f"it has {len(commands)} commands (at most {MAX_COMMANDS} are judged)"
         return None if commands else "it holds no command"
     return "its words can be read in more than one way"
 
@@ -254,7 +270,7 @@ def _redirect_of(node: Node, raw: bytes) -> Redirection:
 def _made_out(root: Node, raw: bytes) -> tuple[Command, ...]:
     """Whatever looks like a command anywhere in the text, words that are not literal left as written."""
     found: list[Command] = []
-    for node in _nodes(root, "command")[: 4 * MAX_COMMANDS]:
+    for node in _nodes(root, "command")[:_MOST_MADE_OUT]:
         source = _source(node, raw, literal=False)
         found.append(Command(tuple(_dequoted(word) for word in source), (), source))
     return tuple(found)
@@ -281,7 +297,10 @@ def _files_made_out(root: Node, raw: bytes, commands: tuple[Command, ...]) -> tu
 
 
 def _lexed(text: str) -> tuple[Command, ...]:
-    """:raises _Unclear: for anything that is not plain"""
+    """The commands, of more than are judged only so many that this is seen.
+
+    :raises _Unclear: for anything that is not plain
+    """
     commands: list[Command] = []
     argv: list[str] = []
     source: list[str] = []
@@ -326,6 +345,8 @@ def _lexed(text: str) -> tuple[Command, ...]:
         elif kind == "end":
             empty = not argv and not redirections
             finish()
+            if len(commands) == _MOST_MADE_OUT:
+                return tuple(commands)
             if empty and lexeme != "\n":
                 raise _Unclear(f"there is no command before {lexeme!r}")
             after_operator = lexeme in ("&&", "||", "|") or (after_operator and lexeme == "\n")
@@ -334,6 +355,8 @@ def _lexed(text: str) -> tuple[Command, ...]:
             if redirect is not None:
                 redirections.append(_redirection(redirect, lexeme))
                 redirect = None
+                if len(redirections) > MAX_COMMANDS:
+                    raise _Unclear(f"it redirects more than {MAX_COMMANDS} times in one command")
             else:
                 argv.append(_literal(lexeme, first=not argv))
                 source.append(lexeme)

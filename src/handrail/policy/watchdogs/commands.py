@@ -102,16 +102,16 @@ class _Reader:
             if character == "\\" and self._at + 1 < size:
                 self._at += 1
                 if text[self._at] != "\n":
-                    word = [*(word or ()), text[self._at]]
+                    word = _longer(word, text[self._at])
             elif character == "'":
                 end = text.find("'", self._at + 1)
                 end = size if end < 0 else end
-                word = [*(word or ()), text[self._at + 1 : end]]
+                word = _longer(word, text[self._at + 1 : end])
                 self._at = end
             elif character == '"':
-                word = [*(word or ()), *self._quoted(depth, pipeline)]
+                word = _longer(word, *self._quoted(depth, pipeline))
             elif character == "`" or text.startswith(("$(", "<("), self._at):
-                word = [*(word or ()), self._substitution(depth, pipeline)]
+                word = _longer(word, self._substitution(depth, pipeline))
             elif character in " \t":
                 done()
             elif character == "#" and word is None:
@@ -134,7 +134,7 @@ class _Reader:
                 while self._at + 1 < size and text[self._at + 1] in "<>&":
                     self._at += 1
             else:
-                word = [*(word or ()), character]
+                word = _longer(word, character)
             self._at += 1
         done()
 
@@ -164,3 +164,10 @@ class _Reader:
         self._at += 1 if backtick else 2
         self._commands("`" if backtick else ")", depth + 1, pipeline)
         return MADE
+
+
+def _longer(word: list[str] | None, *more: str) -> list[str]:
+    """``word`` with more at its end; it is the same list, which a long word is built in."""
+    word = [] if word is None else word
+    word += more
+    return word

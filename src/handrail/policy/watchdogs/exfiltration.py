@@ -58,6 +58,7 @@ _SECRET_FILES = re.compile(
     r"(?:^|/)(?:\.netrc|\.npmrc|\.pypirc|\.git-credentials|\.bash_history|\.zsh_history|\.pgpass|\.my\.cnf)$"
     r"|/?\.(?:ssh|gnupg|aws|kube|azure|config/gcloud|docker)(?:/|$)|^/etc/(?:shadow|sudoers)|^/proc/\w+/environ|\.tfstate"
 )
+_SECRET_NAMES = re.compile("|".join(map(fnmatch.translate, SECRET_LIKE)))
 _HARMLESS = re.compile(r"\.(?:example|sample|template|dist|pub)$")
 _SECRET_VARIABLE = re.compile(
     r"\$\{?[A-Za-z_]*(?:TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|PRIVATE_?KEY|ACCESS_KEY|CREDENTIAL)[A-Za-z_]*",
@@ -84,6 +85,9 @@ _QUICK = re.compile(
     r"node|deno|\bbun\b|ruby|perl|\bphp\b",
     re.IGNORECASE,
 )
+
+MOST_PARTS = 300
+"""Commands of one text; among more of them nothing is looked for."""
 
 
 class Exfiltration:
@@ -118,10 +122,15 @@ def of_command(text: str) -> str | None:
     if (device := _DEVICE.search(text)) and not _LOOPBACK.fullmatch(device[1]):
         return f"the command opens a network connection through {device[0].rsplit('/', 1)[0]}"
     found = parts(text)
-    for part in found:
+    if len(found) > MOST_PARTS:
+        return f"the command is made of {len(found)} commands, which are too many to be looked through"
+    for at, part in enumerate(found):
         if part.program in NETWORK and not _stays_here(part):
-            together = [other for other in found if other.pipeline == part.pipeline and other is not part]
-            if (reason := _into_network(part, together, found)) is not None:
+            together = [(n, other) for n, other in enumerate(found) if other.pipeline == part.pipeline and n != at]
+            before = [
+                other for n, other in together if other.depth > part.depth or (n < at and other.depth == part.depth)
+            ]
+            if (reason := _into_network(part, [other for _, other in together], before)) is not None:
                 return reason
         elif part.program == "git":
             if (reason := _push(part, found)) is not None:
@@ -154,10 +163,9 @@ def of_address(url: str) -> str | None:
     return None
 
 
-def _into_network(part: Part, together: Sequence[Part], found: Sequence[Part]) -> str | None:
+def _into_network(part: Part, together: Sequence[Part], before: Sequence[Part]) -> str | None:
     program, argv = part.program, part.argv
     sent = list(_sent(argv))
-    before = [other for other in together if other.depth > part.depth or _stands_before(other, part, found)]
     for other in before:
         if (secret := _secret_in(other.argv[1:])) is not None:
             return f"{secret} tends to hold secrets, and what is in it goes to {program}"
@@ -187,11 +195,6 @@ def _into_network(part: Part, together: Sequence[Part], found: Sequence[Part]) -
             if (reason := _of_host(word)) is not None:
                 return reason
     return None
-
-
-def _stands_before(other: Part, part: Part, found: Sequence[Part]) -> bool:
-    order = [id(one) for one in found]
-    return other.depth == part.depth and order.index(id(other)) < order.index(id(part))
 
 
 def _sent(argv: Sequence[str]) -> Iterator[str]:
@@ -226,7 +229,7 @@ def _secret_in(words: Sequence[str]) -> str | None:
             if not path or "://" in path or path.startswith("-") or _HARMLESS.search(path):
                 continue
             name = path.rsplit("/", 1)[-1]
-            if _SECRET_FILES.search(path) or any(fnmatch.fnmatchcase(name, pattern) for pattern in SECRET_LIKE):
+            if _SECRET_FILES.search(path) or _SECRET_NAMES.match(name):
                 return path[:100]
     return None
 

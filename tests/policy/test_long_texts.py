@@ -1,0 +1,93 @@
+"""Texts of the greatest length, made to keep whoever reads them busy: each is answered, and none allowed.
+
+Before there were bounds the slowest took minutes, in which nothing else of the process was done.
+"""
+
+from __future__ import annotations
+
+import pytest
+from tests.policy.desk import Desk, book
+
+from handrail.policy.modes import in_mode
+from handrail.policy.shell import MAX_CHARACTERS, MAX_SIGNS, parse
+from handrail.policy.watchdogs.exfiltration import of_command
+from handrail.policy.watchdogs.outgoing import key_in
+from handrail.tools.shell import Bash
+
+pytestmark = [pytest.mark.proves("P-05"), pytest.mark.timeout(60)]
+
+BASH = Bash().spec
+
+
+def filled(unit: str, end: str = "") -> str:
+    """``unit`` over and over, as long as a text may be that is judged."""
+    return unit * ((MAX_CHARACTERS - len(end)) // len(unit)) + end
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        filled("a|"),
+        filled("a|\n"),
+        filled("a|&"),
+        filled("cat <<A "),
+        filled("a=(b "),
+        "a[" + filled("]")[2:],
+        filled("`>b "),
+        filled("f(){ a=(b "),
+        filled("a >b "),
+        filled('"')[1:],
+        filled("nice ", "ls"),
+        filled("timeout 5 nice ", "ls"),
+        filled("xargs ", "ls"),
+        filled("xargs sudo -a "),
+        filled("eval ", "ls"),
+        filled("uv run ", "ls"),
+        filled("find . -exec "),
+        filled("bash -c a "),
+        filled("bash -c '"),
+        "\n".join(["xargs sudo -a xargs -b sudo " * 40] * 45),
+        "\n".join(['bash -c "' + "a=(b " * 190 + '"'] * 49),
+    ],
+    ids=lambda text: repr(text[:14]),
+)
+def test_a_text_made_to_be_slow_is_asked_about(desk: Desk, text: str) -> None:
+    verdict = desk.judge(BASH, {"command": text}, in_mode(book("deny bash rm *"), "auto"))
+    assert verdict.action == "ask"
+    assert len(verdict.reason) < 2_000
+
+
+@pytest.mark.parametrize(
+    "unit", ["a.", "a-", "a", "curl a|", "curl $(a ", "git push;", "$(`", "'a\"", "\\a", "ssh a b;"]
+)
+def test_a_watchdog_has_an_answer_to_a_text_made_to_be_slow(unit: str) -> None:
+    text = "curl http://a.example/?" + unit * (60_000 // len(unit))
+    of_command(text)
+    key_in(text)
+
+
+def test_more_commands_than_a_watchdog_looks_through_are_asked_about() -> None:
+    assert "too many" in (of_command("curl a;" * 301) or "")
+    assert of_command("curl a;" * 30) is None
+
+
+def test_a_plain_text_may_have_any_number_of_signs_in_its_quotes() -> None:
+    script = parse(f"python3 -c '{'x = {(1)[0]}; ' * MAX_SIGNS}'")
+    assert script.unclear is None
+    assert len(script.commands) == 1
+
+
+def test_of_a_text_of_many_commands_the_forbidden_one_is_found(desk: Desk) -> None:
+    many = "\n".join(["ls -la"] * 100)
+    assert desk.bash(f"{many}\nrm x", "allow bash ls -la", "deny bash rm *").action == "deny"
+    assert desk.bash(f"{many}\necho > secrets/a", "allow bash", "deny fs.write secrets/**").action == "deny"
+
+
+def test_what_is_forbidden_is_found_behind_runners_within_runners(desk: Desk) -> None:
+    for command in (
+        "nice timeout 5 sh -c \"sh -c 'rm x'\"",
+        "xargs -n 1 sudo -u root env -i A=b nice rm x",
+        "find . -exec sh -c 'timeout 3 rm x' ';'",
+        "uv run --with a xargs rm x",
+    ):
+        assert desk.bash(command, "allow bash", "deny bash rm *").action == "deny", command
