@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -123,10 +124,12 @@ class Rooms:
         return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared, secrets=store)
 
     async def aclose(self) -> None:
-        """End the tools that stay up between calls, and the sandboxes that are ready for more."""
-        for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
-            await shelf.succession.aclose()
-        await self.programs.aclose()
+        """End the tools that stay up between calls, and the sandboxes that are ready for more: all of them, whatever goes
+        wrong with some."""
+        async with AsyncExitStack() as ends:
+            ends.push_async_callback(self.programs.aclose)  # the last
+            for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
+                ends.push_async_callback(shelf.succession.aclose)
 
     def _shelf(
         self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText], secrets: SecretStore

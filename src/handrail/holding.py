@@ -330,28 +330,43 @@ class HeldKernel(Kernel):
         self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
 
     async def shut_down(self) -> None:
-        """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed."""
+        """Stop what runs, wait for its answers, write what is left. Sessions are suspended, not closed.
+
+        Every step is taken, whatever goes wrong in those before it or cancels them: what was left out would outlive
+        this kernel.
+        """
+        async with AsyncExitStack() as steps:  # taken from the last to the first
+            steps.callback(self.rooms.arbiter.shaper.close)
+            steps.push_async_callback(self._write_what_is_left)
+            steps.push_async_callback(self.rooms.aclose)
+            for context in (self.own, *reversed(self._others.values())):
+                steps.push_async_callback(context.aclose)
+            steps.push_async_callback(self.rooms.arbiter.runs.settled)
+            steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
+            steps.callback(self.approvals.close)
+            steps.push_async_callback(self._suspend_all)
+            steps.push_async_callback(self._end_all)
+            steps.push_async_callback(self._end_own)
+
+    async def _end_own(self) -> None:
+        """The sessions of this process. Those of others may come to their end meanwhile."""
         others = {session.id for guest in self.server.guests for session in guest.sessions}
         own = [session for session in self._sessions.values() if session.id not in others]
+        await asyncio.gather(*(session.end("shutdown", ENDED) for session in own), self.server.drain())
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self._sessions.values())))
+
+    async def _suspend_all(self) -> None:
+        with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
+            await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
+
+    async def _write_what_is_left(self) -> None:
         try:
-            await asyncio.gather(*(session.end("shutdown", ENDED) for session in own), self.server.drain())
-            await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self._sessions.values())))
-            with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
-                await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
-            self.approvals.close()
-            await self.server.aclose()  # before the next wait, which tools of a process that joined could make long
-            await self.rooms.arbiter.runs.settled()
-            for context in (*self._others.values(), self.own):
-                await context.aclose()
-            await self.rooms.aclose()
-        finally:
-            try:
-                await self.log.flush()
-            except LogUnavailable:
-                if self.rooms.store.lease.lost is None:
-                    raise
-            finally:
-                self.rooms.arbiter.shaper.close()
+            await self.log.flush()
+        except LogUnavailable:
+            if self.rooms.store.lease.lost is None:
+                raise
 
 
 @asynccontextmanager

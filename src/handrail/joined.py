@@ -317,6 +317,7 @@ class Successor:
         self._brought = brought
         self._allow_home = allow_home
         self._held = AsyncExitStack()
+        self._ending: asyncio.Task[None] | None = None
         self.interrupted: Sequence[Interrupted] = ()
 
     async def take_over(self) -> bool:
@@ -324,7 +325,7 @@ class Successor:
 
         :raises StartError: when nobody can, as with a state that cannot be written
         """
-        await self._held.aclose()  # of an earlier turn, which somebody else has ended by taking over
+        await self.aclose()  # of an earlier turn, which somebody else has ended by taking over
         try:
             kernel = await self._held.enter_async_context(hold(*self._hold, self._brought, allow_home=self._allow_home))
         except WorkspaceHeld:
@@ -333,8 +334,16 @@ class Successor:
         return True
 
     async def aclose(self) -> None:
-        """Give the workspace back, if it is held here."""
-        await self._held.aclose()
+        """Give the workspace back, if it is held here. Whoever is cancelled while waiting for it cuts nothing short: it goes
+        on, and the next one waits for the same."""
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._held.aclose())
+        ending = self._ending
+        try:
+            await asyncio.shield(ending)
+        finally:
+            if ending.done():
+                self._ending = None
 
 
 async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:

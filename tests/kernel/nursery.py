@@ -121,11 +121,7 @@ async def main(name, seed):
         member.say("failed", error=f"{type(error).__name__}: {error}")
         raise
     gc.collect()
-    for _ in range(200):  # the namespaces of a call are taken down while its answer is on its way
-        files = [path for number, path in open_files().items() if before.get(number) != path]
-        if files != ["anon_inode:[pidfd]"]:
-            break
-        await asyncio.sleep(0.05)
+    files = [path for number, path in open_files().items() if before.get(number) != path]
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]
     threads = [each.name for each in threading.enumerate() if not each.name.startswith(("MainThread", "asyncio_"))]
     member.say("left", files=files, tasks=tasks, threads=threads)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from handrail import Runtime, Tool, ToolSpec
 from handrail.sandbox import tiers
 from handrail.sandbox.pool import AGE_S
 from handrail.testing.kernels import temporary_kernel
@@ -59,4 +61,25 @@ async def test_the_next_call_finds_one_ready_and_closing_leaves_none(tmp_path: P
         second = await kernel.session()
         assert (await second.call("bash", {"command": "true"})).ok
         await appeared()
+    assert waiting() == set()
+
+
+class Breaks(Tool):
+    """A tool whose end goes wrong."""
+
+    spec = ToolSpec(id="test.breaks", description="Breaks.", side_effect="read", locks=())
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return None
+
+    async def aclose(self) -> None:
+        raise RuntimeError("it broke")
+
+
+@pytest.mark.proves("S-10")
+async def test_what_is_ready_ends_with_its_kernel_also_where_a_tool_does_not_end_cleanly(tmp_path: Path) -> None:
+    with pytest.raises(ExceptionGroup, match="did not end cleanly"):
+        async with temporary_kernel(tmp_path, tools=[Breaks()], rules=["allow bash", "allow shell.run"]) as kernel:
+            assert (await (await kernel.session()).call("bash", {"command": "true"})).ok
+            await appeared()
     assert waiting() == set()

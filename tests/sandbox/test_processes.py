@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from tests.sandbox.conftest import Ground
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV
+from handrail.sandbox import process as processes
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import Confined, settled
@@ -302,6 +304,26 @@ async def test_a_copy_of_the_holder_does_not_keep_a_sandbox_alive(ground: Ground
         os.close(writing)
         os.close(reading)
         os.waitpid(copy, 0)
+
+
+async def test_namespaces_that_are_not_taken_down_are_given_up_in_the_end(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = await ground.start("/bin/cat")
+    assert isinstance(process, Confined)
+    await process.write(b"it runs\n")
+    assert await process.read_line(100) == b"it runs\n"
+    os.kill(process.pid, signal.SIGSTOP)  # the outer process of bubblewrap, so that it cannot end
+    try:
+        await process.communicate(b"", 1 << 16)  # nobody is left in it
+        with monkeypatch.context() as patch:
+            patch.setattr(processes, "DISMANTLING_S", 0.01)
+            await settled()
+        assert Path(f"/proc/{process.pid}").exists()
+    finally:
+        os.kill(process.pid, signal.SIGCONT)
+    await settled()
+    assert not Path(f"/proc/{process.pid}").exists()
 
 
 async def many_calls(ground: Ground, rounds: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import pytest
 
@@ -246,3 +246,35 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
     await writer.commit("last")
     assert shelf.items == ["n0", "n1", "n2", "n3", "n4", "last"]
     await asyncio.to_thread(writer.close)
+
+
+class ClosedInBetween(Writer[str]):
+    """One that another thread closes just after somebody saw that it is open."""
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        closing = threading.Thread(target=self.close)
+        closing.start()
+        closing.join()
+
+
+def open_when_entered(shelf: Shelf) -> None:
+    shelf.entered.wait()
+    shelf.gate.set()
+
+
+async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() -> None:
+    ways: list[Callable[[Writer[str]], Awaitable[None]]] = [
+        lambda writer: writer.commit("late"),
+        lambda writer: writer.flush(),
+        lambda writer: writer.backlog_below(1),
+    ]
+    for way in ways:
+        shelf = Shelf()
+        shelf.gate.clear()
+        writer = ClosedInBetween(shelf)
+        writer.append("first")
+        threading.Thread(target=open_when_entered, args=(shelf,)).start()
+        with pytest.raises(LogUnavailable, match="closed"):
+            await way(writer)
+        assert shelf.items == ["first"]

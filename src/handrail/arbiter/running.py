@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -27,6 +28,11 @@ from handrail.policy.plain import argv_of
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
 
+logger = logging.getLogger("handrail.arbiter")
+
+SILENT_S = 1.0
+"""How long the end of a kernel waits before it says what for."""
+_MOST_NAMED = 5
 _MOST_REACHED = 100
 
 
@@ -49,7 +55,7 @@ class ToolRuns:
         self.asking = asking
         self.nested = nested
         self.carry_out = carry_out
-        self._late: set[asyncio.Task[Any]] = set()
+        self._late: dict[asyncio.Task[Any], str] = {}
 
     async def run(self, call: Call) -> object:
         """Run the tool and give back what it returned, or the error result its failure stands for."""
@@ -150,10 +156,10 @@ class ToolRuns:
     def _leave_behind(self, call: Call, still: StillRunning, answered: Result) -> None:
         """Keep the locks of work that goes on after its answer, and record when it ends."""
         grant, call.grant = call.grant, None
-        self._late.add(still.task)
+        self._late[still.task] = f"{call.tool_id} ({call.id})"
 
         def over(task: asyncio.Task[Any]) -> None:
-            self._late.discard(task)
+            del self._late[task]
             failure = None if task.cancelled() else task.exception()
             ended = (
                 "cancelled"
@@ -171,9 +177,19 @@ class ToolRuns:
         still.task.add_done_callback(over)
 
     async def settled(self) -> None:
-        """Wait for work that was left behind."""
-        while self._late:
-            await asyncio.wait(tuple(self._late))
+        """Wait for work that was left behind, and say so where that takes long. Without bound: whoever has the workspace
+        next must not find it at work."""
+        said = asyncio.get_running_loop().call_later(SILENT_S, self._tell_what_goes_on)
+        try:
+            while self._late:
+                await asyncio.wait(tuple(self._late))
+        finally:
+            said.cancel()
+
+    def _tell_what_goes_on(self) -> None:
+        named = ", ".join(list(self._late.values())[:_MOST_NAMED])
+        more = f" and {len(self._late) - _MOST_NAMED:,} more" if len(self._late) > _MOST_NAMED else ""
+        logger.warning("ending waits until these stop, as they were told to: %s%s", named, more)
 
 
 def _kept(runtime: CallRuntime | None) -> Any:

@@ -31,6 +31,9 @@ from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, as_proposed
 
+LEAVING_S = 20.0
+"""How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
@@ -337,18 +340,23 @@ class JoinedSession:
             await self._leave("user")
 
     async def end_with_kernel(self) -> None:
-        """The kernel of this process ends. Without a holder there is nothing to leave: its end has suspended it."""
+        """The kernel of this process ends. Without a holder, or with one that is ending as well, there is nothing to leave:
+        its end suspends the session, and so does, in the end, that of the connection."""
         if not self.closed:
             self._end(ENDED)
-            if self._membership.standing is not None:
-                with contextlib.suppress(HandrailError):
-                    await self._leave("shutdown", ENDED)
+            if (standing := self._membership.standing) is not None:
+                with contextlib.suppress(HandrailError, TimeoutError):
+                    async with asyncio.timeout(LEAVING_S):
+                        await standing.request("suspend", self._leaving("shutdown", ENDED))
 
-    async def _leave(self, reason: StopReason, why: str = SUSPENDED) -> None:
+    async def _leave(self, reason: StopReason) -> None:
         try:
-            await self._membership.request("suspend", {"session": self.id, "reason": reason, "why": why})
+            await self._membership.request("suspend", self._leaving(reason, SUSPENDED))
         except (ConnectionLost, UsageError):  # it has ended with its holder
             pass
+
+    def _leaving(self, reason: StopReason, why: str) -> Message:
+        return {"session": self.id, "reason": reason, "why": why}
 
     def _end(self, why: str) -> None:
         self.closed = True

@@ -233,8 +233,7 @@ class HeldSession:
         """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
         if self.closed:
             return
-        await self.end("user", CLOSED)
-        await self._on_close(self)
+        await _through(self._close())
 
     async def settled(self) -> None:
         """Return when no call is in flight."""
@@ -248,6 +247,13 @@ class HeldSession:
         """
         if self.closed:
             return
+        await _through(self._suspend(why, reason))
+
+    async def _close(self) -> None:
+        await self.end("user", CLOSED)
+        await self._on_close(self)
+
+    async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in tuple(self._lane.running.values()):
             if call.asked:  # it waits for a person, which outlasts this: parked, not cancelled
                 call.execution.stop("shutdown")
@@ -295,6 +301,21 @@ class HeldSession:
     def _check_open(self) -> None:
         if self._lane.closed is not None:
             raise UsageError(self._lane.closed)
+
+
+async def _through(ending: Coroutine[Any, Any, None]) -> None:
+    """Await it to its end, which comes soon, also when this task is cancelled meanwhile: a session that is half closed can
+    neither be used nor closed nor opened again."""
+    task = asyncio.get_running_loop().create_task(ending)
+    owed: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as cancellation:
+            owed = cancellation
+    if owed is not None:
+        raise owed
+    task.result()
 
 
 @dataclass(slots=True)

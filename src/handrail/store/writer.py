@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from handrail.contract.errors import LogUnavailable
 
 T = TypeVar("T")
+Q = TypeVar("Q")
 T_contra = TypeVar("T_contra", contravariant=True)
 
 
@@ -88,6 +89,7 @@ class Writer(Generic[T]):
         self._asleep = False
         self._urgent = False
         self._closing = False
+        self._ended = False
         self._refusal: str | None = None
         self._sink_lost = False
         self._low_water: deque[tuple[int, _Waiting]] = deque()
@@ -118,6 +120,8 @@ class Writer(Generic[T]):
         self._queue.append((item, None))
         if self._asleep:
             self._ring()
+        if self._ended:
+            self._give_up()
 
     async def commit(self, item: T) -> None:
         """Take an item, and return when it and everything before it is durable.
@@ -149,6 +153,8 @@ class Writer(Generic[T]):
         self._low_water.append((count, waiting))
         self._urgent = True
         self._ring()
+        if self._ended:
+            self._give_up()
         await waiting
 
     def close(self) -> None:
@@ -164,6 +170,8 @@ class Writer(Generic[T]):
         self._urgent = True
         if self._bell.locked():
             self._ring()
+        if self._ended:  # by another thread, since it was looked at
+            self._give_up()
         await waiting
 
     def _check_open(self) -> None:
@@ -208,6 +216,7 @@ class Writer(Generic[T]):
             self._tell_low_water()
             if closing and self._refusal is not None:
                 self._give_up()
+        self._ended = True  # first: who comes too late for this last look finds it so, and looks after itself
         self._give_up()
         self._sink.close()
 
@@ -279,10 +288,20 @@ class Writer(Generic[T]):
         _settle_all(reached, None)
 
     def _give_up(self) -> None:
-        """At the end: whoever still waits is told, whatever could not be written is counted."""
-        left = [self._queue.popleft() for _ in range(len(self._queue))]
+        """At the end: whoever still waits is told, whatever could not be written is counted. Any thread may come here."""
+        left, low_water = list(_emptied(self._queue)), list(_emptied(self._low_water))
         self.lost += sum(future is None for _, future in left)
         _settle_all([future for _, future in left if future is not None], "the log is closed")
+        _settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
+
+
+def _emptied(queue: deque[Q]) -> Iterator[Q]:
+    """Each item to one of several threads that empty it."""
+    while True:
+        try:
+            yield queue.popleft()
+        except IndexError:
+            return
 
 
 def _settle_all(waiting: list[_Waiting], failure: str | None) -> None:
