@@ -20,6 +20,7 @@ class Input:
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int) -> None:
         self._loop, self._fd = loop, descriptor
         self._rest = memoryview(b"")
+        self._watched = False
         self._then_close = False
         self._done: asyncio.Future[None] | None = None
 
@@ -32,7 +33,7 @@ class Input:
         self._push()
         if self._rest and self._fd >= 0:
             self._done = self._loop.create_future()
-            self._loop.add_writer(self._fd, self._push)
+            self._watch()
             await asyncio.shield(self._done)
 
     def feed(self, data: bytes) -> None:
@@ -41,7 +42,7 @@ class Input:
         self._rest = memoryview(data)
         self._push()
         if self._rest and self._fd >= 0:
-            self._loop.add_writer(self._fd, self._push)
+            self._watch()
 
     def _push(self) -> None:
         try:
@@ -55,8 +56,17 @@ class Input:
         if self._then_close:
             self.close()
             return
-        self._loop.remove_writer(self._fd)
+        self._unwatch()
         self._finished()
+
+    def _watch(self) -> None:
+        self._watched = True
+        self._loop.add_writer(self._fd, self._push)
+
+    def _unwatch(self) -> None:
+        if self._watched:
+            self._watched = False
+            self._loop.remove_writer(self._fd)
 
     def _finished(self) -> None:
         if self._done is not None and not self._done.done():
@@ -65,7 +75,7 @@ class Input:
 
     def close(self) -> None:
         if self._fd >= 0:
-            self._loop.remove_writer(self._fd)
+            self._unwatch()
             os.close(self._fd)
             self._fd = -1
         self._rest = memoryview(b"")

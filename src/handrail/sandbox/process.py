@@ -13,7 +13,6 @@ import contextlib
 import os
 import select
 import signal
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +81,7 @@ class Confined(Piped):
         self._inner_pid = 0
         self._status_fd = ends.status
         self._status = b""
-        self._channel = socket.socket(fileno=ends.channel)
+        self._channel = ends.channel
         self._answer = b""
         self._letter = ends.letter
         self._lifeline = ends.lifeline
@@ -91,12 +90,13 @@ class Confined(Piped):
         self._killed = False
         self._setup_error: ToolError | None = None
         self._exceeded: ToolError | None = None
+        self._watched: set[int] = set()
         self._known: asyncio.Future[None] = self._loop.create_future()
         self._ready: asyncio.Future[bool] | None = None
         self._dismantled: asyncio.Future[None] = self._loop.create_future()
-        self._loop.add_reader(self._pidfd, self._exited)
-        self._loop.add_reader(self._status_fd, self._read_status)
-        self._loop.add_reader(self._lifeline, self._ended)
+        self._watch(self._pidfd, self._exited)
+        self._watch(self._status_fd, self._read_status)
+        self._watch(self._lifeline, self._ended)
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
@@ -124,9 +124,11 @@ class Confined(Piped):
 
     async def until_ready(self) -> bool:
         """Wait until the launcher has restricted itself and waits for its call. False: it ended instead."""
+        if self._gone.done():
+            return False
         if self._ready is None:
             self._ready = self._loop.create_future()
-            self._loop.add_reader(self._channel, self._heard)
+            self._watch(self._channel, self._heard)
             self._heard()
         await asyncio.wait({self._ready, self._gone}, return_when=asyncio.FIRST_COMPLETED)
         return self._ready.done() and self._ready.result() and not self._gone.done()
@@ -145,7 +147,7 @@ class Confined(Piped):
         os.close(self._letter)
         self._letter = -1
         with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
-            self._channel.send(b"g")
+            os.write(self._channel, b"g")
 
     def let_go(self) -> None:
         """Close this end of the lifeline, as the end of this process would."""
@@ -189,15 +191,24 @@ class Confined(Piped):
             await asyncio.shield(self._gone)
         self._close()
 
+    def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
+        self._watched.add(descriptor)
+        self._loop.add_reader(descriptor, told, *arguments)
+
+    def _unwatch(self, descriptor: int) -> None:
+        if descriptor in self._watched:  # the loop would take long over one that it does not know
+            self._watched.discard(descriptor)
+            self._loop.remove_reader(descriptor)
+
     def _heard(self) -> None:
         """What the launcher says while nobody has begun its program."""
         try:
-            self._answer += (part := self._channel.recv(_READ))
+            self._answer += (part := os.read(self._channel, _READ))
         except BlockingIOError:
             return
         except OSError:
             part = b""
-        self._loop.remove_reader(self._channel)
+        self._unwatch(self._channel)
         if self._ready is not None and not self._ready.done():
             self._ready.set_result(part.startswith(b"r"))
 
@@ -206,7 +217,7 @@ class Confined(Piped):
         try:
             while part := os.read(self._status_fd, _READ):
                 self._status += part
-            self._loop.remove_reader(self._status_fd)
+            self._unwatch(self._status_fd)
         except BlockingIOError:
             pass
         if self._known.done():
@@ -215,7 +226,7 @@ class Confined(Piped):
         if child is not None:
             self._inner = _first_of_namespace(child)
             self._inner_pid = child if self._inner >= 0 else 0
-            self._loop.remove_reader(self._status_fd)
+            self._unwatch(self._status_fd)
             self._known.set_result(None)
 
     def _said(self, key: str) -> int | None:
@@ -231,7 +242,7 @@ class Confined(Piped):
     def _cut(self) -> None:
         """Let go of the lifeline: the sandbox ends."""
         if self._lifeline >= 0:
-            self._loop.remove_reader(self._lifeline)
+            self._unwatch(self._lifeline)
             _lifelines.discard(self._lifeline)
             os.close(self._lifeline)
             self._lifeline = -1
@@ -250,7 +261,7 @@ class Confined(Piped):
             return
         except OSError:
             said = b""
-        self._loop.remove_reader(self._lifeline)
+        self._unwatch(self._lifeline)
         if said:
             self._read_status()
             _leaving.add(self)
@@ -258,7 +269,7 @@ class Confined(Piped):
 
     def _exited(self) -> None:
         """bubblewrap's outer process has ended; should it have been killed, end what is left."""
-        self._loop.remove_reader(self._pidfd)
+        self._unwatch(self._pidfd)
         code = self._reap()
         if self._gone.done():
             return
@@ -271,7 +282,7 @@ class Confined(Piped):
         if self._inner < 0 or _has_ended(self._inner):
             self._all_gone(code)
         else:
-            self._loop.add_reader(self._inner, self._all_gone, code)
+            self._watch(self._inner, self._all_gone, code)
 
     def _reap(self) -> int | None:
         """Take the outer process's exit code; None where an embedding program, which reaps all children, has it."""
@@ -289,10 +300,10 @@ class Confined(Piped):
     def _all_gone(self, code: int) -> None:
         self._cut()
         if self._inner >= 0:
-            self._loop.remove_reader(self._inner)
+            self._unwatch(self._inner)
             os.close(self._inner)
             self._inner = -1
-        self._loop.remove_reader(self._status_fd)
+        self._unwatch(self._status_fd)
         os.close(self._status_fd)
         for descriptor in (self._letter, self._secrets):
             if descriptor is not None and descriptor >= 0:
@@ -309,11 +320,12 @@ class Confined(Piped):
             self._gone.set_result(code)
 
     def _hear_out(self) -> None:
-        self._loop.remove_reader(self._channel)
+        self._unwatch(self._channel)
         with contextlib.suppress(OSError):
-            while part := self._channel.recv(_READ):
+            while part := os.read(self._channel, _READ):
                 self._answer += part
-        self._channel.close()
+        os.close(self._channel)
+        self._channel = -1
 
     def _failure(self, code: int) -> ToolError | None:
         """What went wrong before the program ran, should it not have run."""
