@@ -5,6 +5,10 @@ python bench/sandbox.py [ROUNDS]
 The peer is ``bash -c true`` by posix_spawn, with pipes, read to their end and waited for. Every sandboxed variant runs
 the same text through the provider's own interface, up to the moment that nobody is left; the whole call adds the nine
 steps, with rules, locks and log. Run as whoever is to use it: as root, bubblewrap's own work is more.
+
+Two ratios stand in each line, of the medians and of the shortest runs; a bound counts as missed where both are above
+it. On a busy machine the second says more: a sandbox is three processes one after the other where the peer is one, and
+waits for the kernel's own threads, so each other runnable process makes it wait several times as often.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ def spawned(program: str, argv: Sequence[str]) -> None:
     stdin, stdin_here = os.pipe()
     stdout_here, stdout = os.pipe()
     moved = [(os.POSIX_SPAWN_DUP2, here, there) for here, there in ((stdin, 0), (stdout, 1), (stdout, 2))]
-    pid = os.posix_spawn(program, argv, {}, file_actions=moved)
+    pid = os.posix_spawn(program, list(argv), {}, file_actions=moved)
     for descriptor in (stdin, stdin_here, stdout):
         os.close(descriptor)
     while os.read(stdout_here, 1 << 16):
@@ -144,8 +148,9 @@ async def main(rounds: int) -> int:
                 Variant(peer, unconfined),
                 Variant("the same by asyncio", by_asyncio),
                 Variant("warm, pooled", started(pool, capabilities, profile), 1.0, pool.replenished),
-                Variant("bubblewrap, namespaces and seccomp", bare(command_options(capabilities, profile)), 6.0),
-                Variant("cold, the same with limits", started(without, capabilities, profile)),
+                Variant("warm, pooled, with the proxy", started(pool, connected, profile), between=pool.replenished),
+                Variant("cold, namespaces and seccomp alone", bare(command_options(capabilities, profile)), 6.0),
+                Variant("cold, the same by the launcher, limits", started(without, capabilities, profile)),
                 Variant("cold, with Landlock too", started(sandbox, capabilities, profile), 14.0),
                 Variant("cold, without Landlock, with the proxy", started(without, connected, profile), 9.0),
                 Variant("cold, with all of it", started(sandbox, connected, profile)),
@@ -158,6 +163,8 @@ async def main(rounds: int) -> int:
 
 def shown(times: Mapping[str, list[float]], variants: list[Variant], peer: str) -> int:
     median, least = statistics.median(times[peer]), min(times[peer])
+    who = "root" if os.geteuid() == 0 else f"user {os.geteuid()}"
+    print(f"as {who}, load {' '.join(f'{load:.1f}' for load in os.getloadavg())}, {len(times[peer])} rounds")
     print(f"{'':40}{'median ms':>10}{'minimum ms':>12}{'x median':>10}{'x minimum':>11}{'wanted':>8}")
     missed = 0
     for variant in variants:
