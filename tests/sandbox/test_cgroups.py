@@ -11,12 +11,22 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import cgroups
+from handrail.sandbox import bubblewrap, cgroups
+from handrail.sandbox.process import Confined
 
+FORKS = """python3 -c '
+import os, time
+for _ in range(60):
+    try:
+        os.fork() or time.sleep(600)
+    except OSError as error:
+        print(error.strerror)
+        break
+'"""
 V1 = "34 24 0:31 / /sys/fs/cgroup/pids rw,relatime shared:9 - cgroup cgroup rw,pids"
 V2 = "29 23 0:26 / {place} rw,nosuid shared:4 - cgroup2 cgroup2 rw"
 possible = pytest.mark.skipif(
-    os.geteuid() != 0 or cgroups.group_for(1000) is None, reason="no control group can be made here"
+    os.geteuid() != 0 or not cgroups.groups_for(1000, None), reason="no control group can be made here"
 )
 
 
@@ -30,24 +40,46 @@ def test_of_the_second_version_a_group_is_made_at_the_top_where_processes_are_co
     place = tmp_path / "top"
     place.mkdir()
     files = written(tmp_path, V2.format(place=place), "0::/user.slice/session.scope\n")
-    assert cgroups.top(*files) is None
+    assert cgroups.top("pids", *files) is None
     (place / "cgroup.subtree_control").write_text("cpu io memory\n")
-    assert cgroups.top(*files) is None
+    assert cgroups.top("pids", *files) is None
+    assert cgroups.top("memory", *files) == (place, 2)
     (place / "cgroup.subtree_control").write_text("cpu io memory pids\n")
-    assert cgroups.top(*files) == place
+    assert cgroups.top("pids", *files) == (place, 2)
 
 
 def test_of_the_first_version_it_is_made_beneath_ones_own(tmp_path: Path) -> None:
     place = tmp_path / "pids"
     (place / "mine").mkdir(parents=True)
     mounts = V1.replace("/sys/fs/cgroup/pids", str(place))
-    assert cgroups.top(*written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) == place / "mine"
-    assert cgroups.top(*written(tmp_path, mounts, "8:pids:/elsewhere\n")) == place
+    assert cgroups.top("pids", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) == (place / "mine", 1)
+    assert cgroups.top("pids", *written(tmp_path, mounts, "8:pids:/elsewhere\n")) == (place, 1)
+    assert cgroups.top("memory", *written(tmp_path, mounts, "8:pids:/mine\n0::/\n")) is None
 
 
 def test_without_any_there_is_none(tmp_path: Path) -> None:
-    assert cgroups.top(str(tmp_path / "mounts"), str(tmp_path / "own")) is None
-    assert cgroups.top(*written(tmp_path, "", "")) is None
+    assert cgroups.top("pids", str(tmp_path / "mounts"), str(tmp_path / "own")) is None
+    assert cgroups.top("pids", *written(tmp_path, "", "")) is None
+
+
+def test_the_bound_that_handrail_was_started_with_is_the_least_on_the_way_up(tmp_path: Path) -> None:
+    place = tmp_path / "top"
+    own = place / "user.slice" / "session.scope"
+    own.mkdir(parents=True)
+    files = written(tmp_path, V2.format(place=place), "0::/user.slice/session.scope\n")
+    assert cgroups.own_bound(*files) is None
+    (own / "memory.max").write_text("max\n")
+    assert cgroups.own_bound(*files) is None
+    (own.parent / "memory.max").write_text(f"{1 << 30}\n")
+    assert cgroups.own_bound(*files) == 1 << 30
+    (own / "memory.max").write_text(f"{1 << 28}\n")
+    (tmp_path / "memory.max").write_text("1\n")  # beyond where it is mounted
+    assert cgroups.own_bound(*files) == 1 << 28
+    mounts = V1.replace("/sys/fs/cgroup/pids", str(place)).replace("rw,pids", "rw,memory")
+    (place / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert cgroups.own_bound(*written(tmp_path, mounts, "4:memory:/\n")) is None
+    (place / "memory.limit_in_bytes").write_text(f"{1 << 29}\n")
+    assert cgroups.own_bound(*written(tmp_path, mounts, "4:memory:/\n")) == 1 << 29
 
 
 def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path) -> None:
@@ -60,9 +92,11 @@ def test_of_the_first_version_a_process_enters_by_its_one_thread(tmp_path: Path)
 @possible
 @pytest.mark.proves("S-04")
 async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> None:
-    group = cgroups.group_for(40)
-    assert group is not None
-    process = await ground.start("/bin/bash", "-c", "echo in; (cat; :); :", limits=Limits(processes=40))
+    groups = cgroups.groups_for(40, None)
+    assert len(groups) == 1
+    group = groups[0]
+    limits = Limits(processes=40, call_memory_bytes=None)
+    process = await ground.start("/bin/bash", "-c", "echo in; (cat; :); :", limits=limits)
     try:
         assert await process.read_line(10) == b"in\n"
         members = (group / "cgroup.procs").read_text().split()
@@ -75,20 +109,39 @@ async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> Non
 @possible
 @pytest.mark.proves("S-04")
 async def test_a_fork_bomb_of_real_root_is_held_and_other_calls_go_on_after_it(confined: Ground) -> None:
-    script = "f() { f | f & }; (f) 2>&1 | grep -om1 'Resource temporarily unavailable'"
-    ran = await confined.bash(script, limits=Limits(processes=30))
+    ran = await confined.bash(FORKS, limits=Limits(processes=30))
     assert ran.out.strip() == "Resource temporarily unavailable"
     assert (await confined.bash("id -u", limits=Limits(processes=30))).out == "0\n"
 
 
 @possible
 def test_a_group_goes_with_its_process_and_what_a_killed_one_left_with_the_next() -> None:
-    place = cgroups.top()
-    assert place is not None
-    text = "from handrail.sandbox import cgroups; import os; print(cgroups.group_for(7)); os.{}"
+    top = cgroups.top("pids")
+    assert top is not None
+    place = top.place
+    text = "from handrail.sandbox import cgroups; import os; print(cgroups.groups_for(7, None)[0]); os.{}"
     for end, stays in (("close(0)", False), ("kill(os.getpid(), 9)", True)):
         ran = subprocess.run([sys.executable, "-uc", text.format(end)], capture_output=True, text=True, check=False)
         made = Path(ran.stdout.strip())
         assert made.parent == place and made.exists() is stays
     again = subprocess.run([sys.executable, "-c", text.format("close(0)")], capture_output=True, check=True)
     assert again.stdout and not made.exists()
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or not cgroups.groups_for(None, 1 << 40), reason="no control group can bound memory here"
+)
+@pytest.mark.proves("S-04")
+async def test_where_a_control_group_bounds_memory_no_look_is_needed(
+    confined: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
+    monkeypatch.setattr(bubblewrap, "memory_of_all", lambda: 96 << 20)
+
+    def nobody_looks(process: Confined, bound: int) -> None:
+        pass
+
+    monkeypatch.setattr(bubblewrap, "Watch", nobody_looks)
+    code = "import os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(256)]; print('all')"
+    ran = await confined.bash(f'python3 -c "{code}"; echo $?', limits=Limits(processes=1009))
+    assert ran.out.split() == ["137"]

@@ -18,7 +18,7 @@ from handrail.contract.sandbox import Limits, Process, Profile, Tier
 from handrail.sandbox import cgroups, identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
-from handrail.sandbox.limits import memory_of_call, rlimits
+from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
 from handrail.sandbox.memory import Watch
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
@@ -286,11 +286,13 @@ class Bubblewrap:
                 *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
-            program = self._binary
+            program, processes = self._binary, plan.limits.processes
             if plan.person is not None:
                 program, command = identity.command(plan.person, plan.staged, program, command)
-            elif (group := cgroups.group_for(plan.limits.processes)) is not None:
-                program, command = cgroups.command(group, program, command)
+                processes = None  # theirs the kernel counts
+            memory = None if plan.limits.call_memory_bytes is None else memory_of_all()
+            if groups := cgroups.groups_for(processes, memory):
+                program, command = cgroups.command(groups, program, command)
             pid = _spawned(program, command, {**theirs, **given})
             confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
             ours = {}

@@ -1,8 +1,10 @@
-"""A bound on processes for real root, whom RLIMIT_NPROC does not count: a control group, where one can be made.
+"""Bounds that only a control group has: on the processes of real root, whom RLIMIT_NPROC does not count, and on memory.
 
-All sandboxes of one Handrail share it, so it keeps the machine and not one sandbox from another. It is made beside the
-others at the top (cgroup v2), or beneath Handrail's own (v1), and removed when Handrail ends; what a killed one left is
-removed by the next. Without the right to make one there is none, which the tier says.
+All sandboxes of one Handrail share them, so they keep the machine and not one sandbox from another. A group is made
+beside the others at the top (cgroup v2), or beneath Handrail's own (v1), and removed when Handrail ends; what a killed
+one left is removed by the next. Without the right to make one there is none, which the tier says. An ordinary user has
+it only beneath groups that systemd gave them, where each start would wait for the whole machine's forks to pause
+(:func:`entrance`): theirs is bounded with Handrail itself, by whoever starts it in a group with a bound (:func:`own_bound`).
 """
 
 from __future__ import annotations
@@ -13,29 +15,44 @@ import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal, NamedTuple
 
 _PREFIX = "handrail-"
 _SHELL = "/bin/sh"
-_ENTER = 'echo 0 > "$0" && exec "$@"'
+_ENTER = 'while [ "$1" != -- ]; do echo 0 > "$1" || exit; shift; done; shift; exec "$@"'
+_FILES = {("pids", 1): "pids.max", ("pids", 2): "pids.max"} | {
+    ("memory", 1): "memory.limit_in_bytes",
+    ("memory", 2): "memory.max",
+}
+Controller = Literal["pids", "memory"]
 
 
-def group_for(processes: int | None) -> Path | None:
-    """A group that bounds processes; None where there is none, or no need.
+class Top(NamedTuple):
+    """A group beneath which others can be made, and the version of its hierarchy."""
 
-    :param processes: of all sandboxes of this process that have the same bound
+    place: Path
+    version: int
+
+
+def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
+    """The groups that bound processes and memory, to be entered; none where there is none, or no need.
+
+    :param processes: of all sandboxes of this process that have the same bounds
+    :param memory: bytes, of all of them
     """
-    if processes is None or os.geteuid() != 0:
-        return None
-    found = _group(os.getpid(), processes)
-    if found is not None and not found.is_dir():  # somebody has removed it
-        _group.cache_clear()
-        found = _group(os.getpid(), processes)
+    if os.geteuid() != 0:
+        return ()
+    found = _groups(os.getpid(), processes, memory)
+    if not all(group.is_dir() for group in found):  # somebody has removed one
+        _groups.cache_clear()
+        found = _groups(os.getpid(), processes, memory)
     return found
 
 
-def command(group: Path, program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
-    """The program to start in place of ``program``, and its argv: it enters the group and becomes that one."""
-    return _SHELL, [_SHELL, "-c", _ENTER, str(entrance(group)), program, *argv[1:]]
+def command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:
+    """The program to start in place of ``program``, and its argv: it enters the groups and becomes that one."""
+    entrances = (str(entrance(group)) for group in groups)
+    return _SHELL, [_SHELL, "-c", _ENTER, _SHELL, *entrances, "--", program, *argv[1:]]
 
 
 def entrance(group: Path) -> Path:
@@ -50,44 +67,72 @@ def entrance(group: Path) -> Path:
 
 
 @lru_cache(maxsize=16)
-def _group(owner: int, processes: int) -> Path | None:
-    place = top()
-    if place is None:
-        return None
-    _sweep(place)
-    folder = place / f"{_PREFIX}{owner}-{processes}"
+def _groups(owner: int, processes: int | None, memory: int | None) -> tuple[Path, ...]:
+    wanted: dict[Path, dict[str, int]] = {}
+    counted: tuple[tuple[Controller, int | None], ...] = (("pids", processes), ("memory", memory))
+    for controller, bound in counted:
+        if bound is not None and (found := top(controller)) is not None:
+            folder = found.place / f"{_PREFIX}{owner}-{processes}-{memory}"
+            wanted.setdefault(folder, {})[_FILES[controller, found.version]] = bound
+    return tuple(folder for folder, bounds in wanted.items() if _made(folder, owner, bounds))
+
+
+def _made(folder: Path, owner: int, bounds: dict[str, int]) -> bool:
+    _sweep(folder.parent)
     try:
         folder.mkdir(exist_ok=True)
-        (folder / "pids.max").write_text(str(processes))
+        for name, bound in bounds.items():
+            (folder / name).write_text(str(bound))
     except OSError:
         with contextlib.suppress(OSError):
             folder.rmdir()
-        return None
+        return False
     atexit.register(_removed, folder, owner)
-    return folder
+    return True
 
 
-def top(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Path | None:
-    """The group beneath which a new one can bound processes; None where there is none."""
+def top(controller: Controller, mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> Top | None:
+    """Where a new group can bound what ``controller`` counts; None where none can."""
+    for mounted, version, group in _hierarchies(controller, mounts, own):
+        if version == 1:
+            return Top(group if group.is_dir() else mounted, 1)
+        with contextlib.suppress(OSError):
+            if controller in (mounted / "cgroup.subtree_control").read_text().split():
+                return Top(mounted, 2)
+    return None
+
+
+def own_bound(mounts: str = "/proc/self/mountinfo", own: str = "/proc/self/cgroup") -> int | None:
+    """The bytes of memory that Handrail itself and all that it starts may have, by the groups it was started in."""
+    bounds: list[int] = []
+    for mounted, version, group in _hierarchies("memory", mounts, own):
+        for folder in (group, *group.parents):
+            if not folder.is_relative_to(mounted):
+                break
+            with contextlib.suppress(OSError, ValueError):  # "max" is no number
+                bounds.append(int((folder / _FILES["memory", version]).read_text()))
+    whole = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min((bound for bound in bounds if bound < whole), default=None)
+
+
+def _hierarchies(controller: Controller, mounts: str, own: str) -> list[tuple[Path, int, Path]]:
+    """Those that may count it: where each is mounted, its version, and this process's own group in it."""
     try:
-        found = [line.split() for line in Path(mounts).read_text().splitlines()]
+        lines = [line.split() for line in Path(mounts).read_text().splitlines()]
         groups = [line.split(":", 2) for line in Path(own).read_text().splitlines()]
     except OSError:
-        return None
-    for fields in found:
+        return []
+    found: list[tuple[Path, int, Path]] = []
+    for fields in lines:
         if "-" not in fields[:-3]:
             continue
-        kind, options = fields[fields.index("-") + 1], fields[-1].split(",")
-        mounted = Path(fields[4])
-        if kind == "cgroup" and "pids" in options:
-            path = next((group[2] for group in groups if "pids" in group[1].split(",")), "/")
-            within = mounted / path.lstrip("/")
-            return within if within.is_dir() else mounted
-        if kind == "cgroup2":
-            with contextlib.suppress(OSError):
-                if "pids" in (mounted / "cgroup.subtree_control").read_text().split():
-                    return mounted
-    return None
+        kind, options, mounted = fields[fields.index("-") + 1], fields[-1].split(","), Path(fields[4])
+        if (kind == "cgroup" and controller in options) or kind == "cgroup2":
+            of_it = (group[2] for group in groups if controller in group[1].split(","))
+            if kind == "cgroup2":
+                of_it = (group[2] for group in groups if group[0] == "0")
+            found.append((mounted, 1 if kind == "cgroup" else 2, mounted / next(of_it, "/").lstrip("/")))
+    return found
 
 
 def _sweep(place: Path) -> None:

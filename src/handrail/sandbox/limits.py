@@ -16,9 +16,11 @@ import re
 import resource
 import signal
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from handrail.contract.sandbox import Limits
+from handrail.sandbox import cgroups
 
 _NO_CORE = 1
 """Byte. 0 would keep core files away and still start the host's crash handler, as its root; 1 is how Linux says neither."""
@@ -48,9 +50,10 @@ def memory_of_call(limits: Limits) -> int | None:
     return None if limits.call_memory_bytes is None else min(limits.call_memory_bytes, memory_of_all())
 
 
+@lru_cache(maxsize=1)
 def memory_of_all() -> int:
-    """What all sandboxes of this machine may hold together where a control group bounds them: three quarters of it."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4 * 3
+    """What all sandboxes of one Handrail may hold together, in bytes: three quarters of what there is for it."""
+    return (cgroups.own_bound() or os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) // 4 * 3
 
 
 def _at_most(which: int, soft: int, hard: int) -> tuple[int, int]:

@@ -25,14 +25,15 @@ from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Sandbox, Tier
 from handrail.sandbox import cgroups, identity, landlock, seccomp
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
-from handrail.sandbox.limits import rlimits
+from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
 
 Optional = Literal["landlock", "seccomp"]
 """The layers that an operator can do without by name. Nothing replaces the namespaces."""
-_WITHHOLDING = ("hosts", "processes")
+_WITHHOLDING = ("hosts", "processes", "memory")
 """What no confinement depends on: without it single tools are withheld, or operators told."""
 _TRY_S = 20
 _INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
+_BOUNDED = "start Handrail in a control group with a bound, as systemd makes one: systemd-run --user --scope -p MemoryMax=75% …"
 _SPACES = {"user": "users", "mnt": "mounts", "pid": "processes", "ipc": "shared memory", "uts": "host name"}
 _SCRIPT = """
 for kind in user mnt pid ipc uts net; do readlink /proc/self/ns/$kind; done
@@ -332,9 +333,30 @@ def _limits(seen: _Seen) -> list[Mechanism]:
     if wrong:
         return [Mechanism("limits", False, f"not in force: {', '.join(wrong)}")]
     held = Mechanism("limits", True, "processor time, memory of each process, file size, open files, /tmp, /dev/shm")
+    return [held, _processes(limits), _memory(limits)]
+
+
+def _processes(limits: Limits) -> Mechanism:
     if os.geteuid() != 0:
-        return [held, Mechanism("processes", True, f"at most {limits.processes} in a sandbox")]
-    if cgroups.group_for(limits.processes) is not None:
+        return Mechanism("processes", True, f"at most {limits.processes} in a sandbox")
+    if cgroups.groups_for(limits.processes, None):
         about = "in all sandboxes of one Handrail together where root is who runs them, else in each"
-        return [held, Mechanism("processes", True, f"at most {limits.processes} {about}")]
-    return [held, Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)]
+        return Mechanism("processes", True, f"at most {limits.processes} {about}")
+    return Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)
+
+
+def _memory(limits: Limits) -> Mechanism:
+    looked = f"a call that is seen to hold more than {_gib(memory_of_call(limits) or 0)} is ended"
+    if cgroups.groups_for(None, memory_of_all()):
+        about = f"{looked}; a control group bounds all sandboxes of one Handrail at {_gib(memory_of_all())}"
+        return Mechanism("memory", True, about)
+    if (bound := cgroups.own_bound()) is not None:
+        return Mechanism(
+            "memory", True, f"{looked}; a control group bounds Handrail with all it starts at {_gib(bound)}"
+        )
+    about = f"{looked}, but no control group bounds what it takes between two looks"
+    return Mechanism("memory", False, about, _BOUNDED)
+
+
+def _gib(size: int) -> str:
+    return f"{size / (1 << 30):.3g} GiB"
