@@ -22,7 +22,7 @@ from pathlib import Path
 
 import orjson
 
-from handrail.record.chain import GENESIS, commitment_of, hash_of, prefix_of
+from handrail.record.chain import GENESIS, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.log import CommitLog, Record
 from handrail.store.opening import Store
 from handrail.store.writer import SinkUnavailable, Writer
@@ -41,16 +41,22 @@ class FileSink:
 
     def write(self, batch: Sequence[Entry]) -> None:
         lines: list[bytes] = []
+        headers: list[Header] = []
+        commitments: list[bytes] = []
+        first = self._sequence + 1
         for at_ns, records in batch:
             for kind, session, call, body in records:
                 self._sequence += 1
                 line = orjson.dumps((self._sequence, at_ns, kind, session, call, body))
-                if self._chained:
-                    commitment = commitment_of(os.urandom(16), line)
-                    prefix = prefix_of(kind.encode(), session.encode())
-                    self._previous = hash_of(prefix, self._sequence, at_ns, call.encode(), commitment, self._previous)
-                    line += self._previous.hex().encode()
                 lines.append(line)
+                if self._chained:
+                    commitment = new_commitment()
+                    commitment.update(os.urandom(SALT_BYTES) + line)
+                    headers.append((at_ns, kind, session, call))
+                    commitments.append(commitment.digest())
+        if self._chained:
+            self._previous = hash_of(first, self._previous, headers, commitments)
+            lines.append(self._previous.hex().encode())
         lines.append(b"")
         try:
             os.write(self._descriptor, b"\n".join(lines))

@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 from collections.abc import Sequence
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,24 @@ from hypothesis import strategies as st
 from tests.store.places import Place
 
 from handrail.contract.errors import StartError
-from handrail.record.chain import GENESIS
+from handrail.record.chain import GENESIS, MAX_GROUP, Header, hash_of
 from handrail.record.log import CommitLog, Record
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify
 
 pytestmark = pytest.mark.proves("G-02")
 
-COUNT = 40
+GROUPS = (1, 2, 3, 5, 1, 8, 13, 7)
+"""How many records were written at once, each time."""
+COUNT = sum(GROUPS)
+REDACTED = 9
+STARTS = {
+    number: first
+    for first, last in pairwise((*accumulate(GROUPS, initial=1), COUNT + 2))
+    for number in range(first, last)
+}
+"""The first record of each record's group; the last group is the redaction's record."""
+ENDS = sorted({STARTS[n] - 1 for n in STARTS if STARTS[n] > 1} | {COUNT + 1})
 COLUMNS = ("sequence", "at_ns", "kind", "session", "call", "seal", "body")
 Row = list[Any]
 
@@ -35,11 +46,17 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
     async def write() -> list[Row]:
         store = place.open()
         log = CommitLog(store.database)
-        for number in range(COUNT // 2):
-            call = f"ses_1/{number}"
-            log.append([Record("proposed", "ses_1", call, {"tool": "read", "arguments": {"n": number}})])
-            await log.commit([Record("committed", "ses_1", call, {"result": {"type": "output", "data": number}})])
-        await log.redact([7], reason="test")
+        numbers = iter(range(COUNT))
+        for size in GROUPS:
+            await log.commit(
+                [
+                    Record("committed", "ses_1", f"ses_1/{n}", {"result": {"type": "output", "data": n}})
+                    if n % 2
+                    else Record("proposed", "ses_1", f"ses_1/{n}", {"tool": "read", "arguments": {"n": n}})
+                    for n in islice(numbers, size)
+                ]
+            )
+        await log.redact([REDACTED], reason="test")
         found = [list(r) for r in log.reader.connection.execute(f"SELECT {', '.join(COLUMNS)} FROM record")]
         await store.aclose()
         return found
@@ -48,7 +65,9 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> list[Row]:
 
 
 def head_of(rows: Sequence[Row]) -> str:
-    return rows[-1][5][32:64].hex()
+    """The hash in the last record's seal."""
+    assert len(rows[-1][5]) == 64
+    return rows[-1][5][32:].hex()
 
 
 def checked(rows: Sequence[Row], head: str | None = None) -> Verification:
@@ -68,16 +87,17 @@ def copied(rows: Sequence[Row]) -> list[Row]:
 
 
 def test_an_honest_log_holds_and_says_what_was_redacted(rows: list[Row]) -> None:
+    assert [row[0] for row in rows if len(row[5]) == 64] == ENDS
     found = checked(rows, head_of(rows))
     assert found.ok and found.records == COUNT + 1 and found.redacted == 1 and found.head == head_of(rows)
     assert checked([]).ok and checked([], GENESIS.hex()).ok
 
 
 @given(data=st.data())
-def test_any_changed_bit_of_any_field_is_found_at_its_record(rows: list[Row], data: st.DataObject) -> None:
+def test_any_changed_bit_of_any_field_is_found_at_its_record_or_group(rows: list[Row], data: st.DataObject) -> None:
     changed = copied(rows)
-    row = data.draw(st.sampled_from([r for r in changed if r[6] is not None]))
-    column = data.draw(st.sampled_from([n for n in range(1, 7) if row[n] != ""]))
+    row = data.draw(st.sampled_from(changed))
+    column = data.draw(st.sampled_from([n for n in range(1, 7) if row[n] != "" and row[n] is not None]))
     value = row[column]
     if isinstance(value, int):
         row[column] = value ^ (1 << data.draw(st.integers(0, 61)))
@@ -87,7 +107,8 @@ def test_any_changed_bit_of_any_field_is_found_at_its_record(rows: list[Row], da
         raw[place] ^= 1 << data.draw(st.integers(0, 6 if isinstance(value, str) else 7))
         row[column] = raw.decode("utf-8") if isinstance(value, str) else bytes(raw)
     found = checked(changed)
-    assert not found.ok and found.first_bad == row[0]
+    assert not found.ok and found.first_bad == (row[0] if column == 6 else found.first_bad)
+    assert found.first_bad is not None and STARTS[row[0]] <= found.first_bad <= row[0]
 
 
 @given(data=st.data())
@@ -96,17 +117,73 @@ def test_any_exchanged_value_is_found(rows: list[Row], data: st.DataObject) -> N
     row = data.draw(st.sampled_from(changed))
     column = data.draw(st.sampled_from(range(1, 7)))
     before = row[column]
+    other = data.draw(st.sampled_from(rows))
     row[column] = data.draw(
         st.none()
         | st.integers(-(2**63), 2**63 - 1)
         | st.floats(allow_nan=False)
         | st.text(max_size=90)
         | st.binary(max_size=90)
+        | st.binary(min_size=32, max_size=32)
+        | st.binary(min_size=64, max_size=64)
+        | st.just(other[column])
     )
     if row[column] == before and type(row[column]) is type(before):
         return
     found = checked(changed)
-    assert not found.ok and found.first_bad == row[0]
+    assert not found.ok and found.first_bad is not None
+    if row[0] == COUNT + 1 and column == 6 and row[6] is None:
+        assert found.first_bad == REDACTED  # what proved its redaction is gone
+    else:
+        assert STARTS[row[0]] <= found.first_bad <= row[0]
+
+
+@given(data=st.data())
+def test_a_border_between_groups_that_is_put_in_is_found(rows: list[Row], data: st.DataObject) -> None:
+    changed = copied(rows)
+    row = data.draw(st.sampled_from([r for r in changed if len(r[5]) == 32]))
+    first, here = STARTS[row[0]], row[0]
+    before = bytes.fromhex(head_of(rows[: first - 1])) if first > 1 else GENESIS
+    right = sealed(rows[first - 1 : here], before)  # what it would be, had the group ended here
+    row[5] += data.draw(st.just(right) | st.binary(min_size=32, max_size=32) | st.just(before))
+    found = checked(changed)
+    assert not found.ok and found.first_bad == (here + 1 if row[5].endswith(right) else first)
+
+
+@given(end=st.sampled_from(ENDS))
+def test_a_border_that_is_taken_away_is_found(rows: list[Row], end: int) -> None:
+    changed = copied(rows)
+    changed[end - 1][5] = changed[end - 1][5][:32]
+    found = checked(changed)
+    assert not found.ok and found.first_bad == STARTS[end]
+
+
+@given(data=st.data())
+def test_a_border_that_is_moved_is_found(rows: list[Row], data: st.DataObject) -> None:
+    changed = copied(rows)
+    end = data.draw(st.sampled_from([n for n in ENDS if n <= COUNT]))
+    to = data.draw(st.integers(1, COUNT + 1).filter(lambda n: len(rows[n - 1][5]) == 32))
+    moved = changed[end - 1][5][32:]
+    changed[end - 1][5] = changed[end - 1][5][:32]
+    changed[to - 1][5] += moved
+    found = checked(changed)
+    assert not found.ok and found.first_bad == min(STARTS[end], STARTS[to])
+
+
+def test_a_log_that_was_sealed_anew_with_other_borders_is_found_with_the_head(rows: list[Row]) -> None:
+    anew = copied(rows)
+    before = GENESIS
+    for row in anew:
+        before = sealed([row], before)
+        row[5] = row[5][:32] + before
+    assert checked(anew).ok
+    assert not checked(anew, head_of(rows)).ok and not checked(anew, head_of(rows[: ENDS[2]])).ok
+
+
+def sealed(rows: Sequence[Row], previous: bytes) -> bytes:
+    """The hash of these rows as one group."""
+    headers: list[Header] = [(row[1], row[2], row[3], row[4]) for row in rows]
+    return hash_of(rows[0][0], previous, headers, [row[5][:32] for row in rows])
 
 
 @given(data=st.data())
@@ -124,7 +201,7 @@ def test_records_taken_out_and_the_rest_renumbered_are_found(rows: list[Row], da
     for number, row in enumerate(left, 1):
         row[0] = number
     found = checked(left)
-    assert not found.ok and found.first_bad == first + 1
+    assert not found.ok and found.first_bad == STARTS[first + 1]
 
 
 @given(data=st.data())
@@ -147,16 +224,23 @@ def test_exchanged_records_are_found(rows: list[Row], data: st.DataObject) -> No
     changed[one], changed[other] = changed[other], changed[one]
     changed[one][0], changed[other][0] = one + 1, other + 1
     found = checked(changed)
-    assert not found.ok and found.first_bad == one + 1
+    assert not found.ok and found.first_bad == STARTS[one + 1]
 
 
 @given(left=st.integers(0, COUNT))
-def test_a_cut_end_is_found_with_the_head_that_was_noted(rows: list[Row], left: int) -> None:
+def test_a_cut_end_is_found_with_the_head_that_was_noted_and_within_a_group_by_itself(
+    rows: list[Row], left: int
+) -> None:
     found = checked(rows[:left], head_of(rows))
-    assert not found.ok and found.first_bad == left + 1 and "cut or rewritten" in str(found)
+    if left in (0, *ENDS):
+        assert checked(rows[:left]).ok == (left < REDACTED)  # behind it, what proves the redaction is cut too
+        assert not found.ok and found.first_bad == left + 1 and "cut or rewritten" in str(found)
+    else:
+        assert found == checked(rows[:left])
+        assert not found.ok and found.first_bad == STARTS[left] and "end of their group" in str(found)
 
 
-@given(noted=st.integers(1, COUNT))
+@given(noted=st.sampled_from(ENDS))
 def test_an_older_head_still_holds_in_a_log_that_has_grown(rows: list[Row], noted: int) -> None:
     assert checked(rows, f" {head_of(rows[:noted]).upper()} ").ok
 
@@ -203,7 +287,8 @@ def test_a_damaged_byte_inside_any_record_on_the_disk_is_found(written: Path, da
     copy.write_bytes(content)
     with LogReader.at(copy) as reader:
         found = verify(reader)
-    assert not found.ok and found.first_bad == number + 1
+    assert not found.ok and found.first_bad is not None
+    assert number - number % MAX_GROUP < found.first_bad <= number + 1
 
 
 @pytest.mark.parametrize("torn", ["cut in half", "overwritten"])

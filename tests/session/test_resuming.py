@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.record.sealing import seal_anew
 
 from handrail import ApprovalAnswer, UsageError, tool
 from handrail.agent.loop import Agent
@@ -75,6 +76,7 @@ async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_kn
     with sqlite3.connect(database(tmp_path)) as connection:  # what a kill leaves where calls were not yet on record
         connection.execute("DELETE FROM record WHERE call LIKE 'ses_1/2%'")
         connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
+        seal_anew(connection)
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
         agent = await talk(session, call_reply(("test.count", {"n": 5})), text_reply("six"))
@@ -225,6 +227,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
         connection.execute("DELETE FROM message WHERE position > 1")
         connection.execute("DELETE FROM record WHERE kind IN ('intended', 'committed')")
         connection.execute("DELETE FROM record WHERE sequence > (SELECT max(sequence) FROM record WHERE call <> '')")
+        seal_anew(connection)
         connection.execute("UPDATE meta SET value = 0 WHERE key IN ('settled', 'began')")
         at = connection.execute("SELECT count(*) FROM record").fetchone()
     assert at[0] > 0

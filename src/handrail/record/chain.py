@@ -1,82 +1,146 @@
 """The chain's arithmetic: what exactly is hashed, so that a record cannot change, vanish or appear unseen.
 
-Header of record *n*, in a fixed encoding (integers big-endian, texts UTF-8 with their length in front)::
+Records are chained in *groups*, the 1 to 64 neighbours that were written at once. One hash covers the headers of a group,
+the commitments to its bodies, and by them the group before it (integers big-endian)::
 
-    "handrail record 1\\0"  len:4 kind  len:4 session  sequence:8  at_ns:8  len:4 call  commitment:32  previous:32
-
+    hash        = sha256("handrail group 1\\0" + first:8 + count:4 + previous:32 + headers + commitments:32 each)
+    headers     = [[at_ns, kind, session, call], ...] as compact JSON in UTF-8
     commitment  = sha256("handrail body 1\\0" + salt:16 + body)
-    hash        = sha256(header)
-    previous    = hash of record n - 1; of record 1: 32 zero bytes
+    previous    = hash of the group before; of the first: 32 zero bytes
 
-Body and salt are no part of the header. They can be removed together, and the commitment that stays behind
-tells nothing about them, while all hashes still hold. A stored record has commitment, hash and salt in one value,
-its *seal*.
+``first`` is the sequence of the group's first record. Bodies and salts are in none of the hashes but their commitment:
+they can be removed together, and the commitment that stays behind tells nothing about them, while all hashes still hold.
+
+Each stored record has its commitment as its *seal*, the last one of a group the group's hash after it. So where a group
+ends is told by what is hashed: a border that was moved, taken away or put in leaves a hash that fits nothing.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
+
+import orjson
 
 GENESIS = bytes(32)
 SALT_BYTES = 16
-_RECORD = b"handrail record 1\0"
-_BODY = b"handrail body 1\0"
-_pack_length = struct.Struct(">I").pack
-_pack_numbers = struct.Struct(">QqI").pack
+MAX_GROUP = 64
+"""Records."""
+CLOSING_BYTES = 64
+"""Of a seal that ends a group."""
+
+Header = tuple[int, str, str, str]
+"""When (nanoseconds), kind, session and call."""
+
+_GROUP = b"handrail group 1\0"
+_COMMITMENT = 32
+_pack = struct.Struct(">QI").pack
+new_commitment = sha256(b"handrail body 1\0").copy
+"""A commitment that takes salt and body: a copy is quicker to have than a new hash."""
 
 
-def commitment_of(salt: bytes, body: bytes) -> bytes:
-    """What the header says about a body without revealing it."""
-    return sha256(_BODY + salt + body).digest()
+def hash_of(first: int, previous: bytes, headers: Sequence[Header], commitments: Sequence[bytes]) -> bytes:
+    """The hash of one group, which the next one names as its ``previous``.
 
-
-def prefix_of(kind: bytes, session: bytes) -> bytes:
-    """The first part of a header, which many records share."""
-    return b"".join((_RECORD, _pack_length(len(kind)), kind, _pack_length(len(session)), session))
-
-
-def hash_of(prefix: bytes, sequence: int, at_ns: int, call: bytes, commitment: bytes, previous: bytes) -> bytes:
-    """The hash of one record's header, which the next record names as its ``previous``."""
-    return sha256(prefix + _pack_numbers(sequence, at_ns, len(call)) + call + commitment + previous).digest()
-
-
-def seal_of(prefix: bytes, sequence: int, at_ns: int, call: bytes, previous: bytes, salt: bytes, body: bytes) -> bytes:
-    """A new record's seal. In one function, since it is most of what recording costs in Python."""
-    commitment = sha256(_BODY + salt + body).digest()
-    header = prefix + _pack_numbers(sequence, at_ns, len(call)) + call + commitment + previous
-    return commitment + sha256(header).digest() + salt
+    :raises TypeError: for a text that is no Unicode (half a surrogate pair)
+    """
+    numbers = _pack(first, len(headers))
+    return sha256(b"".join((_GROUP, numbers, previous, orjson.dumps(headers), *commitments))).digest()
 
 
 def hash_in(seal: object) -> bytes | None:
-    """The hash in a stored seal, or None if it is none."""
-    return seal[32:64] if isinstance(seal, bytes) and len(seal) in (64, 80) else None
+    """The hash of the group that a stored seal ends, or None if it ends none."""
+    return seal[_COMMITMENT:] if isinstance(seal, bytes) and len(seal) == CLOSING_BYTES else None
 
 
-def fault_in(row: tuple[Any, ...], previous: bytes) -> str | None:
-    """What is wrong with one stored record, given its predecessor's hash; None if nothing is.
+class Fault(NamedTuple):
+    """What is wrong with stored records, and from which on."""
 
-    :param row: sequence, at_ns, kind, session, call, seal, body as stored
+    sequence: int
+    problem: str
+    """For a person, without the number."""
+    last: int
+    """The last record that it may be in."""
+
+    def __str__(self) -> str:
+        if self.last > self.sequence:
+            return f"records {self.sequence} to {self.last}: {self.problem}"
+        return f"record {self.sequence}: {self.problem}"
+
+
+class Walk:
+    """Goes along stored records in their order, and finds the first that is not as it was written.
+
+    A changed body or commitment is found at its record, anything else at its group.
+
+    :param after: the record it begins behind, which ends a group; 0 for the beginning
+    :param head: the hash of that group
     """
-    sequence, at_ns, kind, session, call, seal, body = row
-    digest = hash_in(seal)
-    if (
-        digest is None
-        or not (isinstance(sequence, int) and isinstance(at_ns, int))
-        or not all(isinstance(text, str) for text in (kind, session, call))
-        or sequence < 0
-    ):
-        return "its header has fields of the wrong kind"
-    commitment, salt = seal[:32], seal[64:]
-    try:
-        prefix, call_text = prefix_of(kind.encode(), session.encode()), call.encode()
-    except UnicodeEncodeError:
-        return "its header holds text that was never written"
-    if hash_of(prefix, sequence, at_ns, call_text, commitment, previous) != digest:
-        return "its header or its place in the chain was changed"
-    if body is None and not salt:
+
+    def __init__(self, after: int = 0, head: bytes = GENESIS) -> None:
+        self.sequence = after
+        """The last record that was gone by."""
+        self.head = head
+        """The hash of the last group that holds."""
+        self._first = after + 1
+        self._headers: list[Header] = []
+        self._commitments: list[bytes] = []
+
+    def step(self, row: tuple[Any, ...]) -> Fault | None:
+        """Go by the next record.
+
+        :param row: sequence, at_ns, kind, session, call, seal, body as stored
+        """
+        sequence, at_ns, kind, session, call, seal, body = row
+        expected = self.sequence + 1
+        if sequence > expected:
+            return Fault(expected, f"missing; record {sequence} follows record {expected - 1}", sequence - 1)
+        if sequence < expected:
+            return Fault(sequence, "was added: the log begins with record 1", sequence)
+        if (
+            not isinstance(seal, bytes)
+            or len(seal) not in (_COMMITMENT, CLOSING_BYTES)
+            or type(at_ns) is not int
+            or not all(isinstance(text, str) for text in (kind, session, call))
+        ):
+            return Fault(sequence, "its header has fields of the wrong kind", sequence)
+        commitment = seal[:_COMMITMENT]
+        if body is not None and (not isinstance(body, bytes) or _commitment_to(body) != commitment):
+            return Fault(sequence, "its body was changed, or the commitment to it", sequence)
+        self.sequence = sequence
+        self._headers.append((at_ns, kind, session, call))
+        self._commitments.append(commitment)
+        if len(seal) == CLOSING_BYTES:
+            return self._close(seal[_COMMITMENT:])
+        if len(self._headers) >= MAX_GROUP:
+            return self.end()
         return None
-    if not isinstance(body, bytes) or commitment_of(salt, body) != commitment:
-        return "its body was changed"
-    return None
+
+    def end(self) -> Fault | None:
+        """Nothing comes after the last step: what is wrong with the records that no group's end was found for."""
+        if not self._headers:
+            return None
+        return Fault(self._first, "the end of their group is missing", self.sequence)
+
+    def _close(self, noted: bytes) -> Fault | None:
+        try:
+            found = hash_of(self._first, self.head, self._headers, self._commitments)
+        except TypeError:
+            return Fault(self._first, "a header among them holds text that was never written", self.sequence)
+        if found != noted:
+            several = self.sequence > self._first
+            what = "a header among them or their" if several else "its header or its"
+            return Fault(self._first, f"{what} place in the chain was changed", self.sequence)
+        self.head = noted
+        self._first = self.sequence + 1
+        self._headers.clear()
+        self._commitments.clear()
+        return None
+
+
+def _commitment_to(salted: bytes) -> bytes:
+    commitment = new_commitment()
+    commitment.update(salted)
+    return commitment.digest()

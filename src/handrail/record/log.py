@@ -12,14 +12,14 @@ What the bodies hold is the arbiter's business, except for the names that readin
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from os import urandom
 from time import time_ns
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from handrail.contract.errors import UsageError
-from handrail.record.chain import GENESIS, SALT_BYTES, prefix_of, seal_of
+from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
@@ -45,9 +45,8 @@ Kind = Literal[
     "lost",  # so many appended records could not be kept while the log was unable to write
 ]
 
-_ROWS_PER_STATEMENT = 64
-_BOUND = 7
-"""Values bound for each row."""
+_ENDS = frozenset({"committed", "refused", "interrupted"})
+"""Kinds that end what was intended."""
 _SETTLED_EVERY = 4096
 
 
@@ -290,63 +289,60 @@ class _RecordTable:
                 statements.append(("UPDATE meta SET value = ? WHERE key = 'began'", (item.began,)))
             else:
                 entries.append(_Entry(item.at_ns, item.records))
-                erase = "UPDATE record SET seal = substr(seal, 1, 64), body = NULL WHERE sequence BETWEEN ? AND ?"
+                erase = "UPDATE record SET body = NULL WHERE sequence BETWEEN ? AND ?"
                 statements += [(erase, run) for run in item.runs]
                 statements.append(("PRAGMA wal_checkpoint(TRUNCATE)", ()))  # the old pages stand there as well
-        inserts = self._inserting(entries)
+        inserts = list(self._inserting(entries))
         settled = min(self._open.values(), default=self._sequence + 1) - 1
         if settled - self._settled >= _SETTLED_EVERY:
             self._settled = settled
             statements.append(("UPDATE meta SET value = ? WHERE key = 'settled'", (settled,)))
         return inserts + statements
 
-    def _inserting(self, entries: Sequence[_Entry]) -> list[Statement]:
+    def _inserting(self, entries: Sequence[_Entry]) -> Iterator[Statement]:
+        """One statement for each group of the chain."""
+        records = [(at_ns, record) for at_ns, records in entries for record in records]
+        for start in range(0, len(records), MAX_GROUP):
+            yield self._group(records[start : start + MAX_GROUP])
+
+    def _group(self, records: Sequence[tuple[int, Record]]) -> Statement:
         """Many rows in one statement: each statement hands the interpreter's lock over and back. Few values in a row,
         and bytearrays instead of bytes: sqlite3 asks bytes, value by value, whether they have an adapter."""
-        values: list[Value] = []
-        add = values.extend
         sequence = self._sequence
-        previous = self._previous
-        open_calls = self._open
-        prefixes: dict[tuple[str, str], tuple[bytes, str]] = {}
-        salts = urandom(SALT_BYTES * sum(len(records) for _, records in entries))
+        headers: list[Header] = []
+        commitments: list[bytes] = []
+        values: list[Value] = [sequence + 1]
+        salts = bytearray(urandom(SALT_BYTES * len(records)))
         offset = 0
-        for at_ns, records in entries:
-            for kind, session, call, body in records:
-                sequence += 1
-                encoded = encode(body)
-                salt = salts[offset : offset + SALT_BYTES]
-                offset += SALT_BYTES
-                shared = prefixes.get((kind, session))
-                if shared is None:
-                    shared = prefixes[kind, session] = (
-                        prefix_of(kind.encode(), _utf8(session)),
-                        _utf8(session).decode(),
-                    )
-                if call.isascii():
-                    call_text = call.encode()
-                else:
-                    call_text = _utf8(call)
-                    call = call_text.decode()  # noqa: PLW2901 - as it is stored
-                seal = seal_of(shared[0], sequence, at_ns, call_text, previous, salt, encoded)
-                previous = seal[32:64]
-                add((sequence, at_ns, kind, shared[1], call, bytearray(seal), bytearray(encoded)))
-                if kind == "intended":
-                    open_calls[call] = sequence
-                elif kind == "committed" or kind == "refused" or kind == "interrupted":
-                    open_calls.pop(call, None)
-        self._sequence = sequence
-        self._previous = previous
-        width = _BOUND * _ROWS_PER_STATEMENT
-        chunks = (values[start : start + width] for start in range(0, len(values), width))
-        return [(self._insert(len(chunk) // _BOUND), chunk) for chunk in chunks]
+        for at_ns, (kind, session, call, body) in records:
+            sequence += 1
+            salted = salts[offset : offset + SALT_BYTES] + encode(body)
+            offset += SALT_BYTES
+            hashing = new_commitment()
+            hashing.update(salted)
+            commitment = hashing.digest()
+            if not (session.isascii() and call.isascii()):
+                session, call = _storable(session), _storable(call)  # noqa: PLW2901 - as they are stored
+            headers.append((at_ns, kind, session, call))
+            commitments.append(commitment)
+            values += (at_ns, kind, session, call, bytearray(commitment), salted)
+            if kind == "intended":
+                self._open[call] = sequence
+            elif kind in _ENDS:
+                self._open.pop(call, None)
+        previous = hash_of(self._sequence + 1, self._previous, headers, commitments)
+        values[-2] = bytearray(commitments[-1] + previous)
+        self._sequence, self._previous = sequence, previous
+        return self._insert(len(records)), values
 
     def _insert(self, rows: int) -> str:
         sql = self._inserts.get(rows)
         if sql is None:
-            at_ns = self._database.fenced("?")  # fails as a whole once another process holds the workspace
-            places = ",".join([f"(?,{at_ns},?,?,?,?,?)"] + ["(?,?,?,?,?,?,?)"] * (rows - 1))
-            sql = f"INSERT INTO record (sequence, at_ns, kind, session, call, seal, body) VALUES {places}"  # noqa: S608
+            at_ns = self._database.fenced("?2")  # fails as a whole once another process holds the workspace
+            places = [f"(?1, {at_ns}, ?3, ?4, ?5, ?6, ?7)"]
+            places += [f"(?1 + {row}, ?, ?, ?, ?, ?, ?)" for row in range(1, rows)]
+            columns = "sequence, at_ns, kind, session, call, seal, body"
+            sql = f"INSERT INTO record ({columns}) VALUES {', '.join(places)}"  # noqa: S608
             self._inserts[rows] = sql
         return sql
 
@@ -362,6 +358,6 @@ def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:
     return runs
 
 
-def _utf8(text: str) -> bytes:
+def _storable(text: str) -> str:
     """Half surrogate pairs, which no database stores, are written out readably."""
-    return text.encode("utf-8", "backslashreplace")
+    return text.encode("utf-8", "backslashreplace").decode()

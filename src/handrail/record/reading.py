@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast
 
-from handrail.record.chain import GENESIS, fault_in, hash_in
+from handrail.record.chain import CLOSING_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, Walk, hash_in
 from handrail.store.connection import open_reader, start_error
 from handrail.store.encoding import decode
 from handrail.store.writer import SinkUnavailable
@@ -36,7 +36,7 @@ ended, and it goes on when its session is opened again; ``not-run``: its process
 it was removed; ``redacted``: it ended, and how was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
-"""As `fault_in` and `_logged` take them."""
+"""As `Walk.step` and `_logged` take them."""
 _ENDS = ("committed", "refused", "interrupted")
 _END_CHECKED = 16
 _END_OF_TIME = 2**62
@@ -53,7 +53,10 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class LoggedRecord:
-    """One record as it stands in the log. ``body`` is None once it was redacted."""
+    """One record as it stands in the log. ``body`` is None once it was redacted.
+
+    :param hash: of the group of records that it ends, hexadecimal; empty within one
+    """
 
     sequence: int
     at_ns: int
@@ -134,24 +137,28 @@ class LogReader:
 
         :raises SinkUnavailable: when it is
         """
-        rows = self._connection.execute(
-            f"SELECT {_COLUMNS} FROM record ORDER BY sequence DESC LIMIT ?",  # noqa: S608
-            (_END_CHECKED + 1,),
-        ).fetchall()
-        rows.reverse()
-        expected, previous = 1, GENESIS
-        if len(rows) > _END_CHECKED:
-            before = rows.pop(0)
-            expected, previous = before[0] + 1, hash_in(before[5]) or b""
-        for row in rows:
-            if row[0] != expected or fault_in(row, previous) is not None:
-                file = self._connection.execute("PRAGMA database_list").fetchone()[2]
-                raise SinkUnavailable(
-                    f"the log {file} is damaged at record {row[0]}, near its end: it is not what was written. Run handrail "
-                    "log verify, keep a copy, and move the file away to begin a new log"
-                )
-            expected, previous = expected + 1, hash_in(row[5]) or b""
-        return self.head()
+        # From the end of the last group that lies before what is looked at; length() reads no body.
+        (newest,) = self._connection.execute("SELECT coalesce(max(sequence), 0) FROM record").fetchone()
+        before = self._connection.execute(
+            "SELECT sequence, seal FROM record WHERE sequence BETWEEN ? AND ? AND length(seal) = ? "
+            "ORDER BY sequence DESC LIMIT 1",
+            (newest - _END_CHECKED - MAX_GROUP, newest - _END_CHECKED, CLOSING_BYTES),
+        ).fetchone()
+        walk = Walk() if before is None else Walk(before[0], hash_in(before[1]) or b"")
+        fault = None
+        for row in self._connection.execute(
+            f"SELECT {_COLUMNS} FROM record WHERE sequence > ? ORDER BY sequence",  # noqa: S608
+            (walk.sequence,),
+        ):
+            if fault := walk.step(row):
+                break
+        if fault := fault or walk.end():
+            file = self._connection.execute("PRAGMA database_list").fetchone()[2]
+            raise SinkUnavailable(
+                f"the log {file} is damaged at record {fault.sequence}, near its end: it is not what was written. Run "
+                "handrail log verify, keep a copy, and move the file away to begin a new log"
+            )
+        return Head(walk.sequence, walk.head.hex())
 
     def mark(self, key: Literal["settled", "began"]) -> int:
         row = self._connection.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
@@ -289,7 +296,7 @@ def _logged(row: tuple[Any, ...]) -> LoggedRecord:
     body: Mapping[str, Any] | None = None
     if isinstance(encoded, bytes):
         try:
-            decoded: Any = decode(encoded)
+            decoded: Any = decode(encoded[SALT_BYTES:])
         except (ValueError, RecursionError):
             decoded = {"$damaged": len(encoded)}
         body = cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else {"value": decoded}

@@ -6,7 +6,7 @@ import sqlite3
 from dataclasses import dataclass
 from typing import Any, cast
 
-from handrail.record.chain import GENESIS, fault_in, hash_in
+from handrail.record.chain import SALT_BYTES, Walk
 from handrail.record.reading import LogReader
 from handrail.store.encoding import decode
 
@@ -20,7 +20,8 @@ class Verification:
     :param head: hash of the newest record, hexadecimal
     :param redacted: how many bodies were removed by recorded redactions
     :param lost: how many records the log itself says it could not keep
-    :param first_bad: sequence of the first record that is changed, missing or added, or None
+    :param first_bad: sequence of the first record that is changed, missing or added, or None; where only the group of
+        records that were written together tells, the first of that group
     :param problem: what is wrong with it, for a person
     """
 
@@ -63,29 +64,23 @@ def _verify(connection: sqlite3.Connection, head: str | None) -> Verification:
 
 
 def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
-    previous, expected, count, lost = GENESIS, 1, 0, 0
-    found_head = head == GENESIS.hex()
+    walk = Walk()
+    lost = redacted = 0
+    found_head = head == walk.head.hex()
     bodiless: list[tuple[int, int]] = []
     recorded: list[tuple[int, int]] = []
-    redacted = 0
 
     def bad(sequence: int, problem: str) -> Verification:
-        return Verification(False, count, previous.hex(), redacted, lost, sequence, problem)
+        return Verification(False, walk.sequence, walk.head.hex(), redacted, lost, sequence, problem)
 
     rows = connection.execute(
         "SELECT sequence, at_ns, kind, session, call, seal, body FROM record NOT INDEXED ORDER BY sequence"
     )
     try:
         for row in rows:
-            sequence: int = row[0]
-            if sequence > expected:
-                which = f"record {expected}" if sequence == expected + 1 else f"records {expected} to {sequence - 1}"
-                return bad(expected, f"{which} missing: record {sequence} follows record {expected - 1}")
-            if sequence < expected:
-                return bad(sequence, f"record {sequence} was added: the log begins with record 1")
-            if problem := fault_in(row, previous):
-                return bad(sequence, f"record {sequence}: {problem}")
-            kind, body = row[2], row[6]
+            if fault := walk.step(row):
+                return bad(fault.sequence, str(fault))
+            sequence, kind, body = row[0], row[2], row[6]
             if body is None:
                 redacted += 1
                 if bodiless and bodiless[-1][1] == sequence - 1:
@@ -96,17 +91,17 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
                 recorded += _runs(body)
             elif kind == "lost":
                 lost += _count(body)
-            previous = hash_in(row[5]) or b""
-            found_head = found_head or previous.hex() == head
-            expected += 1
-            count += 1
+            found_head = found_head or walk.head.hex() == head
     except sqlite3.DatabaseError as error:
-        return bad(expected, f"record {expected} cannot be read, the database file is damaged: {error}")
+        unread = walk.sequence + 1
+        return bad(unread, f"record {unread} cannot be read, the database file is damaged: {error}")
+    if fault := walk.end():
+        return bad(fault.sequence, str(fault))
     if head is not None and not found_head:
         return bad(
-            expected,
+            walk.sequence + 1,
             f"no record has the hash {head}: the log was cut or rewritten since that head was noted; "
-            f"it ends at record {expected - 1}",
+            f"it ends at record {walk.sequence}",
         )
     if (first := _first_outside(bodiless, recorded)) is not None:
         return bad(first, f"record {first}: its body was removed, and no redaction is recorded for it")
@@ -114,13 +109,13 @@ def _check(connection: sqlite3.Connection, head: str | None) -> Verification:
     if integrity != "ok":
         return Verification(
             False,
-            count,
-            previous.hex(),
+            walk.sequence,
+            walk.head.hex(),
             redacted,
             lost,
             problem=f"the records hold, but the file is damaged: {integrity}",
         )
-    return Verification(True, count, previous.hex(), redacted, lost)
+    return Verification(True, walk.sequence, walk.head.hex(), redacted, lost)
 
 
 def _runs(body: object) -> list[tuple[int, int]]:
@@ -157,7 +152,7 @@ def _count(body: object) -> int:
 
 def _field(body: object, name: str) -> object:
     try:
-        decoded: Any = decode(body) if isinstance(body, bytes) else None
+        decoded: Any = decode(body[SALT_BYTES:]) if isinstance(body, bytes) else None
     except (ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", decoded).get(name) if isinstance(decoded, dict) else None

@@ -10,8 +10,9 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         # Small values about the database itself; `written_by` names the version that last changed its shape.
         "CREATE TABLE meta (key TEXT PRIMARY KEY, value) WITHOUT ROWID",
         "INSERT INTO meta (key, value) VALUES ('token', 0), ('settled', 0), ('began', 0)",
-        # The commit log. `seal` is commitment (32 bytes), hash (32), and salt (16, gone once redacted): one value,
-        # since every value of a row costs the writer. Body and salt stand apart from what is hashed.
+        # The commit log. `seal` is the commitment to the body (32 bytes), and in the last record of a group the group's
+        # hash after it (32); `body` is a salt (16) and the JSON, NULL once redacted. As few values as can be, since
+        # every value of a row costs the writer.
         """CREATE TABLE record (
             sequence INTEGER PRIMARY KEY,
             at_ns INTEGER NOT NULL,

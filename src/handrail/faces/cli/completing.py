@@ -53,13 +53,14 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
     tools: dict[str, Any] = {}
     with _log(ctx) as connection:
         if connection is not None:
+            from handrail.record.chain import SALT_BYTES
             from handrail.store.encoding import decode
 
             newest = (
                 "SELECT body FROM record WHERE kind = 'generation' AND body IS NOT NULL ORDER BY sequence DESC LIMIT 1"
             )
             row = connection.execute(newest).fetchone()
-            tools = decode(row[0])["tools"] if row is not None else {}
+            tools = decode(row[0][SALT_BYTES:])["tools"] if row is not None else {}
     if tools:
         yield from sorted(tool for tool, about in tools.items() if not about.get("withheld"))
     else:
