@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXITS = re.compile(r"exits with (\d+)")
-PATIENCE_S = 120
+PATIENCE_S = 300
 """When a program that says nothing is taken for stuck; no assertion hangs on it."""
 
 

@@ -287,7 +287,7 @@ async def test_tokens_are_estimated_where_the_provider_does_not_count_them() -> 
 async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
     session, pause = RecordingSession(), Pause()
     model = PlayedModel([*call_reply(("mail.send", {}))[:-1], pause])
-    agent = Agent(session, model, budget=Budget(seconds=0.05))
+    agent = Agent(session, model, budget=Budget(seconds=0.5))
     events = await events_of(agent)
     assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
     assert events[-1].outcome.budget == "seconds"
@@ -300,7 +300,7 @@ async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
 async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> None:
     session = RecordingSession()
     session.hold()
-    agent = Agent(session, PlayedModel(call_reply(("echo", {}))), budget=Budget(seconds=0.05))
+    agent = Agent(session, PlayedModel(call_reply(("echo", {}))), budget=Budget(seconds=0.5))
     outcome = await agent.complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "seconds")
     assert session.cancelled == ["timeout"]

@@ -236,7 +236,7 @@ class Home:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            timeout=60,
+            timeout=300,
             check=False,
         )
         return done.stdout.decode("utf-8", "replace")

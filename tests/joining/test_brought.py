@@ -207,7 +207,7 @@ async def test_large_and_odd_arguments_arrive_unchanged_or_not_at_all(tmp_path: 
 
 
 async def test_a_value_returned_after_a_stop_is_lost_no_more_than_in_the_holder(tmp_path: Path) -> None:
-    @tool(id="t.late", side_effect="external", locks=[], timeout_ms=20)
+    @tool(id="t.late", side_effect="external", locks=[], timeout_ms=500)
     async def late() -> str:
         """Finishes what it does when told to end."""
         try:

@@ -30,6 +30,8 @@ class Inside:
 
 
 inside = Inside()
+TIME_MS = 500
+"""Of those that are to have begun before it is over: their process may get no turn for a while."""
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +39,7 @@ def a_fresh_inside() -> None:
     inside.__init__()
 
 
-@tool(id="t.wait", side_effect="external", locks=["place:X"], timeout_ms=30)
+@tool(id="t.wait", side_effect="external", locks=["place:X"], timeout_ms=TIME_MS)
 async def wait(runtime: Runtime) -> str:
     """Wait for ever."""
     runtime.partial({"so far": "half"})
@@ -65,7 +67,7 @@ async def look() -> str:
     return "never"
 
 
-@tool(id="t.stubborn", side_effect="external", locks=["place:X"], timeout_ms=30)
+@tool(id="t.stubborn", side_effect="external", locks=["place:X"], timeout_ms=TIME_MS)
 async def stubborn() -> str:
     """Does not heed its cancellation."""
     while not inside.open.is_set():
@@ -76,7 +78,7 @@ async def stubborn() -> str:
     return "late"
 
 
-@tool(id="t.thread", side_effect="external", locks=["place:X"], timeout_ms=30)
+@tool(id="t.thread", side_effect="external", locks=["place:X"], timeout_ms=TIME_MS)
 def thread(runtime: Runtime) -> str:
     """Holds a thread until told to end."""
     runtime.partial({"so far": "a thread's"})

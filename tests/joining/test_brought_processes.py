@@ -44,14 +44,18 @@ def hold() -> str:
     sys.stdin.readline()
     return "released"
 
-@tool(id="far.pid", side_effect="read", locks=[], timeout_ms=1000)
+@tool(id="far.pid", side_effect="read", locks=[])
 async def pid() -> int:
     "The process it runs in."
     import os
     return os.getpid()
 
+@tool(id="far.soon", side_effect="read", locks=[], timeout_ms=100)
+async def soon() -> None:
+    "Nothing, and at once."
+
 async def main():
-    tools = [write, hold, pid]
+    tools = [write, hold, pid, soon]
     bench = Bench(tools)
     operations = Operations(bench.requests, bench.notices)
     joined = await connect(Path(sys.argv[1]), sys.argv[2], operations, {"tools": describe(tools)})
@@ -157,7 +161,7 @@ async def test_a_process_that_is_stopped_holds_up_nobody_beyond_the_time_out(tmp
             async with holder(tmp_path, await came.get()) as kernel:
                 session = await kernel.session()
                 os.kill(bringer.pid, signal.SIGSTOP)
-                result = await session.call("far.pid", {})
+                result = await session.call("far.soon", {})
                 assert (result.error_kind, result.metadata["still_running"]) == ("timeout", True)
                 os.kill(bringer.pid, signal.SIGCONT)
                 assert (await session.call("far.pid", {})).data == bringer.pid

@@ -263,7 +263,7 @@ async def test_progress_and_the_last_partial_output_reach_the_holder(tmp_path: P
         on.progress("more")
         await asyncio.Event().wait()
 
-    async with workshop(tmp_path, Scripted(work, timeout_ms=50), grace_ms=5_000) as shop:
+    async with workshop(tmp_path, Scripted(work, timeout_ms=1_000), grace_ms=5_000) as shop:
         shop.session.watch(lambda event: told.append(event.data) if event.kind == "progress" else None)
         result = await shop.session.call("t.script", {})
         assert result.data == {"step": 999}
@@ -284,7 +284,7 @@ async def test_a_call_that_a_brought_tool_makes_runs_under_its_locks_and_ends_wi
     async def work(on: Runtime) -> object:
         return (await on.call("t.inner", {})).error_kind
 
-    given = Scripted(work, locks=["place:X"], timeout_ms=50)
+    given = Scripted(work, locks=["place:X"], timeout_ms=500)
     async with workshop(tmp_path, given, also=[inner], grace_ms=5_000) as shop:
         result = await shop.session.call("t.script", {})
         assert result.error_kind == "timeout"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -99,7 +100,10 @@ async def test_a_greeting_must_be_whole_in_time(
 
 async def test_who_greeted_in_time_may_be_silent_for_longer(tmp_path: Path) -> None:
     async with house(tmp_path / "own", OPERATIONS, seconds=0.2) as doors:
-        joined = await doors.join()
+        joined: Connection | None = None
+        while joined is None:
+            with contextlib.suppress(StartError):  # where this process gets no turn for so long
+                joined = await doors.join()
         reader, _writer = await doors.raw()
         await until_closed(reader)  # that one came later, and its time is over
         assert await joined.request("echo", 1) == 1

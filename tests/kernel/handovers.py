@@ -33,7 +33,7 @@ from handrail.store.folders import Folders, locate
 from handrail.store.holder import Holder, holder_of
 from handrail.store.lease import Lease
 
-_PATIENCE_S = 30.0
+_PATIENCE_S = 300.0
 """Only for a test that hangs to say where."""
 
 

@@ -81,7 +81,7 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
             async with guest(tmp_path) as connection:
                 await opened(connection, "ses_mine")
                 try:
-                    async with asyncio.timeout(20):
+                    async with asyncio.timeout(300):
                         await connection.request(name, body)
                 except Refused as refused:
                     assert refused.kind not in ("defect", "cancelled"), (name, body)

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.guests import joined_kernel
 from tests.kernel.members import members
 
 from handrail import Kernel, StartError
 from handrail.joined import JoinedKernel
-from handrail.joining.framing import frame
-from handrail.joining.handshake import PROTOCOL
+from handrail.joining import membership
+from handrail.joining.framing import Message, frame
+from handrail.joining.handshake import PROTOCOL, Reception
+from handrail.joining.wire import Connection
 from handrail.record.verification import verify
 from handrail.sandbox.bubblewrap import binaries
 from handrail.store.folders import locate
@@ -164,3 +167,26 @@ async def test_while_the_holder_stays_paused_all_who_joined_find_the_next_one(tm
         os.kill(holder.process.pid, signal.SIGKILL)
         for each in others:
             await each.leave()
+
+
+@pytest.mark.proves("L-07")
+async def test_a_holder_that_lives_and_is_slow_is_given_longer_instead_of_being_left_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard, greetings = Reception.heard, 0
+
+    def late(self: Reception, connection: Connection, message: Message) -> None:
+        nonlocal greetings
+        greetings += 1
+
+        def now() -> None:
+            if connection.lost is None:
+                heard(self, connection, message)
+
+        asyncio.get_running_loop().call_later(0.3, now)
+
+    monkeypatch.setattr(Reception, "heard", late)
+    monkeypatch.setattr(membership, "_GREETING_S", 0.05)
+    async with temporary_kernel(tmp_path), joined_kernel(tmp_path) as joined:
+        assert greetings > 1
+        assert (await (await joined.session()).call("glob", {"pattern": "*"})).ok

@@ -31,7 +31,7 @@ def waiting() -> set[str]:
 
 
 async def appeared() -> set[str]:
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while not (found := waiting()):
             await asyncio.sleep(0.01)
         return found
@@ -52,7 +52,7 @@ async def test_the_next_call_finds_one_ready_and_closing_leaves_none(tmp_path: P
         assert (await first.call("bash", {"command": "true"})).ok
         ready = await appeared()
         assert (await first.call("bash", {"command": "true"})).ok
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(300):
             while ready & waiting():  # it was taken
                 await asyncio.sleep(0.01)
         await appeared()

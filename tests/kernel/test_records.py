@@ -15,7 +15,7 @@ from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 
 PRELUDE = """
 import asyncio, json, resource, sys

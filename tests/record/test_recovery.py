@@ -47,7 +47,7 @@ def killed_in_the_middle(place: Place) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "in the middle\n"
         process.kill()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
 
 
 async def test_a_call_killed_in_its_middle_is_interrupted_and_its_outcome_unknown(place: Place) -> None:

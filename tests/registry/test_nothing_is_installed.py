@@ -59,7 +59,7 @@ def test_loading_every_kind_of_source_fetches_starts_and_writes_nothing(place: P
         [sys.executable, "-c", LOADING, str(place.tools)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         cwd=place.scratch,
         env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
     )

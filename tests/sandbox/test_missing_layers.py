@@ -51,7 +51,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 pass_fds=(descriptor,),
-                timeout=120,
+                timeout=300,
                 check=False,
             )
         finally:

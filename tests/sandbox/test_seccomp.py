@@ -190,7 +190,7 @@ def under_the_filter(*argv: str) -> subprocess.CompletedProcess[bytes]:
             pass_fds=(descriptor,),
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            timeout=60,
+            timeout=300,
             check=False,
         )
     finally:

@@ -59,7 +59,7 @@ def test_a_provider_that_confines_nothing_is_found_out(sandbox: Sandbox) -> None
         ],
         stdin=subprocess.DEVNULL,
         capture_output=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert ran.returncode == 0, ran.stderr.decode()

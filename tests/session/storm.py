@@ -294,11 +294,9 @@ class Storm:
         for session in self.sessions:
             assert session._lane.running == {}  # pyright: ignore[reportPrivateUsage]
             assert session._keys == {}  # pyright: ignore[reportPrivateUsage]
-        for _ in range(200):  # a thread's last word comes through the event loop
-            if len(asyncio.all_tasks()) <= tasks_before and not _tool_threads():
-                break
-            await asyncio.sleep(0.01)
-        assert len(asyncio.all_tasks()) == tasks_before and not _tool_threads()
+        while len(asyncio.all_tasks()) > tasks_before or _tool_threads():
+            await asyncio.sleep(0.01)  # a thread's last word comes through the event loop
+        assert len(asyncio.all_tasks()) == tasks_before
         await self.kernel.log.flush()
         reader = self.kernel.log.reader
         assert verify(reader).ok

@@ -22,7 +22,7 @@ from handrail.sandbox.bubblewrap import binaries
 from handrail.store.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
 
-PATIENCE_S = 60
+PATIENCE_S = 300
 _PAGE = 4096
 
 ran: list[str] = []

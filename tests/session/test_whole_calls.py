@@ -304,7 +304,7 @@ async def test_a_stop_from_within_a_watcher_stops_that_call_and_no_later_one(
             session.cancel()
 
     stop = session.watch(stop_there)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(300):
         result = await session.call("test.tell", {"waits": waits})
     stop()
     if at == "progress" and not waits:

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from tests.store.places import Place
 
-PATIENCE_S = 60.0
+PATIENCE_S = 300
 
 RACER = """
 import sys

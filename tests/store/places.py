@@ -55,6 +55,6 @@ class Place:
     def finished(self, text: str, *arguments: str) -> str:
         """What such a process printed; it must end well."""
         with self.process(text, *arguments) as process:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate(timeout=300)
             assert process.returncode == 0, err
             return out

@@ -63,7 +63,7 @@ async def test_a_killed_holder_leaves_the_workspace_free_and_the_token_grows(pla
     with place.process(HOLD) as holder:
         assert first_line(holder.stdout).strip() == "1"
         holder.kill()
-        holder.wait(timeout=60)
+        holder.wait(timeout=300)
         store = place.open()
     assert store.lease.token == store.database.token == 2
     await store.aclose()
@@ -338,14 +338,14 @@ async def test_waiting_for_a_workspace_ends_when_its_holder_lets_go(place: Place
     await asyncio.sleep(0)
     assert not waiting.done()
     await store.aclose()
-    await asyncio.wait_for(waiting, 60)
+    await asyncio.wait_for(waiting, 300)
 
 
 async def test_a_thread_renews_what_is_held(place: Place) -> None:
     store = place.open()
     path = file_of(store.lease, place.folders)
     beat = path.read_bytes()[:24]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(300):
         while path.read_bytes()[:24] == beat:
             await asyncio.sleep(0.01)
     assert store.lease.valid

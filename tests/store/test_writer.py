@@ -241,7 +241,7 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
     for number in range(5):
         writer.append(f"n{number}")
     with pytest.raises(LogUnavailable, match="full"):
-        await asyncio.wait_for(writer.commit("never"), 60)
+        await asyncio.wait_for(writer.commit("never"), 300)
     shelf.full = False
     await writer.commit("last")
     assert shelf.items == ["n0", "n1", "n2", "n3", "n4", "last"]

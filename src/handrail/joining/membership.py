@@ -30,7 +30,11 @@ _LOOK_S = 0.5
 _PATIENCE_S = 10.0
 """How long a lost holder may leave a process without the next one."""
 _GREETING_S = 1.0
-"""A holder that is paused does not greet; it is replaced two seconds after its last sign of life."""
+"""A holder that is paused does not greet; it is replaced two seconds after its last sign of life. One that lives and is
+late is given longer from the third time on: on a machine that is busy it would else be left each time just before it
+answers."""
+_LONG_S = 30.0
+"""How long it may be late altogether."""
 
 
 class Membership:
@@ -133,12 +137,17 @@ class Membership:
 
     async def _joined(self) -> Connection:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + _PATIENCE_S
+        began = loop.time()
+        deadline, late = began + _PATIENCE_S, 0
         while True:
+            greeting_s, asked = _GREETING_S * 2 ** max(0, late - 1), loop.time()
             try:
-                connection = await self._attempt()
-            except (NoHolder, NoAnswer) as error:
+                connection = await self._attempt(greeting_s)
+            except NoHolder as error:
                 problem = str(error)
+            except NoAnswer as error:
+                problem = str(error)
+                deadline, late = began + _LONG_S, late + (loop.time() - asked >= greeting_s)
             except NotLetIn as error:
                 if error.kind != LEAVING:
                     told = error_of(Refused(error.kind, _told(error)))
@@ -159,13 +168,14 @@ class Membership:
             if loop.time() >= deadline:
                 raise StartError(
                     f"the workspace {self._folders.workspace} has been without a process that answers for "
-                    f"{_PATIENCE_S:g} s: {problem}"
+                    f"{deadline - began:g} s: {problem}"
                 )
             await asyncio.sleep(_RETRY_S)
 
-    async def _attempt(self) -> Connection:
+    async def _attempt(self, greeting_s: float) -> Connection:
         """Join the holder of now, or become it and join that.
 
+        :param greeting_s: how long it may take to greet
         :raises StartError: when neither worked this time
         """
         holder = holder_of(self._folders)
@@ -179,7 +189,7 @@ class Membership:
             holder.socket,
             self._operations,
             self._hello(),
-            seconds=_GREETING_S,
+            seconds=greeting_s,
             lost=self._lost,
         )
 
