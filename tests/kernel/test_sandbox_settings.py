@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.kernel.test_configured import put_tool
 
-from handrail import Result, StartError
+from handrail import LoadError, Result, StartError
 from handrail.config import load
 from handrail.confining import GROUP, provider_of, sandbox_of
 from handrail.contract.sandbox import Sandbox
@@ -131,3 +131,19 @@ class Nothing:
 def test_this_machines_own_is_the_default(tmp_path: Path) -> None:
     found: Sandbox = provider_of(configured(tmp_path, "machine"))
     assert found is tiers.choose(frozenset[str]())
+
+
+@pytest.mark.proves("S-09")
+async def test_a_command_that_nothing_holds_to_reading_is_asked_about_in_every_mode(tmp_path: Path) -> None:
+    """What a repository tells git to run would run unconfined, and unasked."""
+    settings = '[sandbox]\nunconfined = ["bash"]\n'
+    async with temporary_kernel(tmp_path, settings=settings) as kernel:
+        for mode in ("plan", "accept-edits"):
+            session = await kernel.session(mode=mode)
+            assert (await session.call("bash", {"command": "git status"})).error_kind == "denied"
+        allowed = await kernel.session(rules=["allow bash git status"])
+        done = await allowed.call("bash", {"command": "git status"})
+        assert done.ok and "read_only" not in done.metadata, "it says so only where it is held to it"
+    with pytest.raises(LoadError, match="run without a sandbox"):
+        async with temporary_kernel(tmp_path, settings=settings, rules=["allow bash {read-only}"]):
+            pass

@@ -76,6 +76,8 @@ def _fault_with(rule: Rule, spec: ToolSpec) -> str | None:
 def _fault_in_program(rule: Rule, spec: ToolSpec) -> str | None:
     """A rule that lets a program run which the tool does not even require."""
     declared = {entry.cmd for entry in spec.requires.shell}
+    if rule.action == "allow" and rule.pattern == READ_ONLY and not spec.only_its_command:
+        return f"{READ_ONLY} is what runs read-only, and calls of {spec.id} do not: they do more than run their command, or run without a sandbox"
     if rule.action == "deny" or rule.pattern == READ_ONLY or "*" in declared or not _RUNS_OTHERS.isdisjoint(declared):
         return None
     if any(word in declared for word in (*wrappers.NAMES, "uv", "npx")):

@@ -53,7 +53,7 @@ class Prepared:
         self.capabilities = capabilities
         self.origin = origin
         self.kind: Kind = kind_of(spec)
-        about = [rule for rule in rules if _is_about_tool(rule, spec, origin)]
+        about = [rule for rule in rules if _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)]
         self.tool = Ranking((r for r in about if r.scope != "default"), self.kind)
         self.tool_default = Ranking((r for r in about if r.scope == "default"), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
@@ -142,7 +142,7 @@ class Prepared:
         """The rules about a capability, and the shipped ones; made when first needed."""
         found = self._caps.get(capability)
         if found is None:
-            about = [rule for rule in self.rules if _is_about_capability(rule, capability)]
+            about = [r for r in self.rules if _is_about_capability(r, capability) and _is_held_to(r, self.spec)]
             shipped = [rule for rule in about if rule.scope == "default"]
             if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
                 shipped = [rule for rule in shipped if rule.action != "allow"]
@@ -347,6 +347,12 @@ def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
     if is_glob(permission):
         return permission == "*" or text_regex(permission).match(tool_id) is not None
     return permission == tool_id
+
+
+def _is_held_to(rule: Rule, spec: ToolSpec) -> bool:
+    """Whether a call that this rule allows does no more than the rule says: what is allowed because it is proved to change
+    nothing has to run so, and only a call that does nothing but run its command does."""
+    return rule.pattern != READ_ONLY or rule.action != "allow" or spec.only_its_command
 
 
 def _matches_origin(permission: str, origin: str) -> bool:

@@ -7,7 +7,7 @@ overrides a tool of the global folder by the same id.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import LOCKED_IDS, fault_in_id, nearest, wire_name
@@ -85,12 +85,15 @@ class _Table:
             problems.append(Fault(place, "llm.name", clash))
         if problems or schema is None:
             return problems
+        definition_hash = spec.definition_hash
+        if spec.only_its_command and spec.id in self.tier.unconfined:
+            spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
         entry = Entry(
             spec,
             tool,
             schema,
             place,
-            spec.definition_hash,
+            definition_hash,
             withheld=reason_to_withhold(tool, self.tier, secrets=self.secrets),
             confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
