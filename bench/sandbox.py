@@ -26,7 +26,7 @@ from pathlib import Path
 
 from handrail import Kernel
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import SHELL_ARGV, Profile, Sandbox
+from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
 from handrail.sandbox import seccomp, tiers
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, command_options
 from handrail.sandbox.pool import Pooled
@@ -92,7 +92,7 @@ def bare(options: list[str]) -> Callable[[], Awaitable[None]]:
 
 def started(sandbox: Sandbox, capabilities: CapabilitySet, profile: Profile) -> Callable[[], Awaitable[None]]:
     async def run() -> None:
-        process = await sandbox.start(capabilities, profile, ARGV, merge_stderr=True)
+        process = await sandbox.start(capabilities, profile, Program(ARGV, merge_stderr=True))
         await process.communicate(b"", 1 << 20)
         assert await process.wait() == 0
         await process.kill()

@@ -10,7 +10,7 @@ import pytest
 from tests.policy.desk import Desk
 
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile
+from handrail.contract.sandbox import Profile, Program
 from handrail.policy.shell import parse
 from handrail.sandbox import tiers
 
@@ -145,7 +145,7 @@ async def test_bash_itself_runs_exactly_the_words_that_were_judged(tmp_path: Pat
     process = await sandbox.start(
         CapabilitySet((layer,)),
         Profile(str(workspace), str(scratch)),
-        ("/bin/bash", "--noprofile", "--norc", "-c", _LISTEN),
+        Program(("/bin/bash", "--noprofile", "--norc", "-c", _LISTEN)),
     )
     try:
         await process.communicate(b"", 10_000)

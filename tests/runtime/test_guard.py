@@ -13,7 +13,7 @@ import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile
+from handrail.contract.sandbox import Profile, Program
 from handrail.policy.defaults import default_book
 from handrail.policy.hidden import hidden
 from handrail.runtime.guard import Guarded, GuardedProcess, Vetoed
@@ -262,7 +262,7 @@ async def test_a_workspace_with_folders_too_deep_to_look_into_goes_on_without_th
 
 async def test_a_process_that_stays_up_is_looked_at_after_each_call(ground: Ground) -> None:
     script = "read a; echo x > .envrc; echo one; read b; echo two; read c; echo x > .envrc; echo three; read d"
-    process = await ground.sandbox.start(ground.capabilities, ground.profile, ["/bin/bash", "-c", script])
+    process = await ground.sandbox.start(ground.capabilities, ground.profile, Program(["/bin/bash", "-c", script]))
     assert isinstance(process, GuardedProcess)
     try:
         for line, bad in ((b"one", True), (b"two", False), (b"three", True)):
@@ -287,7 +287,7 @@ async def test_a_program_that_only_reads_finds_nothing_to_write_and_nothing_hidd
     (ground.workspace / ".env").write_text("TOP-SECRET")
     profile = dataclasses.replace(ground.profile, workspace_writable=False)
     process = await ground.sandbox.start(
-        ground.capabilities, profile, ["/bin/bash", "-c", "echo x > .envrc; cat .env; true"]
+        ground.capabilities, profile, Program(["/bin/bash", "-c", "echo x > .envrc; cat .env; true"])
     )
     out, _, _ = await process.communicate(b"", 100)
     assert await process.wait() == 0 and ground.names() == [".env"] and out == b""

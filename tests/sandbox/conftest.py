@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Process, Profile, Sandbox
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox
 from handrail.sandbox import tiers
 
 
@@ -35,7 +35,7 @@ class Ground:
         return Profile(**values)  # pyright: ignore[reportArgumentType]
 
     async def start(self, *argv: str, **changes: object) -> Process:
-        return await self.sandbox.start(self.capabilities, self.profile(**changes), argv)
+        return await self.sandbox.start(self.capabilities, self.profile(**changes), Program(argv))
 
     async def bash(self, script: str, *, stdin: bytes = b"", max_bytes: int = 1 << 20, **changes: object) -> Ran:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script, **changes)

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile
+from handrail.contract.sandbox import Profile, Program
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import Bubblewrap
 
@@ -31,7 +31,7 @@ async def held(workspace: str, scratch: str, telling: int, at_once: bool) -> Non
     assert isinstance(sandbox, Bubblewrap)
     layer = Layer("test", (workspace,), (workspace,), (), (ShellRequires(cmd="*"),))
     capabilities = CapabilitySet((layer,))
-    plan = await sandbox.plan(capabilities, Profile(workspace, scratch), ["/bin/sleep", "1000"])
+    plan = await sandbox.plan(capabilities, Profile(workspace, scratch), Program(["/bin/sleep", "1000"]))
     os.write(telling, b"!")
     process = sandbox.prepare(plan)
     if at_once:

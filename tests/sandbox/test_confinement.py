@@ -12,7 +12,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import Limits, Program
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -153,7 +153,7 @@ async def test_only_the_folders_of_the_capability_set_are_there(ground: Ground) 
     process = await ground.sandbox.start(
         CapabilitySet((layer, agent)),
         ground.profile(),
-        ["/bin/bash", "-c", f"cd {root}; ls; echo w > src/f; echo w > docs/f; cat secret/f; cat docs/f"],
+        Program(["/bin/bash", "-c", f"cd {root}; ls; echo w > src/f; echo w > docs/f; cat secret/f; cat docs/f"]),
     )
     out, _, _ = await process.communicate(b"", 1000)
     assert out.split() == [b"docs", b"src", b"docs"]
@@ -166,7 +166,7 @@ async def test_a_set_that_names_some_files_of_a_folder_is_refused(ground: Ground
     requires = Requires.model_validate({"fs": {"write": [pattern]}})
     layer = expand(requires, Variables(workspace=(str(ground.workspace),)), "tool")
     with pytest.raises(ToolError, match="whole folders") as caught:
-        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), Program(["true"]))
     assert caught.value.kind == "unavailable"
 
 
@@ -174,13 +174,13 @@ async def test_a_folder_that_became_a_link_is_not_mounted(ground: Ground) -> Non
     (ground.workspace / "out").symlink_to(ground.outside)
     layer = Layer("tool", fs_read=(f"{ground.workspace}/out",))
     with pytest.raises(ToolError, match="symbolic link") as caught:
-        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), ["true"])
+        await ground.sandbox.start(CapabilitySet((layer,)), ground.profile(), Program(["true"]))
     assert caught.value.kind == "conflict"
 
 
 async def test_an_empty_set_sees_no_workspace(ground: Ground) -> None:
     process = await ground.sandbox.start(
-        CapabilitySet(()), ground.profile(), ["/bin/bash", "-c", f"pwd; ls {ground.workspace}"]
+        CapabilitySet(()), ground.profile(), Program(["/bin/bash", "-c", f"pwd; ls {ground.workspace}"])
     )
     out, _, _ = await process.communicate(b"", 1000)
     assert out.decode().strip() == str(ground.scratch)

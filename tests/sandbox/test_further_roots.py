@@ -9,6 +9,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.requires import CapabilitySet, Requires, Variables, expand
+from handrail.contract.sandbox import Program
 
 BOTH: Mapping[str, object] = {"fs": {"read": ["{workspace}"], "write": ["{workspace}"]}, "shell": [{"cmd": "*"}]}
 SCRIPT = 'cat "$0/a" "$1/a"; (: > "$0/new") 2>/dev/null && echo WROTE; (: > "$1/new") 2>/dev/null && echo wrote'
@@ -31,7 +32,7 @@ async def run(
     variables = Variables((str(ground.workspace), notes), readable=(specs,))
     capabilities = CapabilitySet((expand(Requires.model_validate(requires), variables, "tool"),))
     profile = ground.profile(writable=(notes,), further=(specs,), workspace_writable=workspace_writable)
-    process = await ground.sandbox.start(capabilities, profile, ["/bin/bash", "-c", SCRIPT, specs, notes])
+    process = await ground.sandbox.start(capabilities, profile, Program(["/bin/bash", "-c", SCRIPT, specs, notes]))
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)
         await process.wait()
@@ -62,7 +63,9 @@ async def test_a_workspace_in_a_root_to_read_stays_writable_and_its_neighbours_d
     requires = Requires.model_validate(BOTH)
     capabilities = CapabilitySet((expand(requires, Variables((str(ground.workspace),), readable=(above,)), "tool"),))
     script = f": > here && echo wrote; (: > {above}/there) 2>/dev/null && echo WROTE; ls {above}"
-    process = await ground.sandbox.start(capabilities, ground.profile(further=(above,)), ["/bin/bash", "-c", script])
+    process = await ground.sandbox.start(
+        capabilities, ground.profile(further=(above,)), Program(["/bin/bash", "-c", script])
+    )
     try:
         out, _, _ = await process.communicate(b"", 1 << 16)
         await process.wait()

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground, Ran
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import SHELL_ARGV, Tier
+from handrail.contract.sandbox import SHELL_ARGV, Program, Tier
 from handrail.sandbox import landlock, launcher
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher
@@ -36,7 +36,7 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
 
     They are mounted apart from /tmp, which is writable with all that is in it.
     """
-    plan = await sandbox.plan(ground.capabilities, ground.profile(), (*SHELL_ARGV, script))
+    plan = await sandbox.plan(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, script)))
     places = {str(ground.workspace): WORKSPACE, str(ground.scratch): SCRATCH}
     options = list(plan.options)
     for at, option in enumerate(options):
@@ -161,7 +161,7 @@ async def test_a_ruleset_that_the_kernel_refuses_stops_the_start(
         return unknown
 
     monkeypatch.setattr(landlock, "ruleset", ruleset)
-    process = await other(first).start(ground.capabilities, ground.profile(), ["touch", "begun"])
+    process = await other(first).start(ground.capabilities, ground.profile(), Program(["touch", "begun"]))
     with pytest.raises(ToolError, match="Landlock cannot be used") as caught:
         await process.communicate(b"", 100)
     assert caught.value.kind == "backend"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits, Tier
+from handrail.contract.sandbox import Limits, Program, Tier
 from handrail.sandbox import launcher
 from handrail.sandbox.bubblewrap import Bubblewrap, binaries
 from handrail.sandbox.launcher import Launcher, is_plain
@@ -102,7 +102,7 @@ async def test_secrets_are_read_from_a_descriptor_and_are_nowhere_else(launched:
         "    assert 's' * 30 not in open(f'/proc/{place}', errors='replace').read()\n"
     )
     process = await launched.sandbox.start(
-        launched.capabilities, launched.profile(secrets=secrets), ["python3", "-c", script]
+        launched.capabilities, launched.profile(secrets=secrets), Program(["python3", "-c", script])
     )
     out, errors, _ = await process.communicate(b"", 1 << 20)
     assert errors == b""
@@ -119,8 +119,7 @@ async def test_secrets_stand_beside_other_descriptors(launched: Ground) -> None:
     process = await launched.sandbox.start(
         launched.capabilities,
         launched.profile(secrets={"A": "b"}),
-        ["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"],
-        {7: reading},
+        Program(["/bin/bash", "-c", "cat <&7; cat <&$HANDRAIL_SECRETS_FD; echo $HANDRAIL_SECRETS_FD"], {7: reading}),
     )
     os.close(reading)
     out, _, _ = await process.communicate(b"", 1000)

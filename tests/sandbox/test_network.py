@@ -16,7 +16,7 @@ from tests.web import Site, authority, ok, redirect
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer
-from handrail.contract.sandbox import Attempt
+from handrail.contract.sandbox import Attempt, Program
 from handrail.sandbox import network
 
 pytestmark = pytest.mark.proves("S-02")
@@ -38,7 +38,7 @@ class Online:
         layer = self.ground.layer(str(self.ground.workspace))
         layer = Layer("tool t", layer.fs_read, layer.fs_write, tuple(self.hosts), layer.shell)
         profile = self.ground.profile(gate=self.gate, on_attempt=self.attempts.append, workspace_writable=self.writable)
-        return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, argv)
+        return await self.ground.sandbox.start(CapabilitySet((layer,)), profile, Program(argv))
 
     async def bash(self, script: str) -> Ran:
         process = await self.start("/bin/bash", "--noprofile", "--norc", "-c", script)

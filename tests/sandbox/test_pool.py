@@ -17,7 +17,7 @@ from tests.web import Site, ok
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import SHELL_ARGV, Limits
+from handrail.contract.sandbox import SHELL_ARGV, Limits, Program
 from handrail.sandbox import network
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.pool import Pooled
@@ -39,7 +39,7 @@ class Told:
         self.pool, self.ground = pool, ground
 
     async def run(self, *argv: str, stdin: bytes = b"", **changes: object) -> Ran:
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), argv)
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), Program(argv))
         out, errors, dropped = await process.communicate(stdin, 4 << 20)
         return Ran(await process.wait(), os.fsdecode(out), os.fsdecode(errors), dropped)
 
@@ -55,7 +55,7 @@ class Told:
     async def takes_ready(self, *argv: str, **changes: object) -> bool:
         """Whether such a call finds a ready one."""
         before = self.pool.ready
-        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), argv)
+        process = await self.pool.start(self.ground.capabilities, self.ground.profile(**changes), Program(argv))
         taken = self.pool.ready < before
         await process.communicate(b"", 1000)
         return taken
@@ -106,7 +106,7 @@ TEXTS = [
 @pytest.mark.proves("S-10")
 async def test_a_ready_shell_cannot_be_told_from_one_started_with_its_text(told: Told, ground: Ground) -> None:
     for text in TEXTS:
-        process = await ground.sandbox.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, text))
+        process = await ground.sandbox.start(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, text)))
         out, errors, _ = await process.communicate(b"from stdin\n", 1 << 20)
         expected = await process.wait(), numberless(out.decode()), errors.decode()
         await told.warmed()
@@ -134,7 +134,7 @@ async def test_a_text_longer_than_any_argument_runs_warm_and_cold(told: Told, gr
         ran = await told.text(text)
         assert (ran.code, ran.out, ran.errors) == (9, "2000000\n", "")
         await told.pool.replenished()
-    process = await ground.sandbox.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, text))
+    process = await ground.sandbox.start(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, text)))
     assert (await process.communicate(b"", 100))[0] == b"2000000\n"
 
 
@@ -302,7 +302,7 @@ async def test_one_whose_calls_have_hosts_is_listened_in_already_and_used_with_t
     async def run(text: str, *hosts: str) -> tuple[bool, str]:
         layer = dataclasses.replace(ground.layer(str(ground.workspace)), hosts=hosts)
         before = pool.ready
-        process = await pool.start(CapabilitySet((layer,)), ground.profile(), (*SHELL_ARGV, text))
+        process = await pool.start(CapabilitySet((layer,)), ground.profile(), Program((*SHELL_ARGV, text)))
         taken = pool.ready < before
         out, _, _ = await process.communicate(b"", 1 << 20)
         await process.wait()
@@ -330,7 +330,7 @@ async def test_nothing_is_left_of_a_closed_pool_that_was_listening(ground: Groun
     before = sorted(os.listdir("/proc/self/fd")), children()
     for early in (False, True):
         pool = Pooled(ground.sandbox)
-        process = await pool.start(connected, ground.profile(), (*SHELL_ARGV, "true"))
+        process = await pool.start(connected, ground.profile(), Program((*SHELL_ARGV, "true")))
         await process.communicate(b"", 1000)
         await process.wait()
         while early and not pool.ready:
@@ -359,7 +359,9 @@ async def test_descriptors_of_a_call_are_its_own_start(told: Told, ground: Groun
     os.write(writing, b"through\n")
     os.close(writing)
     before = told.pool.ready
-    process = await told.pool.start(ground.capabilities, ground.profile(), (*SHELL_ARGV, "cat <&5"), {5: reading})
+    process = await told.pool.start(
+        ground.capabilities, ground.profile(), Program((*SHELL_ARGV, "cat <&5"), {5: reading})
+    )
     os.close(reading)
     assert (await process.communicate(b"", 100))[0] == b"through\n"
     assert told.pool.ready == before

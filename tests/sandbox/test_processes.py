@@ -15,7 +15,7 @@ from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import SHELL_ARGV
+from handrail.contract.sandbox import SHELL_ARGV, Program
 from handrail.sandbox import process as processes
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.pool import Pooled
@@ -188,8 +188,10 @@ async def test_descriptors_arrive_under_their_numbers(ground: Ground) -> None:
         process = await ground.sandbox.start(
             ground.capabilities,
             ground.profile(),
-            ["/bin/bash", "-c", "head -1 <&3; head -1 <&7; ls -l /proc/self/fd; :"],
-            {3: pipes[3][0], 7: pipes[7][0]},
+            Program(
+                ["/bin/bash", "-c", "head -1 <&3; head -1 <&7; ls -l /proc/self/fd; :"],
+                {3: pipes[3][0], 7: pipes[7][0]},
+            ),
         )
         out, _, _ = await process.communicate(b"", 1000)
     finally:
@@ -241,13 +243,15 @@ async def test_an_argv_no_program_can_be_given_is_refused(ground: Ground) -> Non
         (("echo", "x" * 3_000_000), "limit"),
     ):
         with pytest.raises(ToolError) as caught:
-            await ground.sandbox.start(ground.capabilities, ground.profile(), argv)
+            await ground.sandbox.start(ground.capabilities, ground.profile(), Program(argv))
         assert caught.value.kind == kind
 
 
 async def test_merged_errors_stay_in_their_place(ground: Ground) -> None:
     process = await ground.sandbox.start(
-        ground.capabilities, ground.profile(), ["/bin/bash", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True
+        ground.capabilities,
+        ground.profile(),
+        Program(["/bin/bash", "-c", "echo 1; echo 2 >&2; echo 3"], merge_stderr=True),
     )
     assert await process.communicate(b"", 100) == (b"1\n2\n3\n", b"", 0)
     await process.kill()
@@ -260,7 +264,7 @@ async def test_sandboxes_beside_each_other_do_not_mix(ground: Ground) -> None:
 
 
 async def test_a_program_started_by_nobody_allowed_is_still_confined(ground: Ground) -> None:
-    process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), ["/usr/bin/id", "-u"])
+    process = await ground.sandbox.start(CapabilitySet(()), ground.profile(), Program(["/usr/bin/id", "-u"]))
     out, _, _ = await process.communicate(b"", 100)
     assert out.decode().strip() == str(os.getuid())
 
@@ -338,12 +342,12 @@ async def many_calls(ground: Ground, rounds: int) -> None:
     text = "(sleep 1000 &); cat /proc/self/environ"
     for turn in range(0, rounds, 4):
         starts = [
-            pool.start(ground.capabilities, profile, (*SHELL_ARGV, text)),
-            pool.start(ground.capabilities, profile, ["/bin/cat", "/proc/self/environ"], merge_stderr=True),
+            pool.start(ground.capabilities, profile, Program((*SHELL_ARGV, text))),
+            pool.start(ground.capabilities, profile, Program(["/bin/cat", "/proc/self/environ"], merge_stderr=True)),
             ground.sandbox.start(
-                ground.capabilities, profile, ["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"]
+                ground.capabilities, profile, Program(["/bin/bash", "-c", f"setsid sleep 1000 & {text}; exit 3"])
             ),
-            ground.sandbox.start(ground.capabilities, profile, ["/bin/sleep", "1000"]),
+            ground.sandbox.start(ground.capabilities, profile, Program(["/bin/sleep", "1000"])),
         ]
         processes = await asyncio.gather(*starts)
         done = await asyncio.gather(*(process.communicate(b"", 1 << 16) for process in processes[:3]))

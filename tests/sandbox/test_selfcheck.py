@@ -6,14 +6,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox.bubblewrap import binaries
 from handrail.sandbox.selfcheck import NotTried, self_check
 from handrail.sandbox.selfcheck_suite import CHECKS
@@ -86,15 +85,7 @@ class Broken:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         raise self.error
 
 

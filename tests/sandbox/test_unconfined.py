@@ -11,7 +11,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.errors import ToolError
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import Limits, Program
 from handrail.sandbox.operated import Operated
 from handrail.sandbox.unconfined import Unconfined
 
@@ -39,8 +39,7 @@ async def test_its_group_ends_with_it(free: Ground) -> None:
     process = await free.sandbox.start(
         free.capabilities,
         free.profile(),
-        ("/bin/sh", "-c", "(read -r _ < /dev/zero; sleep 1000) & echo up"),
-        {3: given},
+        Program(("/bin/sh", "-c", "(read -r _ < /dev/zero; sleep 1000) & echo up"), {3: given}),
     )
     os.close(given)
     await process.communicate(b"", 100)

@@ -6,6 +6,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.requires import CapabilitySet
+from handrail.contract.sandbox import Program
 
 pytestmark = pytest.mark.proves("P-15", "F-11")
 THEIRS = 'rules = ["deny bash"]\n'
@@ -57,7 +58,7 @@ async def test_a_tool_that_declares_exactly_this_file_cannot_write_it_either(con
     file.write_text(THEIRS)
     layer = confined.layer(str(file), read=(str(confined.workspace),))
     process = await confined.sandbox.start(
-        CapabilitySet((layer,)), confined.profile(), ["/bin/bash", "-c", "echo x > handrail.toml"]
+        CapabilitySet((layer,)), confined.profile(), Program(["/bin/bash", "-c", "echo x > handrail.toml"])
     )
     try:
         await process.communicate(b"", 1000)
@@ -74,7 +75,7 @@ async def test_another_folder_that_may_be_written_keeps_its_own(confined: Ground
     profile = confined.profile(writable=(str(confined.outside),))
     script = f"cd {confined.outside} && echo x > fine; echo x > handrail.toml; rm -f handrail.toml; true"
     process = await confined.sandbox.start(
-        CapabilitySet((confined.layer(*folders),)), profile, ["/bin/bash", "-c", script]
+        CapabilitySet((confined.layer(*folders),)), profile, Program(["/bin/bash", "-c", script])
     )
     try:
         await process.communicate(b"", 1000)

@@ -112,6 +112,19 @@ class Profile:
     """Whether programs may make Unix sockets, and so reach every server that listens in a folder they see."""
 
 
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is to be started.
+
+    :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
+    :param merge_stderr: whether what it writes to stderr comes with its stdout
+    """
+
+    argv: Sequence[str]
+    descriptors: Mapping[int, int] = field(default_factory=dict[int, int])
+    merge_stderr: bool = False
+
+
 class Process(Protocol):
     """A confined process. Ending it ends everything it started."""
 
@@ -193,18 +206,9 @@ class Sandbox(Protocol):
     @property
     def tier(self) -> Tier: ...
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
-        """Start ``argv`` confined.
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        """Start ``program`` confined.
 
-        :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
         :raises ToolError: ``unavailable`` when the tier cannot enforce the set, with the reason and the remedy
         """
         ...

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import VCS_CONFIG, protection
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Process, Profile, Sandbox, Tier
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox, Tier
 from handrail.runtime.aftermath import Aftermath, Place, Vetoed
 from handrail.runtime.roots import visible
 from handrail.sandbox.delegating import Delegating
@@ -48,18 +48,10 @@ class Guarded:
     def tier(self) -> Tier:
         return self._sandbox.tier
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         writes = profile.workspace_writable and capabilities.uses("fs.write")
         if not self.tier.confines or (not writes and profile.denials is None):
-            return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+            return await self._sandbox.start(capabilities, profile, program)
         vcs = writes and capabilities.has(VCS_CONFIG)
         places = [self._place(root) for root in (profile.workspace, *profile.writable)]
         read_only = [self._place(root) for root in profile.further]
@@ -68,7 +60,7 @@ class Guarded:
             return _prepared(profile, places, read_only, writes=writes, vcs=vcs)
 
         kept, aftermath = await self._run(look, (*places, *read_only))
-        process = await self._sandbox.start(capabilities, kept, argv, descriptors, merge_stderr=merge_stderr)
+        process = await self._sandbox.start(capabilities, kept, program)
         return GuardedProcess(process, kept, aftermath, lambda work: self._run(work, places))
 
     def _place(self, root: str) -> Place:

@@ -19,7 +19,7 @@ from typing import Protocol
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Found, Match
-from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.sandbox import Profile, Program, Sandbox
 from handrail.runtime import beneath
 from handrail.runtime.ripgrep import (
     PathFilter,
@@ -168,7 +168,7 @@ class RipgrepSearch:
             cwd=folder.absolute,
             readable=(*self._profile.readable, *beside),
         )
-        return await self._sandbox.start(self._capabilities, profile, (program, *arguments), merge_stderr=True)
+        return await self._sandbox.start(self._capabilities, profile, Program((program, *arguments), merge_stderr=True))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

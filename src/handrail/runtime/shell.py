@@ -11,7 +11,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox
 from handrail.runtime.guard import GuardedProcess, Vetoed, explained
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 from handrail.sandbox.limits import ended_by
@@ -70,7 +70,7 @@ class SandboxedShell:
                 kind="denied",
             )
         profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
-        process = await self._sandbox.start(self._capabilities, profile, argv, merge_stderr=not apart)
+        process = await self._sandbox.start(self._capabilities, profile, Program(argv, merge_stderr=not apart))
         try:
             output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
             try:

@@ -14,7 +14,7 @@ import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Limits, Process, Profile, Tier
+from handrail.contract.sandbox import Limits, Process, Profile, Program, Tier
 from handrail.sandbox import cgroups, identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
@@ -127,17 +127,9 @@ class Bubblewrap:
     def tier(self) -> Tier:
         return self._tier
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
-        plan = await self.plan(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
-        return await self.begun(self.prepare(plan, descriptors), plan, capabilities, profile)
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        plan = await self.plan(capabilities, profile, program)
+        return await self.begun(self.prepare(plan, program.descriptors), plan, capabilities, profile)
 
     async def begun(
         self,
@@ -164,14 +156,7 @@ class Bubblewrap:
         return process
 
     async def plan(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-        ready_made: bool = False,
+        self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
     ) -> Plan:
         """What :meth:`start` would start.
 
@@ -179,6 +164,7 @@ class Bubblewrap:
             waits for it
         :raises ToolError: as :meth:`start`
         """
+        argv = program.argv
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
         git = self._git
@@ -202,8 +188,8 @@ class Bubblewrap:
             raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
         secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
         if secrets is not None:
-            environment[SECRETS_VARIABLE] = str(_after(descriptors))
-        text = None if descriptors or secrets else launcher.shell_text(argv, profile.environment)
+            environment[SECRETS_VARIABLE] = str(_after(program.descriptors))
+        text = None if program.descriptors or secrets else launcher.shell_text(argv, profile.environment)
         as_shell = text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT)
         if not as_shell and any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
             raise ToolError(
@@ -231,7 +217,7 @@ class Bubblewrap:
             if as_shell and text is not None
             else launcher.program_call(cwd, argv, environment),
             secrets,
-            merge_stderr,
+            program.merge_stderr,
         )
 
     def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Limits, Process, Profile, Sandbox, Tier
+from handrail.contract.sandbox import Limits, Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.unconfined import Unconfined
 
@@ -33,18 +33,10 @@ class Operated:
     def tier(self) -> Tier:
         return self._tier
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         chosen = self._free if profile.tool in self._unconfined else self._sandbox
         profile = replace(profile, limits=self._limits, unix_sockets=self._unix_sockets)
-        return await chosen.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
+        return await chosen.start(capabilities, profile, program)
 
     async def release(self, scratch: str) -> None:
         """End what is ready for the session with this scratch folder."""

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Sandbox, Tier
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.network import Ahead
 from handrail.sandbox.process import Confined, settled
@@ -39,8 +39,7 @@ class _Kind:
 
     capabilities: CapabilitySet
     profile: Profile
-    argv: tuple[str, ...]
-    merge_stderr: bool
+    program: Program
 
 
 def pooled(sandbox: Sandbox) -> Sandbox:
@@ -89,31 +88,23 @@ class Pooled:
         """How many sandboxes wait for a call."""
         return len(self._ready)
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
-        if descriptors or self._closed:
-            return await self._sandbox.start(capabilities, profile, argv, descriptors, merge_stderr=merge_stderr)
-        plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr, ready_made=True)
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        if program.descriptors or self._closed:
+            return await self._sandbox.start(capabilities, profile, program)
+        plan = await self._sandbox.plan(capabilities, profile, program, ready_made=True)
         key = plan.key
         self._in_use.add(profile.scratch)
         process, ahead = self._taken(key)
         if process is None:
             # One that did not wait starts the shell with its text, which is sooner.
-            plan = await self._sandbox.plan(capabilities, profile, argv, merge_stderr=merge_stderr)
+            plan = await self._sandbox.plan(capabilities, profile, program)
             process = self._sandbox.prepare(plan)
         begun = await self._sandbox.begun(process, plan, capabilities, profile, ahead)
-        shell = tuple(argv[:-1]) == SHELL_ARGV
+        shell = tuple(program.argv[:-1]) == SHELL_ARGV
+        sample = Program((*SHELL_ARGV, "true") if shell else ("true",), merge_stderr=program.merge_stderr)
         secrets = dict.fromkeys(profile.secrets, "")
         likewise = dataclasses.replace(profile, secrets=secrets, cwd=None, gate=None, on_attempt=None)
-        kind = _Kind(capabilities, likewise, (*SHELL_ARGV, "true") if shell else ("true",), merge_stderr)
-        self._replaced(process, kind, key)
+        self._replaced(process, _Kind(capabilities, likewise, sample), key)
         return begun
 
     async def replenished(self) -> None:
@@ -174,9 +165,7 @@ class Pooled:
 
     async def _make(self, kind: _Kind) -> None:
         try:
-            plan = await self._sandbox.plan(
-                kind.capabilities, kind.profile, kind.argv, merge_stderr=kind.merge_stderr, ready_made=True
-            )
+            plan = await self._sandbox.plan(kind.capabilities, kind.profile, kind.program, ready_made=True)
             key = plan.key
             if self._closed or kind.profile.scratch not in self._in_use:
                 return

@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
-from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.sandbox import Profile, Program, Sandbox
 
 PATIENCE_S = 60.0
 _ANY_PROGRAM = ShellRequires(cmd="*")
@@ -98,7 +98,7 @@ class Ground:
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)
 
     async def run(self, argv: Sequence[str], *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
-        process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), argv)
+        process = await self.sandbox.start(self.capabilities(write=write), self.profile(**profile), Program(argv))
         try:
             out, errors, dropped = await process.communicate(b"", max_bytes)
             code = await process.wait()

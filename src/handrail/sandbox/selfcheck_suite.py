@@ -12,7 +12,7 @@ import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from handrail.contract.sandbox import Limits
+from handrail.contract.sandbox import Limits, Program
 from handrail.sandbox.selfcheck import Check, Ground, NotTried, standing_by
 
 _MIB = 1024 * 1024
@@ -172,7 +172,7 @@ async def _ended(ground: Ground) -> str | None:
 async def _killed(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
     script = f"trap '' TERM HUP INT; echo up; sleep {number}; sleep {number}"
-    process = await ground.sandbox.start(ground.capabilities(), ground.profile(), ("/bin/bash", "-c", script))
+    process = await ground.sandbox.start(ground.capabilities(), ground.profile(), Program(("/bin/bash", "-c", script)))
     try:
         await process.read_line(100)
     finally:

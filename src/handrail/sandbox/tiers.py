@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Literal, get_args
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer
-from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Sandbox, Tier
+from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox import cgroups, identity, landlock, seccomp
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
@@ -57,15 +57,7 @@ class Refusing:
     def tier(self) -> Tier:
         return self._tier
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         raise ToolError(
             f"programs cannot be confined on this machine: {self._tier.detail}. {self._tier.remedy}".rstrip(". ") + ".",
             kind="unavailable",
@@ -188,10 +180,10 @@ async def _tried(binary: str, place: str) -> _Seen | str:
     no_hosts: str | None = None
     try:
         try:
-            process = await sandbox.start(CapabilitySet((whole,)), profile, argv)
+            process = await sandbox.start(CapabilitySet((whole,)), profile, Program(argv))
         except ToolError as error:
             no_hosts = error.text
-            process = await sandbox.start(CapabilitySet((whole,)).offline(), profile, argv)
+            process = await sandbox.start(CapabilitySet((whole,)).offline(), profile, Program(argv))
         try:
             async with asyncio.timeout(_TRY_S):
                 out, errors, _ = await process.communicate(b"", 1 << 16)

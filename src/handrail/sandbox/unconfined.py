@@ -11,11 +11,10 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import Mapping, Sequence
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Process, Profile, Tier
+from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.sandbox.pipes import Piped
 from handrail.sandbox.spawn import spawn
 
@@ -33,20 +32,13 @@ class Unconfined:
     def tier(self) -> Tier:
         return Tier(NAME, "the operator has named its tool in [sandbox] unconfined")
 
-    async def start(
-        self,
-        capabilities: CapabilitySet,
-        profile: Profile,
-        argv: Sequence[str],
-        descriptors: Mapping[int, int] | None = None,
-        *,
-        merge_stderr: bool = False,
-    ) -> Process:
+    async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
+        argv = program.argv
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         environment |= {"TERM": "dumb", **profile.environment}
-        given = dict(descriptors or {})
+        given = dict(program.descriptors)
         ours: list[int] = []
         theirs: dict[int, int] = {}
         try:
@@ -55,7 +47,7 @@ class Unconfined:
             stdout, theirs[1] = os.pipe()
             ours.append(stdout)
             stderr = None
-            if merge_stderr:
+            if program.merge_stderr:
                 theirs[2] = os.dup(theirs[1])
             else:
                 stderr, theirs[2] = os.pipe()

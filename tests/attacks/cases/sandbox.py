@@ -74,10 +74,10 @@ async def _withheld(home: Home) -> str | None:
     refusing = tiers.Refusing(tiers.Tier("none", "taken away by the test", ""))
     from handrail.contract.errors import ToolError
     from handrail.contract.requires import CapabilitySet
-    from handrail.contract.sandbox import Profile
+    from handrail.contract.sandbox import Profile, Program
 
     try:
-        await refusing.start(CapabilitySet(()), Profile(str(home.workspace), "/tmp"), ("true",))
+        await refusing.start(CapabilitySet(()), Profile(str(home.workspace), "/tmp"), Program(("true",)))
     except ToolError as error:
         return None if error.kind == "unavailable" else f"{error.kind}"
     return "something was started"

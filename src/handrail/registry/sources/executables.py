@@ -27,7 +27,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Runtime
-from handrail.contract.sandbox import Profile, Sandbox
+from handrail.contract.sandbox import Profile, Program, Sandbox
 from handrail.contract.shapes import recognise
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -88,7 +88,7 @@ class ExecutableTool(Tool):
                 "HANDRAIL_AGENT": runtime.agent,
             },
         )
-        process = await self.confinement.sandbox.start(runtime.capabilities, profile, self.command)
+        process = await self.confinement.sandbox.start(runtime.capabilities, profile, Program(self.command))
         kept = bytearray()
 
         def keep(piece: bytes) -> None:

@@ -22,7 +22,7 @@ from typing import Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.runtime import Runtime
-from handrail.contract.sandbox import Attempt, Process, Profile
+from handrail.contract.sandbox import Attempt, Process, Profile, Program
 from handrail.contract.shapes import from_envelope
 from handrail.contract.spec import ToolSpec
 from handrail.registry.sources.executables import (
@@ -132,7 +132,7 @@ class PersistentTool(ExecutableTool):
         capabilities, profile = self.confinement.own(self.spec)
         profile = replace(profile, gate=self._judged, on_attempt=self._told)
         self._fruitless += 1  # until a call has been answered
-        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), self.command)
+        process = await self.confinement.sandbox.start(capabilities, self.around(profile, {}), Program(self.command))
         self._process = process
         self._exit = asyncio.create_task(process.wait(), name=f"{self.spec.id}: exit")
         return process
