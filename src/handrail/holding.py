@@ -21,6 +21,7 @@ from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.people import Attendant
+from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
@@ -312,7 +313,7 @@ class HeldKernel(Kernel):
         }
 
     def context_of(
-        self, agent: str, tools: Iterable[Tool], rules: Iterable[str], mode: Mode | None, configured: Mode | None
+        self, agent: str, tools: Iterable[Tool], rules: Iterable[str | RuleEntry], mode: Mode | None, configured: Mode | None
     ) -> Context:
         return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
 
@@ -381,7 +382,7 @@ async def hold(
     settings = configuration.load(config, folders=folders, flags=brought.settings)
     brought = replace(
         brought,
-        rules=(*(rule.text for rule in settings.process_rules), *brought.rules),
+        rules=(*(rule.entry for rule in settings.process_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
     joinable = sys.platform == "linux"

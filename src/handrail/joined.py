@@ -16,7 +16,7 @@ from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.people import Attendant, question_of
-from handrail.contract.rule_texts import text_of
+from handrail.contract.rule_texts import as_data
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
@@ -97,7 +97,7 @@ class JoinedKernel(Kernel):
         return {
             "face": brought.face,
             "agent": self._agent_named,
-            "rules": [text_of(rule) for rule in brought.rules],
+            "rules": [as_data(rule) for rule in brought.rules],
             "mode": brought.mode,
             "configured_mode": self._config.settings.mode,
             "secrets": dict(brought.secrets or {}),
@@ -206,7 +206,7 @@ class JoinedKernel(Kernel):
         body = {
             "tool": tool,
             "arguments": dict(arguments),
-            "rules": [text_of(rule) for rule in rule_texts(rules)],
+            "rules": [as_data(rule) for rule in rule_texts(rules)],
             "headless": headless,
         }
         return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
@@ -232,7 +232,7 @@ class JoinedKernel(Kernel):
             self.membership,
             lambda: self.generation,
             Wanted(attendant is None, topic, client, agent, given(mode)),
-            tuple(text_of(rule) for rule in rule_texts(rules)),
+            tuple(as_data(rule) for rule in rule_texts(rules)),
             attendant,
             self.workdir,
             self._forget,
@@ -377,7 +377,7 @@ async def join(
         )
     brought = replace(
         brought,
-        rules=(*(rule.text for rule in settings.brought_rules), *brought.rules),
+        rules=(*(rule.entry for rule in settings.brought_rules), *brought.rules),
         mode=brought.mode or settings.given_mode,
     )
     brought = replace(brought, secrets=await _secrets_of(brought, settings))

@@ -14,7 +14,7 @@ from handrail.config.reading import content_of, parsed
 from handrail.config.settings import FILE_NAME, Settings
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.modes import Mode
-from handrail.contract.rule_texts import entry_of
+from handrail.contract.rule_texts import RuleEntry, entry_of
 
 if TYPE_CHECKING:
     from handrail.store.folders import Folders
@@ -37,6 +37,11 @@ class ConfiguredRule:
     narrows: bool = False
     match: tuple[Any, ...] = ()
     not_match: tuple[Any, ...] = ()
+
+    @property
+    def entry(self) -> RuleEntry:
+        """Its line and its examples."""
+        return RuleEntry(rule=self.text, match=self.match, not_match=self.not_match)
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,6 +54,12 @@ def text_of(given: object) -> str:
     return str(given)
 
 
+def as_data(given: object) -> str | dict[str, Any]:
+    """A rule for the way to another process: its line, or a table where it has examples to be tried on there."""
+    entry = entry_of(given)
+    return entry.model_dump(mode="json") if entry.match or entry.not_match else entry.rule
+
+
 def entry_of(given: object) -> RuleEntry:
     """A rule with its examples, in whichever form it was given.
 

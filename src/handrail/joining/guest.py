@@ -12,6 +12,7 @@ from handrail.contract.history import Entry
 from handrail.contract.modes import Mode
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.result import Result
+from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext, Question
 from handrail.contract.session import StopReason
 from handrail.contract.tool import Tool
@@ -59,7 +60,7 @@ class Host(Protocol):
         ...
 
     def context_of(
-        self, agent: str, tools: Iterable[Tool], rules: Iterable[str], mode: Mode | None, configured: Mode | None
+        self, agent: str, tools: Iterable[Tool], rules: Iterable[str | RuleEntry], mode: Mode | None, configured: Mode | None
     ) -> Context:
         """:raises LoadError: with every fault"""
         ...
@@ -74,7 +75,7 @@ class Host(Protocol):
         id: str | None,
         *,
         attendant: Attendant | None,
-        rules: Iterable[str],
+        rules: Iterable[str | RuleEntry],
         mode: str | None = None,
         topic: str | None,
         client: ClientContext | None,
@@ -82,7 +83,7 @@ class Host(Protocol):
     ) -> HeldSession: ...
 
     async def explain_in(
-        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str], headless: bool
+        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str | RuleEntry], headless: bool
     ) -> Explanation: ...
 
     def further_operations(self) -> Mapping[str, Handler]:
@@ -128,7 +129,7 @@ class Guest:
         """By agent: its own, and those of further agents that its sessions name."""
         told = greeting(hello)
         self.face: str = told["face"][:_MAX_FACE]
-        self._rules: Sequence[str] = told["rules"]
+        self._rules: Sequence[str | RuleEntry] = told["rules"]
         self._mode: Mode | None = told["mode"]
         self._configured_mode: Mode | None = told["configured_mode"]
         try:
@@ -248,7 +249,7 @@ class Guest:
         headless: bool,
         topic: str | None,
         client: ClientContext | None,
-        rules: Sequence[str],
+        rules: Sequence[str | RuleEntry],
         mode: Mode | None,
     ) -> Message:
         await self._server.is_left(id)
@@ -368,7 +369,7 @@ class Guest:
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
-    async def _explain(self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str], headless: bool) -> Any:
+    async def _explain(self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool) -> Any:
         explained = await self._host.explain_in(self.context, tool, arguments, rules=rules, headless=headless)
         return mirror.of_explanation(explained)
 

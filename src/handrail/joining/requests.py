@@ -6,11 +6,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, cast, get_args
 
+from pydantic import ValidationError
+
 from handrail.contract.call import DEFAULT_FAULT_KIND, ProposedCall
 from handrail.contract.errors import ERROR_KINDS, ErrorKind, HandrailError
 from handrail.contract.history import Entry
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.people import ApprovalAnswer, Choice
+from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
 from handrail.joining import mirror
@@ -75,6 +78,16 @@ def an_entry(value: Any) -> Entry:
     return given[0], an_object(given[1])
 
 
+def a_rule(value: Any) -> str | RuleEntry:
+    """Its line, or a table with examples that it is tried on here."""
+    if type(value) is str:
+        return value
+    try:
+        return entry_of(an_object(value))
+    except ValidationError:
+        raise Malformed("expected a rule as its line, or as a table with rule, match and not_match") from None
+
+
 def a_door(value: Any) -> str:
     """By which an answer came, for the record."""
     return text(value)[:80]
@@ -100,7 +113,7 @@ REQUESTS: Mapping[str, Shape] = {
         "headless": flag,
         "topic": optional(text),
         "client": _client,
-        "rules": each(text),
+        "rules": each(a_rule),
         "mode": _a_mode,
     },
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
@@ -113,7 +126,7 @@ REQUESTS: Mapping[str, Shape] = {
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry)},
-    "explain": {"tool": text, "arguments": an_object, "rules": each(text), "headless": flag},
+    "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
     "reload": {"tools": optional(anything)},
     "flush": {},
     "fork": {"id": text, "forked": text},
@@ -169,7 +182,7 @@ NOTICES: Mapping[str, Shape] = {
 GREETING: Shape = {
     "face": text,
     "agent": text,
-    "rules": each(text),
+    "rules": each(a_rule),
     "mode": _a_mode,
     "configured_mode": _a_mode,
     "secrets": an_object,

@@ -69,7 +69,7 @@ class JoinedSession:
         membership: Membership,
         generation: Callable[[], Generation],
         wanted: Wanted,
-        rules: Iterable[str],
+        rules: Iterable[str | dict[str, Any]],
         attendant: Attendant | None,
         workdir: str,
         forget: Callable[[JoinedSession], None],
