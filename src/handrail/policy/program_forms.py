@@ -95,12 +95,13 @@ def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | Non
 
 
 def shell_settings(argv: Sequence[str]) -> Concern | None:
-    """``set -k`` makes variables of ``NAME=value`` anywhere in later commands, which nobody then judges as one."""
+    """``set -k`` makes variables of ``NAME=value`` anywhere in later commands, and ``set -H`` with ``-o history`` puts words
+    of earlier commands in the place of ``!:1``, which nobody then judges as such."""
     for word in argv[1:]:
         if word == "--":
             return None
-        if word == "keyword" or (word[:1] in ("-", "+") and "k" in word):
-            return all_words(argv, f"{argv[0]} {word} makes variables of the words of later commands")
+        if word in ("keyword", "histexpand", "history") or (word[:1] in ("-", "+") and not {"k", "H"}.isdisjoint(word)):
+            return all_words(argv, f"{argv[0]} {word} changes how the words of later commands are read")
     return None
 
 
@@ -338,6 +339,10 @@ _HARMLESS: dict[str, re.Pattern[str]] = {
     "luajit": re.compile(r"(?!)"),
     "rscript": re.compile(r"--vanilla"),
     "julia": re.compile(r"--project|-q"),
+    **dict.fromkeys(
+        ("guile", "racket", "octave", "ocaml", "elixir", "erl", "clojure", "clj", "scala", "raku", "sbcl"),
+        re.compile(r"(?!)"),
+    ),
     "groovy": re.compile(r"(?!)"),
     "jshell": re.compile(r"(?!)"),
 }

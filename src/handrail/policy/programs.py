@@ -76,6 +76,21 @@ RUNNERS = frozenset(
         "dbus-run-session",
     }
     | {"setpriv", "capsh", "sg", "newgrp", "hyperfine", "watchexec", "chpst", "gosu", "su-exec", "dumb-init", "tini"}
+    | {
+        "proxychains",
+        "proxychains4",
+        "torsocks",
+        "torify",
+        "tsocks",
+        "trickle",
+        "eatmydata",
+        "cpulimit",
+        "cgexec",
+        "run0",
+    }
+    | {"chronic", "ifne", "mispipe", "pee", "lckdo", "sem", "zrun", "runcon", "ccache", "distcc", "icecc", "bear", "rr"}
+    | {"heaptrack", "uftrace", "bpftrace", "scan-build", "intercept-build", "compiledb", "asciinema", "ttyrec", "vipe"}
+    | {"xterm", "konsole", "gnome-terminal", "nix-shell", "toolbox", "distrobox"}
     | {"ssh-agent", "xvfb-run", "faketime", "numactl", "prlimit", "start-stop-daemon", "run-parts", "ld.so", "rlwrap"}
 )
 """Run the command that their own words hold. Read through when something forbidden is looked for."""
