@@ -16,10 +16,13 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
+from handrail.catalog.interaction import Finder
+from handrail.catalog.view import CatalogOptions
 from handrail.config import Configuration, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
+from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet, Layer, Variables
 from handrail.contract.rule_texts import RuleEntry, entry_of
@@ -68,6 +71,8 @@ class Rooms:
     """The operator's, which see the calls of every process."""
     programs: Operated
     """What ``sandbox`` stands on: it holds what is ready for the next calls."""
+    finder: Finder | None = None
+    """Searches the tools of every generation; None where nothing can be searched."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
     """The shared ones, by agent, each with the manifest that it was made by."""
     outdated: list[Shelf] = field(default_factory=list[Shelf])
@@ -121,7 +126,16 @@ class Rooms:
         )
         chosen = mode or appointed.manifest.mode or configured or self.config.settings.mode
         book = in_mode(RuleBook(appointed.shipped_rules()).with_rules(*parsed), chosen)
-        return Context(appointed.manifest, shelf, authority, book, appointed.further, shared=shared, secrets=store)
+        return Context(
+            appointed.manifest,
+            shelf,
+            authority,
+            book,
+            appointed.further,
+            shared=shared,
+            secrets=store,
+            catalog=_catalog(self.config.settings, appointed.manifest),
+        )
 
     async def aclose(self) -> None:
         """End the tools that stay up between calls, and the sandboxes that are ready for more: all of them, whatever goes
@@ -150,7 +164,7 @@ class Rooms:
                 writable=further.writable,
                 further=further.readable,
                 hidden=hidden,
-                secrets=secrets.chosen(spec.secrets),
+                secrets=secrets.given(spec),
                 denials=hides(RuleBook(appointed.shipped_rules()).with_rules(*parsed), workspace),
             )
             layer = self._layer(appointed, shelf.succession.living)
@@ -188,7 +202,9 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     settings, folders = config.settings, store.folders
     # What tools may reach of the outputs; which of them a session does reach is a matter of its rules and roots.
     variables = Variables(workspace=(str(folders.workspace),), ad_hoc=(str(folders.outputs),))
-    known = await resolve(settings.secrets, os.environ)
+    known = (await resolve(settings.secrets, os.environ)).with_settings(
+        {tool: {key: named.secret for key, named in own.config.items()} for tool, own in settings.tools.items()}
+    )
     redactor, known = _registered(known, secrets)
     shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output)
     lasting = Lifetimes(
@@ -210,6 +226,14 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
+    )
+
+
+def _catalog(settings: Settings, manifest: AgentManifest) -> CatalogOptions:
+    """How models see the tools, as the operator and the agent's manifest have it."""
+    given = settings.catalog
+    return CatalogOptions(
+        manifest.core, tuple(given.categories.items()), given.index_tokens, given.preload, given.preload_tokens
     )
 
 

@@ -17,6 +17,7 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
+from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
@@ -233,6 +234,7 @@ class HeldKernel(Kernel):
         if (wanted := given(mode)) is not None:
             book = in_mode(book, wanted)
         lane = Lane(around, context.authority, book, attendant)
+        lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
         kept = HiddenNow(self.workdir)
         around.denials = lambda: kept.of(lane.rules)
         # Call ids stay unique when a session goes on.

@@ -81,6 +81,7 @@ class JoinedKernel(Kernel):
             },
             {
                 "event": self._event,
+                "brought": self._brought_in,
                 "generation": self._published,
                 **self._bench.notices,
             },
@@ -125,6 +126,11 @@ class JoinedKernel(Kernel):
         session = self._sessions.get(told["session_id"])
         if session is not None:
             session.happened(mirror.event_of(told))
+
+    def _brought_in(self, told: Any) -> None:
+        session = self._sessions.get(told["session_id"])
+        if session is not None:
+            session.brought_in(told["interaction"], told["added"])
 
     async def _approve(self, body: Any) -> Any:
         request = mirror.request_of(body)

@@ -39,6 +39,10 @@ class RecordingTurn:
     def number(self) -> int:
         return self._session.turns
 
+    @property
+    def index(self) -> str:
+        return self._session.index
+
     async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         return await self._session.answer(list(calls))
 
@@ -55,6 +59,8 @@ class RecordingSession:
         self.recorded: dict[str, Result] = {}
         """What :meth:`recall` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
+        self.index = ""
+        self.begun: list[str] = []
         self.proposed: list[list[ProposedCall]] = []
         self.cancelled: list[str] = []
         self.turns = 0
@@ -77,6 +83,9 @@ class RecordingSession:
 
     def hold(self) -> None:
         self.release.clear()
+
+    async def begin(self, text: str) -> None:
+        self.begun.append(text)
 
     def turn(self) -> RecordingTurn:
         self.turns += 1

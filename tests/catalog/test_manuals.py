@@ -60,7 +60,7 @@ async def test_the_words_of_a_foreign_tool_are_told_as_such() -> None:
 async def test_what_was_read_is_kept_with_the_session_and_bound_to_the_definition() -> None:
     kept, tool = Memory(), entry("press.print", documentation="One.")
     of = Interaction("s", CatalogOptions(), kept)
-    assert not await of.manuals.has(tool)
+    assert of.manuals is not None and not await of.manuals.has(tool)
     await of.door(generation(tool)).manual("press.print")
     assert await of.manuals.has(tool)
     assert await ManualsRead("s", kept).has(tool), "a later process knows"

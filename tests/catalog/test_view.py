@@ -12,7 +12,7 @@ from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
 from handrail.catalog.active import ActiveSet
-from handrail.catalog.interaction import Interaction
+from handrail.catalog.interaction import Interaction, InView
 from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
 from handrail.contract.errors import ToolError
 from handrail.registry.generation import Generation
@@ -24,8 +24,8 @@ def interaction(**options: object) -> Interaction:
     return Interaction("s", CatalogOptions(**options), Memory())  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-def shown(of: Interaction, at: Generation, count: int | None = None) -> list[str]:
-    return [spec.id for spec in of.specs(at, count)]
+def shown(of: Interaction, at: Generation, in_view: InView | None = None) -> list[str]:
+    return [spec.id for spec in of.specs(at, in_view)]
 
 
 @pytest.mark.proves("D-06")
@@ -139,8 +139,7 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
             history = [now]
         history.append(now)
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
-        count = of.turn(there)
-        assert shown(of, there, count) == now
+        assert shown(of, there, of.turn(there)) == now
         assert all(of.was_shown(there, tool_id) for tool_id in now)
 
 

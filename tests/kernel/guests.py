@@ -16,7 +16,16 @@ from handrail.joining.wire import Connection
 from handrail.store.folders import locate
 from handrail.store.holder import holder_of
 
-OPENING: dict[str, Any] = {"agent": None, "headless": True, "topic": None, "client": None, "rules": [], "mode": None}
+OPENING: dict[str, Any] = {
+    "agent": None,
+    "headless": True,
+    "topic": None,
+    "client": None,
+    "rules": [],
+    "mode": None,
+    "interaction": 0,
+    "brought": [],
+}
 
 
 def second(folder: Path, **options: Any) -> AbstractAsyncContextManager[Kernel]:

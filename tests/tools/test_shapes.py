@@ -87,6 +87,11 @@ TABLE = {
     ),
     "todo": Row("todos", "other", "write", (), capabilities=("state",)),
     "question": Row("questions*", "other", "read", (), capabilities=("ask",)),
+    "browse_tools": Row("", "search", "read", (), capabilities=("catalog",)),
+    "load_tools": Row("category tool", "search", "read", (), capabilities=("catalog",)),
+    "find_tools": Row("query queries limit", "search", "read", (), capabilities=("catalog",)),
+    "tool_search": Row("query*", "search", "read", (), capabilities=("catalog",)),
+    "info": Row("tool*", "search", "read", (), capabilities=("catalog",)),
 }
 SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 

@@ -21,6 +21,11 @@ class Turn(Protocol):
         ...
 
     @property
+    def index(self) -> str:
+        """What there is beside these, for the system text."""
+        ...
+
+    @property
     def number(self) -> int:
         """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
         ...
@@ -48,6 +53,10 @@ class Session(Protocol):
         ...
 
     def turn(self) -> Turn: ...
+
+    async def begin(self, text: str) -> None:
+        """A user says ``text``: from here to the answer it is one interaction."""
+        ...
 
     def cancel(self, reason: StopKind) -> object:
         """Stop the calls in flight; each is still answered."""

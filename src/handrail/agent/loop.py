@@ -160,7 +160,7 @@ class Agent:
                 async for answered in settled:
                     yield answered
             if run.ended is None:
-                await self._ask(task)
+                await self._ask(run, task)
             while run.ended is None:
                 async with aclosing(self._turn(run)) as events:
                     async for event in events:
@@ -191,10 +191,14 @@ class Agent:
         if run.stopped is not None and self._conversation.open is not None:
             run.end("cancelled", run.stop_text())
 
-    async def _ask(self, task: str | None) -> None:
+    async def _ask(self, run: _Run, task: str | None) -> None:
         if task is not None:
             self._conversation.ask(task)
             await self._conversation.save()
+            try:
+                await self.session.begin(task)
+            except UsageError as closed:  # somebody stopped the session, or left it
+                run.end("cancelled", str(closed))
             return
         messages = self._conversation.messages
         if not messages or isinstance(messages[-1], AssistantMessage):
@@ -253,7 +257,7 @@ class Agent:
     def _request(self, turn: Turn) -> ModelRequest:
         specs = turn.specs
         if self._system is None:  # kept from the first run on, so that providers can cache it
-            self._system = system_prompt(self._workspace, specs, instructions=self._instructions)
+            self._system = system_prompt(self._workspace, specs, index=turn.index, instructions=self._instructions)
         return ModelRequest(self._system, self.messages, [spec.llm_view() for spec in specs], self._max_output_tokens)
 
     async def _read(

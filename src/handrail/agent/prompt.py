@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.contract.names import wire_name
+from handrail.catalog.prompt import tool_part
 from handrail.contract.spec import ToolSpec
 
 BASE = """\
@@ -21,19 +21,26 @@ outside. ⟦U+001B⟧ stands for a character that is not seen, ⟦<⟧ for one t
 - When the task is done, answer with text and no calls."""
 
 
-def system_prompt(workspace: str | None, specs: Iterable[ToolSpec], *, instructions: str = "") -> str:
-    """The text, in fixed order: what holds always, the workspace, the tools' guidance by id, the operator's instructions.
+def system_prompt(
+    workspace: str | None,
+    specs: Iterable[ToolSpec],
+    *,
+    index: str = "",
+    skills: Iterable[str] = (),
+    hints: Iterable[str] = (),
+    instructions: str = "",
+) -> str:
+    """The text, in fixed order: what holds always, the workspace, the tools (what there is beside those in view, guidance,
+    skills, hints), the operator's instructions.
 
     :param workspace: the path that the model's relative paths start from; None leaves it out
     :param specs: the tools in view; only ``guidance`` is taken from beyond their LLM view
+    :param index: a turn's :attr:`~handrail.contract.session.Turn.index`
     """
     sections = [BASE]
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
-    guided = sorted((spec for spec in specs if spec.guidance.strip()), key=lambda spec: spec.id)
-    if guided:
-        lines = (f"## {wire_name(spec.id)}\n\n{spec.guidance.strip()}" for spec in guided)
-        sections.append("# Tools\n\n" + "\n\n".join(lines))
+    sections += tool_part(index, specs, skills=skills, hints=hints)
     if instructions.strip():
         sections.append("# Instructions\n\n" + instructions.strip())
     return "\n\n".join(sections) + "\n"

@@ -18,9 +18,10 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arguments import arguments_of, for_the_record, unparsed
 from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
+from handrail.arbiter.blind import read_first, unseen
 from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.execution import Execution, uninterrupted
-from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict
+from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict, lock_names
 from handrail.arbiter.output import Shaped, Shaper, said
 from handrail.arbiter.repeats import Repeats
 from handrail.arbiter.requests import Lifetimes
@@ -28,6 +29,7 @@ from handrail.arbiter.resources import Resources
 from handrail.arbiter.running import ToolRuns
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
 from handrail.store.approvals import ApprovalTable
@@ -87,7 +89,8 @@ class Arbiter:
                 if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                     return recorded
                 self._resolve(call)  # 1
-                self._validate(call)  # 2
+                if self._validate(call).manual_first:  # 2
+                    await read_first(call)
                 if waits := self.authorisation.decide(call):  # 3
                     await waits
                 if waits := self._lock(call, predecessors):  # 4
@@ -146,7 +149,7 @@ class Arbiter:
 
     # ── 2 validate ───────────────────────────────────────────────────────────────────────────────
 
-    def _validate(self, call: Call) -> None:
+    def _validate(self, call: Call) -> ToolSpec:
         assert call.entry is not None
         spec = call.entry.spec
         arguments, compact, fault = arguments_of(call.proposed)
@@ -159,12 +162,13 @@ class Arbiter:
             problems = call.entry.schema.problems(arguments, parsed=parsed)
         if arguments is None or problems:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
-            raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems))
+            raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
         call.arguments = arguments
         try:
             call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)
         except ToolError as error:
             raise Refusal("validate", error.kind, error.text) from None
+        return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
         """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
@@ -249,7 +253,7 @@ class Arbiter:
         while holder is not None and holder.grant is None:
             holder = holder.parent
         if call.wants and (holder is None or holder.grant is None or not holder.grant.covers(call.wants)):
-            needed = ", ".join(_lock_names(call.wants))
+            needed = ", ".join(lock_names(call.wants))
             text = f"{call.tool_id} needs the locks {needed}, which its caller {parent.tool_id} does not hold"
             raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
 
@@ -438,12 +442,7 @@ class Arbiter:
 @lru_cache(maxsize=1024)
 def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
     """The record's body, made once for each set of locks and never changed."""
-    return {"locks": _lock_names(wants)}
-
-
-def _lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
-    """Locks as people read them: ``workspace/src/a.py:X``."""
-    return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
+    return {"locks": lock_names(wants)}
 
 
 async def _until(entered: asyncio.Future[None]) -> None:

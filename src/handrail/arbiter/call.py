@@ -13,6 +13,7 @@ from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopRea
 from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
 from handrail.arbiter.redaction import Redactor
+from handrail.catalog.interaction import Interaction
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
@@ -64,6 +65,8 @@ class Lane:
     """The tools there are now, whatever its turns hold; None where that does not change."""
     failed: FailedCalls | None = None
     """Its calls that failed; None while none has."""
+    catalog: Interaction | None = None
+    """What its model has in view; None where nobody keeps that."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 

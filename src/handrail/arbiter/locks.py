@@ -178,6 +178,11 @@ class Request:
 _Fifos = tuple["OrderedDict[Request, None]", ...]
 
 
+def lock_names(wants: tuple[Want, ...]) -> tuple[str, ...]:
+    """Locks as people read them: ``workspace/src/a.py:X``."""
+    return tuple(f"{'/'.join(resource)}:{mode}" for resource, mode in wants)
+
+
 class LockTable:
     """Who holds and who waits for what. Belongs to one event loop; call it from that loop's thread only."""
 

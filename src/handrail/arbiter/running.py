@@ -19,6 +19,7 @@ from handrail.arbiter.locks import LockTable
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
+from handrail.contract.doors import Catalog
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.requires import Capability
 from handrail.contract.result import Result
@@ -240,6 +241,11 @@ class _Doors:
 
     async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
         return await self.runs.asking.during(self.of, questions)
+
+    def catalog(self) -> Catalog:
+        if (catalog := self.of.lane.catalog) is None:
+            raise ToolError("there is no catalog in this session", kind="unavailable")
+        return catalog.door(self.of.generation)
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))

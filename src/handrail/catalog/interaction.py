@@ -13,6 +13,7 @@ from typing import Protocol
 from handrail.catalog.active import ActiveSet
 from handrail.catalog.categories import CORE, SHIPPED
 from handrail.catalog.manuals import ManualsRead, Values, manual_of
+from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
 from handrail.catalog.view import CatalogOptions, View, view_of
 from handrail.contract.doors import BroughtIn, Category, Findings, Manual
@@ -45,22 +46,29 @@ class Finder(Protocol):
         ...
 
 
+InView = tuple[ActiveSet, int]
+"""An active set, and how much of it."""
+
+
 class Interaction:
     """The interactions of one session, one after the other.
 
+    :param values: where the session keeps which manuals were read
     :param finder: None where nothing can be searched
     """
 
-    def __init__(self, session_id: str, options: CatalogOptions, values: Values, finder: Finder | None = None) -> None:
+    def __init__(
+        self, session_id: str, options: CatalogOptions, values: Values | None = None, finder: Finder | None = None
+    ) -> None:
         self.options = options
         self.active = ActiveSet()
         self.number = 0
         """Of the interaction, counted from the session's opening."""
         self.shown = 0
         """How much of the active set the last turn began with."""
-        self.manuals = ManualsRead(session_id, values)
-        self.changed: Callable[[], None] | None = None
-        """Told when something was brought into view."""
+        self.manuals = None if values is None else ManualsRead(session_id, values)
+        self.changed: Callable[[tuple[str, ...]], None] | None = None
+        """Told what was brought into view."""
         self._finder = finder
         self._last: weakref.ref[Generation] | None = None
         self._view: View | None = None
@@ -75,6 +83,10 @@ class Interaction:
         self.active = ActiveSet(brought)
         self.shown = 0
         self._last = None
+
+    def arrange(self, options: CatalogOptions) -> None:
+        """From now on tools are arranged by these."""
+        self.options, self._last = options, None
 
     async def preload(self, generation: Generation, text: str) -> None:
         """Bring into view what serves a user's ``text`` best, if that is wanted."""
@@ -101,15 +113,24 @@ class Interaction:
                 self.active.bring(tool_id for tool_id in self._view.ready if tool_id not in self._view.core)
         return self._view
 
-    def turn(self, generation: Generation) -> int:
-        """A turn begins: how much of the active set it has in view."""
+    def turn(self, generation: Generation) -> InView:
+        """A turn begins: what it has in view, for :meth:`specs`."""
         self.look(generation)
         self.shown = len(self.active)
-        return self.shown
+        return self.active, self.shown
 
-    def specs(self, generation: Generation, count: int | None = None) -> list[ToolSpec]:
-        """The tools in view, where the first ``count`` of the active set are; all of it by default."""
-        return self.look(generation).shown(self.active.first(count))
+    def specs(self, generation: Generation, in_view: InView | None = None) -> list[ToolSpec]:
+        """The tools in view, in order.
+
+        :param in_view: as a turn began with it; None for what is in view now
+        """
+        view = self.look(generation)
+        active, count = in_view or (self.active, None)
+        return view.shown(active.first(count))
+
+    def index(self, generation: Generation) -> str:
+        """What there is beside what is in view from the start, for the system text."""
+        return index_of(self.look(generation), self.options.index_tokens)
 
     def was_shown(self, generation: Generation, tool_id: str) -> bool:
         """Whether the last turn's model has seen this tool's schema."""
@@ -120,7 +141,7 @@ class Interaction:
         view = self.look(generation)
         added = self.active.bring(i for i in ids if i in view.ready and i not in view.core)
         if added and self.changed is not None:
-            self.changed()
+            self.changed(added)
         return added
 
     def door(self, generation: Generation) -> InteractionCatalog:
@@ -186,7 +207,8 @@ class InteractionCatalog:
             raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
-        await self._of.manuals.note(entry)
+        if self._of.manuals is not None:
+            await self._of.manuals.note(entry)
         return manual_of(entry, self._of.look(self._generation))
 
     def _brought(self, name: str, ids: tuple[str, ...]) -> BroughtIn:

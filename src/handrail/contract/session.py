@@ -24,7 +24,13 @@ class Turn(Protocol):
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tools in view of the model, in a stable order; those that are withheld are left out."""
+        """The tools in view of the model, in a stable order: the core tools, then what was brought in, as it was brought.
+        Those that are withheld are left out."""
+        ...
+
+    @property
+    def index(self) -> str:
+        """What there is beside :attr:`specs`, for the system text; ``""`` where that is nothing."""
         ...
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
@@ -82,7 +88,19 @@ class Session(Protocol):
         ...
 
     def turn(self) -> Turn:
-        """The next turn. It keeps the generation of tools that is current now."""
+        """The next turn. It keeps the generation of tools that is current now, and what is in view of it now."""
+        ...
+
+    async def begin(self, text: str = "") -> None:
+        """Begin an interaction: a user says ``text``. What the one before brought into view is gone.
+
+        Without this, all that is said and called in a session is one interaction.
+        """
+        ...
+
+    @property
+    def view(self) -> Sequence[ToolSpec]:
+        """The tools that the next turn's model will see, if nothing more happens."""
         ...
 
     @property

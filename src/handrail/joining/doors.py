@@ -7,10 +7,11 @@ the call is asked, so that whatever is checked for a tool of the holder is check
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
+from handrail.contract.doors import BroughtIn, Category, Findings, Hit, Manual
 from handrail.contract.result import Result
 from handrail.contract.runtime import (
     Completed,
@@ -34,6 +35,7 @@ from handrail.joining.values import (
     each,
     either,
     flag,
+    number,
     one_of,
     optional,
     shape,
@@ -95,6 +97,35 @@ _completed = shape(
     notes=each(text),
     errors=some_bytes,
 )
+_category = shape(Category, name=text, description=text, tool_count=whole)
+_brought_in = shape(
+    BroughtIn, name=text, kind=one_of("category", "tool"), tools=each(text), added=each(text), core=flag
+)
+_hit = shape(
+    Hit,
+    tool_id=text,
+    description=text,
+    relevance=number,
+    confidence=number,
+    weak=flag,
+    reason=text,
+    source=text,
+)
+findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text)
+_manual = shape(
+    Manual,
+    id=text,
+    name=text,
+    category=text,
+    description=text,
+    parameters=an_object,
+    documentation=text,
+    guidance=text,
+    side_effect=text,
+    requires=each(text),
+    example=optional(an_object),
+    source=text,
+)
 
 
 def _stats(value: Any) -> list[FileStat]:
@@ -118,6 +149,11 @@ def _texts(value: Any) -> dict[str, str]:
 
 def _words(value: Any) -> list[str]:
     return [text(word) for word in a_list(value)]
+
+
+async def _manual_of(on: Runtime, given: Given) -> Any:
+    manual = await on.catalog.manual(**given)
+    return replace(manual, parameters=dict(manual.parameters))
 
 
 async def _called(on: Runtime, given: Given) -> Any:
@@ -202,6 +238,15 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             lambda on, given: on.people.answer(**given),
             lambda v: [_words(a) for a in a_list(v)],
         ),
+        "catalog.active": Door({}, lambda on, given: on.catalog.active(), _words),
+        "catalog.categories": Door({}, lambda on, given: on.catalog.categories(), each(_category)),
+        "catalog.load": Door({"name": text}, lambda on, given: on.catalog.load(**given), _brought_in),
+        "catalog.search": Door(
+            {"query": text, "limit": whole, "extensions_only": flag},
+            lambda on, given: on.catalog.search(**given),
+            findings,
+        ),
+        "catalog.manual": Door({"tool": text}, _manual_of, _manual),
         "call": Door({"tool_id": text, "arguments": an_object}, _called, _result),
     }
 )

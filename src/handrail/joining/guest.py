@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
+from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
@@ -171,6 +173,7 @@ class Guest:
     def _operations(self) -> Operations:
         handlers: dict[str, Handler] = {
             "open": self._open,
+            "begin": self._begin,
             "keyed": self._keyed,
             "recall": self._recall,
             "waiting": self._waiting,
@@ -251,6 +254,8 @@ class Guest:
         client: ClientContext | None,
         rules: Sequence[str | RuleEntry],
         mode: Mode | None,
+        interaction: int,
+        brought: Sequence[str],
     ) -> Message:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
@@ -268,10 +273,22 @@ class Guest:
             self._server.leave(self, (session,))
         else:
             self._sessions[id] = session
-        told: Message = {"turns": session.turns}
+        catalog = session.catalog
+        catalog.begin(interaction, brought)
+        catalog.changed = partial(self._brought_in, id, catalog)
+        told: Message = {"turns": session.turns, "catalog": mirror.of_catalog_options(catalog.options)}
         if context is not self.context:
             told["generation"] = mirror.of_generation(context.generation)
         return told
+
+    async def _begin(self, session: str, interaction: int, text: str) -> None:
+        await self._session(session).begin(text, interaction)
+
+    def _brought_in(self, session_id: str, catalog: Interaction, added: Sequence[str]) -> None:
+        """On its way before the answer of the call that brought them."""
+        self._connection.notify(
+            "brought", {"session_id": session_id, "interaction": catalog.number, "added": list(added)}
+        )
 
     def _session(self, session_id: str) -> HeldSession:
         session = self._sessions.get(session_id)

@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
 from handrail.contract.events import Event
@@ -22,12 +23,13 @@ from handrail.contract.tool import Tool
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
-from handrail.registry.generation import Difference, Entry, Generation
+from handrail.registry.generation import Difference, Entry, Foreign, Generation
 
 _SPEC = TypeAdapter(ToolSpec)
 _EXPLANATION = TypeAdapter(Explanation)
 _TIER = TypeAdapter(Tier)
 _DIFFERENCE = TypeAdapter(Difference)
+_CATALOG = TypeAdapter(CatalogOptions)
 
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
@@ -64,6 +66,7 @@ def of_generation(generation: Generation) -> dict[str, Any]:
             "withheld": entry.withheld,
             "confined_by": entry.confined_by,
             "blocking": entry.blocking,
+            "foreign": None if entry.foreign is None else [entry.foreign.name, entry.foreign.about],
         }
         for entry in generation.entries.values()
     ]
@@ -91,10 +94,20 @@ def generation_of(data: Mapping[str, Any]) -> Generation:
                 told["withheld"],
                 told["confined_by"],
                 told["blocking"],
+                foreign=None if told["foreign"] is None else Foreign(*told["foreign"]),
             )
         )
     quarantined = [Fault(**fault) for fault in data["quarantined"]]
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
+
+
+def of_catalog_options(options: CatalogOptions) -> dict[str, Any]:
+    return asdict(options)
+
+
+def catalog_options_of(data: Any) -> CatalogOptions:
+    """The inverse of :func:`of_catalog_options`."""
+    return _CATALOG.validate_python(data)
 
 
 def of_rules(rules: RuleBook) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from handrail.joining.describing import capabilities_of
 from handrail.joining.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
 from handrail.joining.framing import Message
 from handrail.joining.operations import Refused
+from handrail.joining.remote_catalog import RemoteCatalog
 from handrail.joining.values import Malformed, an_object, failure_of, pack
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
@@ -108,6 +109,7 @@ class RemoteRuntime:
         self.net = RemoteNet(self)
         self.state = RemoteState(self)
         self.people = RemotePeople(self)
+        self.catalog = RemoteCatalog(self.ask)
 
     @property
     def call_id(self) -> str:

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
@@ -86,6 +88,8 @@ class JoinedSession:
         self._rules = list(rules)
         self._forget = forget
         self._turns = 0
+        self._catalog = Interaction(session_id, CatalogOptions())
+        """What its model has in view, as the holder has it."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
@@ -137,12 +141,36 @@ class JoinedSession:
             self._own = generation
 
     def _opening(self) -> Message:
-        return {"id": self.id, "rules": list(self._rules), **self._wanted.to_dict()}
+        view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.first())}
+        return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict()}
 
     def _opened(self, told: Message) -> None:
         if "generation" in told:
             self._own = mirror.generation_of(told["generation"])
         self._turns = max(self._turns, told["turns"])
+        self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
+
+    # ── what its model has in view ───────────────────────────────────────────────────────────────
+
+    @property
+    def _tools(self) -> Generation:
+        return self._own or self._generation()
+
+    @property
+    def view(self) -> list[ToolSpec]:
+        return self._catalog.specs(self._tools)
+
+    async def begin(self, text: str = "") -> None:
+        self._check_open()
+        self._catalog.begin()
+        body = {"session": self.id, "interaction": self._catalog.number, "text": text}
+        with contextlib.suppress(StartError):  # nobody holds the workspace; the next one is told when it is opened again
+            await self._membership.request("begin", body, settle=True, repeatable=True)
+
+    def brought_in(self, interaction: int, added: Iterable[str]) -> None:
+        """The holder has brought tools into view."""
+        if interaction == self._catalog.number:
+            self._catalog.active.bring(added)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
@@ -151,7 +179,7 @@ class JoinedSession:
         proposed = ProposedCall(tool, arguments)
         if key is None:
             self._turns += 1
-            generation = self._own or self._generation()
+            generation = self._tools
             answers = await self.carry_out(self._turns, self._membership.token, generation.number, (proposed,))
             return answers[0].result
         body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
@@ -169,7 +197,7 @@ class JoinedSession:
     def turn(self) -> JoinedTurn:
         self._check_open()
         self._turns += 1
-        return JoinedTurn(self, self._membership.token, self._own or self._generation(), self._turns)
+        return JoinedTurn(self, self._membership.token, self._tools, self._turns, self._catalog)
 
     async def carry_out(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall]
@@ -373,15 +401,23 @@ class JoinedSession:
 class JoinedTurn:
     """Implements :class:`~handrail.contract.session.Turn`."""
 
-    def __init__(self, session: JoinedSession, token: int, generation: Generation, number: int) -> None:
+    def __init__(
+        self, session: JoinedSession, token: int, generation: Generation, number: int, catalog: Interaction
+    ) -> None:
         self._session = session
+        self._catalog = catalog
+        self._in_view = catalog.turn(generation)
         self._token = token
         self.generation = generation
         self.number = number
 
     @property
     def specs(self) -> list[ToolSpec]:
-        return [entry.spec for entry in self.generation.entries.values() if entry.withheld is None]
+        return self._catalog.specs(self.generation, self._in_view)
+
+    @property
+    def index(self) -> str:
+        return self._catalog.index(self.generation)
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         proposed = [as_proposed(call) for call in calls]

@@ -11,6 +11,7 @@ SOURCE = "shipped with Handrail"
 
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
+    "info",
     *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
 )
 """Tools that touch nothing but the session itself."""

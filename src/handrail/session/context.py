@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.requires import Layer
 from handrail.contract.tool import Tool
@@ -81,6 +82,7 @@ class Context:
     :ivar further: the agent's roots beside the workspace
     :ivar rules: those that every session of it starts with
     :ivar secrets: what its sessions' tools may be given
+    :ivar catalog: how its sessions' models see the tools
     :ivar shared: whether other contexts see the same generations, so that they do not end with this one
     """
 
@@ -94,8 +96,10 @@ class Context:
         *,
         shared: bool,
         secrets: SecretStore = NO_SECRETS,
+        catalog: CatalogOptions | None = None,
     ) -> None:
         self.manifest = manifest
+        self.catalog = catalog or CatalogOptions(core=manifest.core)
         self.further = further
         self.shelf = shelf
         self.authority = authority

@@ -14,6 +14,8 @@ from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.execution import StopReason
 from handrail.arbiter.reply import Reply
+from handrail.catalog.interaction import Interaction
+from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
@@ -52,6 +54,9 @@ class HeldSession:
         self._lane = lane
         self._generation = generation
         lane.current = generation
+        if lane.catalog is None:
+            lane.catalog = Interaction(lane.session_id, CatalogOptions(), lane.around.values)
+        self._catalog = lane.catalog
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
@@ -127,6 +132,26 @@ class HeldSession:
         """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
         return [answer.result for answer in await self.turn().call_all(calls)]
 
+    async def begin(self, text: str = "", number: int | None = None) -> None:
+        """See :meth:`handrail.contract.session.Session.begin`.
+
+        :param number: of the interaction, where somebody else counts them; the same again begins nothing
+        """
+        self._check_open()
+        if number is None or number != self._catalog.number:
+            self._catalog.begin(number)
+        await self._catalog.preload(self._generation(), text)
+
+    @property
+    def view(self) -> list[ToolSpec]:
+        """The tools that the next turn has in view."""
+        return self._catalog.specs(self._generation())
+
+    @property
+    def catalog(self) -> Interaction:
+        """What its model has in view."""
+        return self._catalog
+
     def turn(self) -> HeldTurn:
         """The next turn. It keeps the generation of tools that is current now."""
         return self.turn_at(self._turns + 1, self._generation())
@@ -138,11 +163,12 @@ class HeldSession:
         :raises UsageError: for a number that has been
         """
         self._count(number)
-        return HeldTurn(self._arbiter, self._lane, generation, number)
+        return HeldTurn(self._arbiter, self._lane, generation, number, self._catalog)
 
     def call_of_turn(self, number: int, generation: Generation, proposed: ProposedCall) -> Coroutine[Any, Any, Answer]:
         """Carry out the only call of a turn; see :meth:`turn_at`."""
         self._count(number)
+        self._catalog.turn(generation)
         return self._arbiter.carry_out(self._arbiter.call(f"{self.id}/{number}.0", proposed, self._lane, generation))
 
     def _count(self, number: int) -> None:
@@ -329,10 +355,12 @@ class _KeyInUse:
 class HeldTurn:
     """One model request with its calls; it pins one generation of the registry."""
 
-    __slots__ = ("_arbiter", "_calls", "_lane", "generation", "number")
+    __slots__ = ("_arbiter", "_calls", "_catalog", "_in_view", "_lane", "generation", "number")
 
-    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int) -> None:
+    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: Interaction) -> None:
         self._arbiter = arbiter
+        self._catalog = catalog
+        self._in_view = catalog.turn(generation)
         self._lane = lane
         self.generation = generation
         self.number = number
@@ -340,8 +368,13 @@ class HeldTurn:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The tools in view of the model, those that are withheld left out."""
-        return [entry.spec for entry in self.generation.entries.values() if entry.withheld is None]
+        """The tools in view of the model: those that were when the turn began."""
+        return self._catalog.specs(self.generation, self._in_view)
+
+    @property
+    def index(self) -> str:
+        """What there is beside :attr:`specs`, for the system text."""
+        return self._catalog.index(self.generation)
 
     def reply(self) -> Reply:
         """For a stream that submits calls one by one."""
