@@ -35,13 +35,10 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.retry import Delayed, RetryPolicy
-from handrail.catalog.dialects import ANTHROPIC
-from handrail.catalog.fitting import fit
 from handrail.contract.agent import AgentBudgets
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import UsageError
 from handrail.contract.result import Result
-from handrail.contract.spec import ToolSpec
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 
@@ -435,21 +432,3 @@ def test_a_budget_is_what_was_said_for_the_run_else_the_agents_else_the_default(
     assert Budget.of(budgets, turns=3, calls=9) == Budget(turns=3, tokens=None, seconds=2.5, calls=9)
     assert Budget.of(budgets) == Budget(turns=7, seconds=2.5)
     assert Budget.of(AgentBudgets()) == Budget()
-
-
-@pytest.mark.proves("D-11")
-async def test_arguments_that_travelled_under_other_names_are_proposed_under_the_tools_own() -> None:
-    session = RecordingSession()
-    spec = ToolSpec(
-        id="odata",
-        description="Ask.",
-        parameters={"type": "object", "properties": {"$filter": {"type": "string"}}, "required": ["$filter"]},
-        side_effect="read",
-        locks=(),
-    )
-    session.specs = [spec]
-    (sent,) = fit(spec.parameters, ANTHROPIC).renamed
-    model = PlayedModel(call_reply(("odata", {sent: "x eq 1"})), text_reply("Done."), dialect=ANTHROPIC)
-    assert (await Agent(session, model).complete("ask")).ok
-    assert sent != "$filter"
-    assert session.ran[0].arguments == {"$filter": "x eq 1"}

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, cast
 
-from handrail.catalog.dialects import ANNOTATIONS, Dialect
+from handrail.catalog.dialects import Dialect
+from handrail.catalog.joining import both_of, by_type, choice, is_number, kind_of, pushed_in, said, united
 
 MAX_NODES = 5_000
 """Schemas within one fitted schema; what would go beyond stays open and says so."""
 MAX_UNROLLED = 2
 """How often a definition that holds itself is written out inside itself."""
-_MAX_SAID = 240
 _SCHEMAS_IN = (
     "items",
     "additionalProperties",
@@ -66,32 +66,6 @@ _TURNED_ROUND = (
     "dependentSchemas",
     "dependencies",
 )
-_BUNDLES = (
-    ("if", "then", "else"),
-    ("contains", "minContains", "maxContains"),
-    ("minimum", "exclusiveMinimum"),
-    ("maximum", "exclusiveMaximum"),
-    ("items", "prefixItems", "additionalItems"),
-)
-"""Keywords that change what each other mean, so that one schema's are never put beside another's."""
-_ASKED_OF = {
-    **dict.fromkeys(
-        ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
-        "object",
-    ),
-    **dict.fromkeys(
-        ("maxProperties", "dependentRequired", "dependentSchemas", "unevaluatedProperties", "propertyOrdering"),
-        "object",
-    ),
-    **dict.fromkeys(
-        ("items", "prefixItems", "minItems", "maxItems", "uniqueItems", "contains", "minContains"), "array"
-    ),
-    **dict.fromkeys(("maxContains", "unevaluatedItems", "additionalItems"), "array"),
-    **dict.fromkeys(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"),
-    **dict.fromkeys(("minLength", "maxLength", "pattern", "format", "contentEncoding", "contentMediaType"), "string"),
-}
-_WIDER = {"integer": "number"}
-
 Node = Mapping[str, Any]
 
 
@@ -194,11 +168,11 @@ class _Fitting:
             given = cast("list[Node | bool]", flat.pop(keyword, ()))
             branches = [self._joined(branch, ()) for branch in given if not isinstance(branch, bool)]
             if branches:
-                flat = _united(flat, branches)
-                self.notes.append(_choice(keyword, branches))
+                flat = united(flat, branches)
+                self.notes.append(choice(keyword, branches))
         for keyword in ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef"):
             if keyword in flat:
-                self.notes.append(_said(keyword, flat.pop(keyword)))
+                self.notes.append(said(keyword, flat.pop(keyword)))
         return flat
 
     def _joined(self, node: Node, trail: tuple[str, ...]) -> dict[str, Any]:
@@ -208,10 +182,10 @@ class _Fitting:
         if isinstance(reference, str) and trail.count(reference) < MAX_UNROLLED:
             target = self._target(reference)
             if isinstance(target, Mapping):
-                flat = _and(flat, self._joined(cast("Node", target), (*trail, reference)))
+                flat = both_of(flat, self._joined(cast("Node", target), (*trail, reference)))
         for part in flat.pop("allOf", ()):
             if isinstance(part, Mapping):
-                flat = _and(flat, self._joined(cast("Node", part), trail))
+                flat = both_of(flat, self._joined(cast("Node", part), trail))
         return flat
 
     def _target(self, reference: str) -> object:
@@ -267,20 +241,20 @@ class _Fitting:
                 node["items"] = node.pop("additionalItems")
         if "oneOf" in node and "anyOf" not in node:
             node["anyOf"] = node.pop("oneOf")
-        if "enum" in node and not all(isinstance(value, str) or _is_number(value) for value in node["enum"]):
-            kinds = list(dict.fromkeys(map(_kind, node["enum"])))
+        if "enum" in node and not all(isinstance(value, str) or is_number(value) for value in node["enum"]):
+            kinds = list(dict.fromkeys(map(kind_of, node["enum"])))
             if not {"null", "string", "number"}.issuperset(kinds):
-                words.append(_said("enum", node["enum"]))
+                words.append(said("enum", node["enum"]))
             node.setdefault("type", kinds)
             if not isinstance(node["type"], list):
                 node["type"] = [node["type"]]
         types = node.get("type")
         if isinstance(types, list):
-            node = _by_type(node, cast("list[str]", types))
+            node = by_type(node, cast("list[str]", types))
         if "patternProperties" in node and "patternProperties" not in keywords:
             node.pop("additionalProperties", None)  # it would judge what the patterns name
         if isinstance(node.get("anyOf"), list):
-            node = _pushed_in(node)
+            node = pushed_in(node)
         kept: dict[str, Any] = {}
         for keyword, value in node.items():
             if keyword == "format" and value not in _FORMATS:
@@ -288,7 +262,7 @@ class _Fitting:
             if keyword in keywords:
                 kept[keyword] = value
             elif keyword not in _UNSAID:
-                words.append(_said(keyword, value))
+                words.append(said(keyword, value))
         return kept
 
     def _within(self, node: dict[str, Any], trail: tuple[str, ...], words: list[str]) -> dict[str, Any]:
@@ -319,9 +293,9 @@ class _Fitting:
             node["anyOf"] = node.pop("oneOf")
         for keyword in _TURNED_ROUND:
             if keyword in node:
-                words.append(_said(keyword, node.pop(keyword)))
+                words.append(said(keyword, node.pop(keyword)))
         if self.names and "patternProperties" in node:
-            words.append(_said("patternProperties", node.pop("patternProperties")))
+            words.append(said("patternProperties", node.pop("patternProperties")))
             node.pop("additionalProperties", None)
 
     def _travels(self, name: str) -> str:
@@ -331,123 +305,6 @@ class _Fitting:
         if name not in self.names:
             return node
         return {**node, "description": " ".join([f"{name}:", str(node.get("description", ""))]).strip()}
-
-
-def _and(one: Node, other: Node) -> dict[str, Any]:
-    """What both ask, or less: of a keyword that both have, the first one's stays, which is never narrower than both."""
-    both = dict(one)
-    for keyword, value in other.items():
-        bundle = next((keywords for keywords in _BUNDLES if keyword in keywords), (keyword,))
-        if not any(of in one for of in bundle):
-            both[keyword] = value
-        elif keyword == "properties":
-            mine = cast("Node", one[keyword])
-            both[keyword] = {**value, **mine}
-            for name in value.keys() & mine.keys():
-                if value[name] != mine[name]:
-                    both[keyword][name] = {"allOf": [mine[name], value[name]]}
-        elif keyword == "required":
-            both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
-        elif keyword in ("allOf", "description"):
-            both[keyword] = [*both[keyword], *value] if keyword == "allOf" else f"{both[keyword]} {value}"
-    parts = (one, other)
-    if any("patternProperties" in part for part in parts):
-        for keyword in ("additionalProperties", "unevaluatedProperties"):
-            both.pop(keyword, None)
-    elif any(part.get("additionalProperties") is False for part in parts):  # each closes what it names itself
-        names = set(both.get("properties", ()))
-        for part in parts:
-            if part.get("additionalProperties") is False:
-                names &= set(part.get("properties", ()))
-        both["properties"] = {name: schema for name, schema in both.get("properties", {}).items() if name in names}
-    return both
-
-
-def _united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
-    """The root taking what any of its alternatives takes."""
-    properties: dict[str, list[Any]] = {}
-    for part in branches:
-        for name, schema in part.get("properties", {}).items():
-            forms = properties.setdefault(name, [])
-            if schema not in forms:
-                forms.append(schema)
-    own: Node = root.get("properties", {})
-    flat = dict(root)
-    flat["properties"] = {
-        **own,
-        **{
-            name: forms[0] if len(forms) == 1 else {"anyOf": forms}
-            for name, forms in properties.items()
-            if name not in own
-        },
-    }
-    common = set[str].intersection(*(set(part.get("required", ())) for part in branches))
-    required = list(dict.fromkeys([*root.get("required", ()), *sorted(common)]))
-    if required:
-        flat["required"] = required
-    return flat
-
-
-def _choice(keyword: str, branches: Sequence[Node]) -> str:
-    """Which properties go together, as a sentence."""
-    groups = [
-        " and ".join(map(str, part.get("required", ()))) or " or ".join(part.get("properties", ())) for part in branches
-    ]
-    groups = [group for group in dict.fromkeys(groups) if group]
-    how = "exactly one" if keyword == "oneOf" else "at least one"
-    return f"Give {how} of: {'; '.join(groups)}." if groups else _said(keyword, list(branches))
-
-
-def _by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
-    """A list of types as alternatives, each with what is asked of that type."""
-    rest = {key: value for key, value in node.items() if key != "type"}
-    if "anyOf" in rest and len(types) > 1:
-        return rest  # two lists of alternatives cannot stand side by side
-    values = rest.pop("enum", None)
-    shown = {key: rest.pop(key) for key in tuple(rest) if key in ANNOTATIONS and key != "format"}
-    branches: list[dict[str, Any]] = []
-    for name in types:
-        branch = {
-            "type": name,
-            **{key: value for key, value in rest.items() if _ASKED_OF.get(key, name) in (name, _WIDER.get(name))},
-        }
-        if values is not None:
-            fits = [value for value in values if _kind(value) in (name, _WIDER.get(name))]
-            if not fits:
-                continue
-            if name in ("string", "number", "integer"):
-                branch["enum"] = fits
-        branches.append(branch)
-    return {**shown, **branches[0]} if len(branches) == 1 else {**shown, "anyOf": branches} if branches else shown
-
-
-def _pushed_in(node: dict[str, Any]) -> dict[str, Any]:
-    """Alternatives that stand alone: what is asked beside them is asked in each."""
-    beside = {key: value for key, value in node.items() if key not in ("anyOf", *ANNOTATIONS)}
-    shown = {key: value for key, value in node.items() if key in ANNOTATIONS}
-    if beside:
-        given = cast("list[Node | bool]", node["anyOf"])
-        node["anyOf"] = [branch if isinstance(branch, bool) else _and(branch, beside) for branch in given]
-    return {**shown, "anyOf": node["anyOf"]}
-
-
-def _kind(value: object) -> str:
-    if isinstance(value, bool):
-        return "boolean"
-    if value is None:
-        return "null"
-    if isinstance(value, (int, float)):
-        return "number"
-    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _said(keyword: str, value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, separators=(", ", ": "))
-    return f"({keyword}: {text if len(text) <= _MAX_SAID else text[:_MAX_SAID] + '…'})"
 
 
 def _travel_names(root: Node, dialect: Dialect) -> dict[str, str]:

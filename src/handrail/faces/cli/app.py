@@ -27,6 +27,8 @@ COMMANDS = {
     "config": "Show each setting and where it comes from.",
     "init": "Write a commented handrail.toml.",
     "trust": "Look at a workspace's handrail.toml and decide whether all of it counts.",
+    "new": "Write a tool that works, with its test, to begin with.",
+    "lint": "Check tools for their author: what keeps one from loading, and what could be better.",
     "doctor": "Say what this machine can enforce, and what to do about the rest.",
     "state": "List what is kept for which workspace, or remove it.",
     "completion": "Print the completion of a shell.",

@@ -106,6 +106,15 @@ def metadata_in(content: bytes, place: str, name: str) -> ToolSpec | None:
     return spec
 
 
+def declared_in(place: str) -> dict[str, Any]:
+    """The runtime view as a sound module wrote it."""
+    tree = ast.parse(Path(place).read_bytes())
+    for statement in tree.body:
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == METADATA:
+            return _manifest(ast.literal_eval(statement.value), "")["runtime"]
+    return {}
+
+
 def fault_in_module(content: bytes, place: str) -> str | None:
     """Why a module whose metadata stand beside it cannot be run as a tool, or None."""
     try:

@@ -1,0 +1,344 @@
+"""A tool looked at for its author: what keeps it from being loaded, and what makes it worse than it could be.
+
+An *error* is what start-up would refuse. A *warning* is what works and will be regretted: a description that no model can
+choose by, a side effect or a lock that was left to the strict default, a parameter that nothing reads. Nothing is run, but
+for Python files whose tools are given in code: those are imported, as the program that gives them would.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import re
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NoReturn, cast
+
+from handrail.catalog.dialects import DIALECTS
+from handrail.catalog.fitting import fit
+from handrail.catalog.tokens import of_spec
+from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.jsontext import ArgumentText, parse_object
+from handrail.contract.manifest import MAX_MANIFEST_BYTES
+from handrail.contract.sandbox import Sandbox
+from handrail.contract.spec import ToolSpec, properties_of
+from handrail.contract.tool import Tool
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.executables import Confinement, ExecutableTool
+from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.modules import METADATA, ModuleTool, declared_in, is_module
+from handrail.registry.sources.python import tools_among
+from handrail.registry.sources.source import Found, Loaded, Rank, Source
+
+Severity = Literal["error", "warning"]
+LONG_DESCRIPTION = 1_024
+"""Characters; OpenAI's models are told no more of a tool."""
+SHORT_DESCRIPTION = 20
+MANY_TOKENS = 600
+"""Of a model's context, for one tool, whenever it is in view."""
+MAX_SOURCE_BYTES = 1024 * 1024
+_SECRET_LIKE = re.compile(r"(?:^|_)(?:password|passwd|secret|token|api_?key|credentials?)(?:$|_)", re.IGNORECASE)
+_PATH_LIKE = re.compile(r"(?:^|_)(?:path|file|filename|folder|directory|dir)$", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to mend.
+
+    :param tool: the tool's id, or ``""`` where there is none yet
+    :param place: the file, and what in it
+    """
+
+    severity: Severity
+    source: str
+    where: str
+    text: str
+    tool: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.source}: {f'{self.where}: ' if self.where else ''}{self.text}"
+
+
+def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
+    """Check the tools at ``path``: a manifest, a module, a Python file that makes tools, or a folder of them.
+
+    :param sandbox: what programs would run in; nothing is started
+    :return: the ids of the tools that were looked at, and what was found, errors first
+    :raises UsageError: when there is nothing that could be checked
+    """
+    if not path.exists():
+        raise UsageError(f"{path} does not exist; name a manifest, a Python file, or a folder of tools")
+    found = list(_sources(path, sandbox))
+    findings: list[Finding] = []
+    tools: list[str] = []
+    for source in found:
+        loaded = source.load()
+        findings += [Finding("error", fault.source, fault.where, fault.problem) for fault in loaded.faults]
+        for one in loaded.tools:
+            tools.append(one.tool.spec.id)
+            faults = list(_faults(one, source.rank, sandbox))
+            findings += [
+                Finding("error", fault.source, fault.where, fault.problem, one.tool.spec.id) for fault in faults
+            ]
+            if not faults:
+                findings += warnings_of(one)
+    if not tools and not findings:
+        raise UsageError(
+            f"no tool was found at {path}; expected a manifest, a module with {METADATA}, or tools under @tool"
+        )
+    return tools, sorted(findings, key=lambda finding: finding.severity)
+
+
+def warnings_of(found: Found) -> list[Finding]:
+    """What works and could be better about a tool that can be loaded."""
+    spec, declared = found.tool.spec, _declared(found)
+    said = [
+        *_about_words(spec),
+        *_about_effects(spec, declared),
+        *_about_parameters(spec, found),
+        *_about_providers(spec),
+    ]
+    return [Finding("warning", found.place, where, text, spec.id) for where, text in said]
+
+
+# --- where tools are ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Only:
+    """The part of a source that is about one file."""
+
+    whole: Source
+    file: str
+    rank: Rank = "global"
+    foreign: bool = False
+
+    def load(self) -> Loaded:
+        loaded = self.whole.load()
+        return Loaded(
+            tuple(found for found in loaded.tools if found.place == self.file),
+            tuple(fault for fault in loaded.faults if fault.source in (self.file, str(Path(self.file).parent))),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    loaded: Loaded
+    rank: Rank = "code"
+    foreign: bool = False
+
+    def load(self) -> Loaded:
+        return self.loaded
+
+
+def _sources(path: Path, sandbox: Sandbox) -> Iterator[Source]:
+    confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
+    path = path.resolve()
+    if path.is_dir():
+        yield FolderSource(path, "global", confinement)
+        return
+    folder = FolderSource(path.parent, "global", confinement)
+    if path.suffix == ".json" or (path.suffix == ".py" and _is_module_tool(path)):
+        manifest = path.with_suffix(".json")
+        yield _Only(folder, str(manifest if manifest.exists() else path))
+    elif path.suffix == ".py":
+        yield _Given(_imported(path))
+    else:
+        raise UsageError(f"{path} is neither a manifest (.json) nor Python (.py); name the manifest of a program")
+
+
+def _is_module_tool(path: Path) -> bool:
+    try:
+        tree = ast.parse(path.read_bytes()[:MAX_SOURCE_BYTES])
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return True  # its source says what is wrong with it
+    names = {t.id for s in tree.body if isinstance(s, ast.Assign) for t in s.targets if isinstance(t, ast.Name)}
+    return is_module(path) and (METADATA in names or path.with_suffix(".json").exists())
+
+
+def _imported(path: Path) -> Loaded:
+    """The tools of a Python file, by running it as an import would."""
+    name = f"handrail_lint_{path.stem}"
+    made = importlib.util.spec_from_file_location(name, path)
+    assert made is not None and made.loader is not None
+    module = importlib.util.module_from_spec(made)
+    sys.modules[name] = module
+    try:
+        made.loader.exec_module(module)
+    except LoadError as error:
+        return Loaded(faults=tuple(error.faults))
+    except Exception as error:
+        return Loaded(faults=(Fault(str(path), "", f"cannot be imported: {type(error).__name__}: {error}"),))
+    finally:
+        del sys.modules[name]
+    classes = [
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value)
+        and issubclass(value, Tool)
+        and value.__module__ == name
+        and not inspect.isabstract(value)
+    ]
+    given = [value for value in vars(module).values() if isinstance(value, Tool)]
+    made_of = {type(tool) for tool in given}
+    return tools_among([*dict.fromkeys(given), *(one for one in classes if one not in made_of)], str(path))
+
+
+def _nothing_runs(_: object) -> NoReturn:
+    raise UsageError("tools are only looked at here; open a kernel to run one")
+
+
+def _faults(found: Found, rank: Rank, sandbox: Sandbox) -> Iterable[Fault]:
+    """What start-up would refuse about one tool."""
+    try:
+        load_generation([_Given(Loaded((found,)), rank)], tier=sandbox.tier)
+    except LoadError as error:
+        return error.faults
+    return ()
+
+
+def _declared(found: Found) -> Mapping[str, Any] | None:
+    """The runtime view as its author wrote it, or None where only the result is known."""
+    if not found.place.endswith(".json"):
+        return declared_in(found.place) if isinstance(found.tool, ExecutableTool) else None
+    try:
+        whole = parse_object(Path(found.place).read_bytes(), max_bytes=MAX_MANIFEST_BYTES)
+    except (OSError, ArgumentText):
+        return None
+    runtime = whole.get("runtime", {})
+    return cast("Mapping[str, Any]", runtime) if isinstance(runtime, Mapping) else None
+
+
+# --- what to say ----------------------------------------------------------------------------------------------------
+
+
+def _about_words(spec: ToolSpec) -> Iterator[tuple[str, str]]:
+    description = spec.description.strip()
+    if len(description) < SHORT_DESCRIPTION:
+        yield (
+            "description",
+            f"has {len(description)} characters; a model chooses by it: say in a sentence what it does and when to use it",
+        )
+    elif len(description) > LONG_DESCRIPTION:
+        yield (
+            "description",
+            f"has {len(description):,} characters, and some providers are told {LONG_DESCRIPTION:,}; "
+            "keep the first sentences, and put the rest under documentation, which info shows",
+        )
+    if (tokens := of_spec(spec)) > MANY_TOKENS:
+        yield (
+            "parameters",
+            f"take about {tokens} tokens of every request that has the tool in view; shorten what is said twice",
+        )
+
+
+def _about_effects(spec: ToolSpec, declared: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    reaches_out = bool(spec.requires.net.hosts) or declared is None
+    if declared is not None and "side_effect" not in declared:
+        yield "side_effect", "is missing, so it counts as external, the strictest; say read, write or external"
+    elif spec.side_effect == "external" and not reaches_out:
+        yield "side_effect", "is external, and it requires no hosts; a tool that changes only this machine is a write"
+    if spec.locks is None and spec.side_effect != "read":
+        yield "locks", "are missing, so each call waits for the whole workspace; name what it changes, or say locks: []"
+    if spec.side_effect == "read" and spec.requires.fs.write:
+        yield "side_effect", "is read, and requires.fs.write names files; drop one of the two"
+    if spec.timeout_ms > 600_000:
+        yield (
+            "timeout_ms",
+            f"is {spec.timeout_ms / 60_000:.0f} minutes, for which a turn waits; make it a background tool",
+        )
+
+
+def _about_parameters(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]:
+    text = _implementation(found.tool)
+    for name, schema in properties_of(spec.parameters).items():
+        place = f"parameters.{name}"
+        if not schema.get("description") and not schema.get("enum"):
+            yield place, "has no description; say what it is, with its unit or form"
+        if not schema.keys() & {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"}:
+            yield place, "has no type, so anything is taken"
+        if _SECRET_LIKE.search(name):
+            yield place, "looks like a secret, which a model should never hold; declare it under secrets"
+        if schema.get("type") == "string" and _PATH_LIKE.search(name) and not schema.get("format") and not spec.targets:
+            yield place, 'looks like a path; with "format": "path" rules and locks know it'
+        if text is not None and name not in text:
+            yield place, "is named nowhere in the implementation; drop it if nothing reads it"
+
+
+def _about_providers(spec: ToolSpec) -> Iterator[tuple[str, str]]:
+    for dialect in DIALECTS.values():
+        fitted = fit(spec.parameters, dialect)
+        for name in fitted.renamed.values():
+            yield "parameters", f"{dialect.name} takes no property called {name!r}; it travels there under another name"
+        for note in fitted.notes:
+            yield "parameters", f"{dialect.name} takes no alternatives at the top; it is told in words: {note}"
+
+
+def _implementation(tool: Tool) -> str | None:
+    """The text that would name a parameter if it were read; None where it cannot be told."""
+    if isinstance(tool, ExecutableTool):
+        try:
+            content = Path(tool.executable).read_bytes()[:MAX_SOURCE_BYTES]
+        except OSError:
+            return None
+        if b"\0" in content:
+            return None
+        text = content.decode("utf-8", "replace")
+        return _without_metadata(text) if isinstance(tool, ModuleTool) else text
+    function = inspect.unwrap(getattr(tool, "function", type(tool)))
+    try:
+        source = textwrap.dedent(inspect.getsource(function))
+    except (OSError, TypeError):
+        return None
+    return _body_of(source)
+
+
+def _as_a_whole(statements: Iterable[ast.stmt], name: str) -> bool:
+    """Whether ``name`` is used other than by asking it for one of its members."""
+    asked: set[int] = set()
+    for node in (node for statement in statements for node in ast.walk(statement)):
+        inner = node.value if isinstance(node, (ast.Subscript, ast.Attribute)) else None
+        if (
+            isinstance(node, ast.Compare)
+            and len(node.comparators) == 1
+            and isinstance(node.ops[0], (ast.In, ast.NotIn))
+        ):
+            inner = node.comparators[0]
+        if isinstance(inner, ast.Name):
+            asked.add(id(inner))
+    names = (node for statement in statements for node in ast.walk(statement) if isinstance(node, ast.Name))
+    return any(node.id == name and id(node) not in asked for node in names)
+
+
+def _without_metadata(text: str) -> str | None:
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return text
+    if _as_a_whole(tree.body, "params"):
+        return None
+    kept = [s for s in tree.body if not (isinstance(s, ast.Assign) and ast.unparse(s.targets[0]) == METADATA)]
+    return "\n".join(map(ast.unparse, kept))
+
+
+def _body_of(source: str) -> str | None:
+    """What a function or class does, without its signature, its docstring and the spec that names the parameters."""
+    try:
+        node = ast.parse(source).body[0]
+    except (SyntaxError, IndexError):
+        return None
+    if isinstance(node, ast.ClassDef):
+        methods = [one for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        return None if _as_a_whole(methods, "args") else "\n".join(map(ast.unparse, methods))
+    if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        return None
+    body = node.body
+    if isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant):
+        body = body[1:]
+    text = "\n".join(map(ast.unparse, body))
+    # A function that hands its arguments on as a whole reads all of them.
+    return None if node.args.kwarg is not None or "locals()" in text else text

@@ -1,0 +1,228 @@
+"""A tool to begin with: one that works, in each of the forms that a tool can have, and its test.
+
+Each counts the words of a text, so that an author changes a few lines of something that runs.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from handrail.contract.errors import UsageError
+from handrail.contract.names import LOCKED_IDS, fault_in_id
+
+ToolKind = Literal["function", "class", "program", "persistent", "module"]
+KINDS: Mapping[ToolKind, str] = {
+    "function": "a typed Python function, in the program that gives it to the kernel",
+    "class": "a Python class, for a tool that holds something between calls",
+    "program": "an executable in any language, started for each call in a sandbox (here: sh and python3)",
+    "persistent": "an executable that stays up between calls, in a sandbox of its own",
+    "module": "a Python module with execute(topic, params, config, telemetry), run in a sandbox",
+}
+_DESCRIPTION = "Count the words of a text. Use it when somebody asks how long a text is."
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    name: str
+    text: str
+    executable: bool = False
+
+
+def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
+    """The files of a new tool, the tool's own first and its test last.
+
+    :raises UsageError: for an id that no tool can have
+    """
+    if problem := fault_in_id(tool_id):
+        raise UsageError(problem)
+    if tool_id in LOCKED_IDS:
+        raise UsageError(f"{tool_id!r} is a locked id, which only the built-in tool may have; choose another")
+    word = re.sub(r"\W", "_", tool_id)
+    match kind:
+        case "function":
+            own = [NewFile(f"{word}.py", _FUNCTION.format(id=tool_id, word=word))]
+        case "class":
+            own = [NewFile(f"{word}.py", _CLASS.format(id=tool_id, word=word, name=_class_name(word)))]
+        case "program":
+            own = [NewFile(f"{tool_id}.json", _manifest(tool_id, word)), NewFile(word, _PROGRAM, executable=True)]
+        case "persistent":
+            manifest = _manifest(tool_id, word, persistent=True)
+            own = [NewFile(f"{tool_id}.json", manifest), NewFile(word, _PERSISTENT, executable=True)]
+        case "module":
+            own = [NewFile(f"{word}.py", _MODULE.format(id=tool_id))]
+    test = _TEST_OF_CODE if kind in ("function", "class") else _TEST_OF_FILES
+    made = f"{_class_name(word)}()" if kind == "class" else word
+    imported = _class_name(word) if kind == "class" else word
+    names = ", ".join(repr(file.name) for file in own)
+    text = test.format(id=tool_id, word=word, made=made, imported=imported, names=names)
+    return [*own, NewFile(f"test_{word}.py", text)]
+
+
+def write(folder: Path, files: list[NewFile]) -> list[Path]:
+    """Write the files of a new tool. Nothing is written where any of them is there already.
+
+    :raises UsageError: naming what is there
+    :raises OSError: when the folder cannot be written
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if taken := [file.name for file in files if (folder / file.name).exists() or (folder / file.name).is_symlink()]:
+        raise UsageError(
+            f"{', '.join(taken)} is in {folder} already; nothing was written. Choose another name or folder"
+        )
+    written: list[Path] = []
+    for file in files:
+        path = folder / file.name
+        with path.open("x", encoding="utf-8") as opened:
+            opened.write(file.text)
+        mode = 0o755 if file.executable else 0o644
+        path.chmod(mode & ~stat.S_IWGRP & ~stat.S_IWOTH)
+        written.append(path)
+    return written
+
+
+def _class_name(word: str) -> str:
+    return "".join(part.capitalize() for part in word.split("_") if part) or "Tool"
+
+
+def _manifest(tool_id: str, word: str, *, persistent: bool = False) -> str:
+    llm = {
+        "name": tool_id,
+        "description": _DESCRIPTION,
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "The text to count"}},
+            "required": ["text"],
+        },
+    }
+    runtime: dict[str, object] = {"exec_path": word, "side_effect": "read", "locks": [], "timeout_ms": 5000}
+    return json.dumps({"llm": llm, "runtime": runtime | ({"persistent": True} if persistent else {})}, indent=2) + "\n"
+
+
+_FUNCTION = '''"""{id}: give it to the kernel with Kernel.open(tools=[{word}])."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from handrail import tool
+
+
+@tool(id="{id}", side_effect="read", locks=[])
+async def {word}(text: Annotated[str, Field(max_length=100_000)]) -> dict[str, int]:
+    """Count the words of a text. Use it when somebody asks how long a text is.
+
+    Args:
+        text: The text to count
+    """
+    return {{"words": len(text.split())}}
+'''
+
+_CLASS = '''"""{id}: give it to the kernel with Kernel.open(tools=[{name}()])."""
+
+from typing import Any
+
+from handrail import Runtime, Tool, ToolSpec
+
+
+class {name}(Tool):
+    spec = ToolSpec(
+        id="{id}",
+        description="Count the words of a text. Use it when somebody asks how long a text is.",
+        parameters={{
+            "type": "object",
+            "properties": {{"text": {{"type": "string", "description": "The text to count"}}}},
+            "required": ["text"],
+        }},
+        side_effect="read",
+        locks=(),
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return {{"words": len(args["text"].split())}}
+'''
+
+_PROGRAM = """#!/bin/sh
+# The arguments are one JSON object on stdin; the answer is one JSON object on stdout. Diagnostics go to stderr.
+exec python3 -c '
+import json, sys
+text = json.load(sys.stdin)["text"]
+print(json.dumps({"words": len(text.split())}))
+'
+"""
+
+_PERSISTENT = """#!/usr/bin/env python3
+# One JSON object per line, both ways, one call at a time. Diagnostics go to stderr.
+import json
+import sys
+
+for line in sys.stdin:
+    call = json.loads(line)
+    text = call["arguments"]["text"]
+    print(json.dumps({"id": call["id"], "result": {"words": len(text.split())}}), flush=True)
+"""
+
+_MODULE = """METADATA = {{
+    "name": "{id}",
+    "description": "Count the words of a text. Use it when somebody asks how long a text is.",
+    "parameters": {{"text": {{"type": "string", "description": "The text to count", "required": True}}}},
+    "side_effect": "read",
+    "locks": [],
+    "constraints": {{"timeout_seconds": 5}},
+}}
+
+
+def execute(topic: str, params: dict, config: dict = None, telemetry: dict = None) -> dict:
+    return {{"text": "counted", "words": len(params["text"].split())}}
+"""
+
+_TEST_OF_CODE = '''"""What {id} does, through a kernel of its own."""
+
+import asyncio
+from pathlib import Path
+
+from {word} import {imported}
+
+from handrail.testing.kernels import temporary_kernel
+
+
+def test_{word}_counts_words(tmp_path: Path) -> None:
+    async def called() -> object:
+        async with temporary_kernel(tmp_path, tools=[{made}], rules=["allow {id}"]) as kernel:
+            result = await (await kernel.session()).call("{id}", {{"text": "one two three"}})
+            assert result.ok, result.error_text
+            return result.data["words"]
+
+    assert asyncio.run(called()) == 3
+'''
+
+_TEST_OF_FILES = '''"""What {id} does, through a kernel of its own and in its sandbox."""
+
+import asyncio
+import shutil
+from pathlib import Path
+
+from handrail.testing.kernels import temporary_kernel
+
+HERE = Path(__file__).parent
+
+
+def test_{word}_counts_words(tmp_path: Path) -> None:
+    tools = tmp_path / "config" / "tools"
+    tools.mkdir(parents=True)
+    for name in ({names},):
+        shutil.copy(HERE / name, tools / name)
+
+    async def called() -> object:
+        async with temporary_kernel(tmp_path, rules=["allow {id}"]) as kernel:
+            result = await (await kernel.session()).call("{id}", {{"text": "one two three"}})
+            assert result.ok, result.error_text
+            return result.data["words"]
+
+    assert asyncio.run(called()) == 3
+'''

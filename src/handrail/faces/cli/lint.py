@@ -1,0 +1,96 @@
+"""``handrail lint``: a tool, a folder of them or all that is configured, checked for its author."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.completing import files
+from handrail.faces.cli.config import read
+from handrail.faces.cli.options import Setting, configured
+from handrail.faces.cli.show import note, out, out_json
+
+if TYPE_CHECKING:
+    from handrail.authoring.linting import Finding
+    from handrail.config import Configuration
+    from handrail.contract.sandbox import Sandbox
+
+
+@click.command("lint")
+@click.argument("paths", nargs=-1, metavar="[PATH]...", shell_complete=files)
+@click.option("--strict", is_flag=True, help="Fail for warnings too.")
+@configured
+def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
+    """Check tools for their author: manifests, modules, Python files with tools in them, or folders of these.
+
+    An error keeps a tool from being loaded. A warning is what works and will be regretted: a description that no model can
+    choose by, a side effect or a lock left to the strict default, a parameter that nothing reads. Without a PATH every
+    configured tool folder and agent is checked, with rules that can never match.
+
+    A Python file whose tools are made by @tool or as classes is imported, and so run; nothing else is.
+    """
+    from handrail.authoring.linting import lint
+    from handrail.confining import sandbox_of
+
+    config = read(setting)
+    sandbox = sandbox_of(config)
+    tools: list[str] = []
+    findings: list[Finding] = []
+    for path in [Path(path) for path in paths] or list(_folders(config)):
+        seen, found = lint(path, sandbox)
+        tools += seen
+        findings += found
+    if not paths:
+        known = {(finding.source, finding.where, finding.text) for finding in findings}
+        findings += [
+            one for one in _of_agents(setting, config, sandbox) if (one.source, one.where, one.text) not in known
+        ]
+    errors = sum(finding.severity == "error" for finding in findings)
+    if setting.json:
+        out_json({"tools": tools, "findings": [_whole(finding) for finding in findings]})
+    else:
+        for finding in findings:
+            out(f"{finding.severity}: {finding}")
+        counted = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
+        note(
+            f"{counted}: {errors} to mend, {len(findings) - errors} to think about"
+            if findings
+            else f"{counted}: nothing to say"
+        )
+    return ERROR if errors or (strict and findings) else OUTPUT
+
+
+def _folders(config: Configuration) -> Iterator[Path]:
+    """The configured tool folders that have anything in them."""
+    from handrail.registry.agents import find_agents
+
+    seen: set[Path] = set()
+    for agent in find_agents(config.folder):
+        for _, folder in config.tool_folders(agent):
+            if folder not in seen and folder.is_dir() and any(folder.glob("*.json")) | any(folder.glob("*.py")):
+                seen.add(folder)
+                yield folder
+
+
+def _of_agents(setting: Setting, config: Configuration, sandbox: Sandbox) -> Iterator[Finding]:
+    from handrail.agents import survey
+    from handrail.authoring.linting import Finding
+    from handrail.store.folders import locate
+
+    for agent in survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox):
+        for fault in agent.faults:
+            yield Finding("error", fault.source, fault.where, fault.problem)
+
+
+def _whole(finding: Finding) -> dict[str, str]:
+    return {
+        "severity": finding.severity,
+        "tool": finding.tool,
+        "source": finding.source,
+        "where": finding.where,
+        "text": finding.text,
+    }

@@ -1,0 +1,30 @@
+"""What a model is offered in its provider's form, and what comes back."""
+
+from __future__ import annotations
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.loop import Agent
+from handrail.catalog.dialects import ANTHROPIC
+from handrail.catalog.fitting import fit
+from handrail.contract.spec import ToolSpec
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+
+@pytest.mark.proves("D-11")
+async def test_arguments_that_travelled_under_other_names_are_proposed_under_the_tools_own() -> None:
+    session = RecordingSession()
+    spec = ToolSpec(
+        id="odata",
+        description="Ask.",
+        parameters={"type": "object", "properties": {"$filter": {"type": "string"}}, "required": ["$filter"]},
+        side_effect="read",
+        locks=(),
+    )
+    session.specs = [spec]
+    (sent,) = fit(spec.parameters, ANTHROPIC).renamed
+    model = PlayedModel(call_reply(("odata", {sent: "x eq 1"})), text_reply("Done."), dialect=ANTHROPIC)
+    assert (await Agent(session, model).complete("ask")).ok
+    assert sent != "$filter"
+    assert session.ran[0].arguments == {"$filter": "x eq 1"}

@@ -1,0 +1,161 @@
+"""What an author is told about a tool, each thing on a tool that has it and on one that has not."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.authoring.linting import Finding, lint
+from handrail.contract.errors import UsageError
+from handrail.sandbox import tiers
+
+SANDBOX = tiers.choose()
+GOOD = {
+    "llm": {
+        "name": "notes.add",
+        "description": "Add a line to the notes on a topic, for later.",
+        "parameters": {
+            "type": "object",
+            "properties": {"line": {"type": "string", "description": "What to add"}},
+            "required": ["line"],
+        },
+    },
+    "runtime": {"exec_path": "run", "side_effect": "write", "locks": ["notes:X"]},
+}
+
+
+def manifest(
+    folder: Path, *, llm: dict[str, Any] | None = None, runtime: dict[str, Any] | None = None, without: str = ""
+) -> Path:
+    """A sound tool with the given differences."""
+    views = {"llm": {**GOOD["llm"], **(llm or {})}, "runtime": {**GOOD["runtime"], **(runtime or {})}}
+    views["runtime"].pop(without, None)
+    path = folder / "notes.add.json"
+    path.write_text(json.dumps(views))
+    program = folder / "run"
+    program.write_text("#!/bin/sh\n# reads .line\n")
+    program.chmod(0o755)
+    return path
+
+
+def said(path: Path) -> list[tuple[str, str]]:
+    return [(finding.severity, f"{finding.where}: {finding.text}") for finding in lint(path, SANDBOX)[1]]
+
+
+def property_(name: str, **schema: Any) -> dict[str, Any]:
+    return {"parameters": {"type": "object", "properties": {name: schema}}}
+
+
+@pytest.mark.proves("K-12")
+def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
+    assert said(manifest(tmp_path)) == []
+
+
+@pytest.mark.proves("K-12")
+@pytest.mark.parametrize(
+    ("change", "warning"),
+    [
+        ({"llm": {"description": "Adds."}}, "description: has 5 characters"),
+        ({"llm": {"description": "Adds a line. " * 100}}, "description: has 1,299 characters"),
+        ({"without": "side_effect"}, "side_effect: is missing, so it counts as external"),
+        ({"runtime": {"side_effect": "external"}}, "side_effect: is external, and it requires no hosts"),
+        ({"without": "locks"}, "locks: are missing, so each call waits for the whole workspace"),
+        (
+            {"runtime": {"side_effect": "read", "requires": {"fs": {"write": ["a"]}}}},
+            "side_effect: is read, and requires.fs.write names files",
+        ),
+        ({"runtime": {"timeout_ms": 3_600_000}}, "timeout_ms: is 60 minutes"),
+        ({"llm": property_("line", type="string")}, "parameters.line: has no description"),
+        ({"llm": property_("line", description="What to add")}, "parameters.line: has no type"),
+        (
+            {"llm": property_("api_key", type="string", description="The key")},
+            "parameters.api_key: looks like a secret",
+        ),
+        ({"llm": property_("path", type="string", description="Where")}, "parameters.path: looks like a path"),
+        ({"llm": property_("colour", type="string", description="c")}, "parameters.colour: is named nowhere"),
+        ({"llm": property_("$line", type="string", description="l")}, "takes no property called '$line'"),
+        (
+            {"llm": {"parameters": {"type": "object", "oneOf": [{"required": ["line"]}, {"required": ["run"]}]}}},
+            "parameters: gemini takes no alternatives at the top",
+        ),
+    ],
+)
+def test_what_will_be_regretted_is_a_warning(tmp_path: Path, change: dict[str, Any], warning: str) -> None:
+    found = said(manifest(tmp_path, **change))
+    assert any(severity == "warning" and warning in text for severity, text in found), found
+    assert not any(severity == "error" for severity, _ in found)
+
+
+@pytest.mark.proves("K-12")
+def test_what_start_up_would_refuse_is_an_error_and_all_of_it_is_named(tmp_path: Path) -> None:
+    path = manifest(
+        tmp_path, llm={"parameters": {"type": "array"}}, runtime={"locks": ["file:{gone}:S"], "tiemout_ms": 5}
+    )
+    found = said(path)
+    assert [severity for severity, _ in found] == ["error"] * 3
+    text = " ".join(text for _, text in found)
+    assert "tiemout_ms" in text and "'gone'" in text and "one object" in text
+
+
+@pytest.mark.proves("K-12")
+def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them(tmp_path: Path) -> None:
+    path = manifest(tmp_path)
+    (tmp_path / "other.json").write_text("{")
+    assert said(path) == []
+    assert [severity for severity, _ in said(tmp_path)] == ["error"]
+
+
+@pytest.mark.proves("K-12")
+def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    source = '''
+    from handrail import Runtime, Tool, ToolSpec, tool
+
+    @tool(side_effect="read")
+    async def greet(name: str, mood: str, runtime: Runtime) -> str:
+        """Say hello to somebody by name.
+
+        Args:
+            name: whom
+            mood: in which mood
+        """
+        return f"hello {name}"
+
+    class Whole(Tool):
+        spec = ToolSpec(
+            id="whole", description="Gives back what it is given, whole.", side_effect="read",
+            parameters={"type": "object", "properties": {"a": {"type": "string", "description": "any"}}},
+        )
+
+        async def execute(self, args, runtime):
+            return args
+    '''
+    path.write_text(textwrap.dedent(source))
+    tools, findings = lint(path, SANDBOX)
+    assert set(tools) >= {"greet", "whole"}
+    about = {(finding.tool, finding.where) for finding in findings if "named nowhere" in finding.text}
+    assert about == {("greet", "parameters.mood")}
+
+
+@pytest.mark.proves("K-12")
+def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import no_such_package\n")
+    assert lint(path, SANDBOX)[1] == [
+        Finding("error", str(path), "", "cannot be imported: ModuleNotFoundError: No module named 'no_such_package'")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "problem"), [("a.txt", "", "neither a manifest"), ("b.py", "x = 1", "no tool was found")]
+)
+def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, text: str, problem: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UsageError, match=problem):
+        lint(tmp_path / name, SANDBOX)
+    with pytest.raises(UsageError, match="does not exist"):
+        lint(tmp_path / "gone", SANDBOX)

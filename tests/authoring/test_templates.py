@@ -1,0 +1,54 @@
+"""A new tool of each kind works as it is written, and so does its test."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from handrail.authoring.linting import lint
+from handrail.authoring.templates import KINDS, ToolKind, files_of, write
+from handrail.contract.errors import UsageError
+from handrail.sandbox import tiers
+
+confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+
+
+@confined
+@pytest.mark.proves("R-13")
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: Path) -> None:
+    write(tmp_path, files_of(kind, "text.words"))
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "test_text_words.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout
+
+
+@pytest.mark.proves("R-13", "K-12")
+@pytest.mark.parametrize("kind", KINDS)
+def test_there_is_nothing_to_say_about_a_new_tool(kind: ToolKind, tmp_path: Path) -> None:
+    written = write(tmp_path, files_of(kind, "text.words"))
+    assert lint(written[0], tiers.choose()) == (["text.words"], [])
+
+
+@pytest.mark.proves("R-13")
+def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
+    (tmp_path / "words.py").write_text("mine")
+    with pytest.raises(UsageError, match=r"words\.py is in .* already; nothing was written"):
+        write(tmp_path, files_of("function", "words"))
+    assert (tmp_path / "words.py").read_text() == "mine"
+    assert [path.name for path in tmp_path.iterdir()] == ["words.py"]
+
+
+@pytest.mark.parametrize(("tool_id", "problem"), [("9 lives", "is not an id"), ("bash", "is a locked id")])
+def test_an_id_that_no_tool_can_have_is_refused(tool_id: str, problem: str) -> None:
+    with pytest.raises(UsageError, match=problem):
+        files_of("function", tool_id)

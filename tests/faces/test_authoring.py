@@ -1,0 +1,46 @@
+"""``handrail new`` and ``handrail lint``: from nothing to a tool that is checked."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from tests.faces.conftest import Here, Program
+
+from handrail.faces.cli.app import run
+
+
+@pytest.mark.proves("R-13", "K-12")
+def test_a_new_tool_is_written_and_passes_the_check(
+    handrail: Program, here: Here, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = handrail.config / "tools"
+    line = ["new", "tool", "text.words", "--kind", "module", "--in", str(folder)]
+    assert run(line) == 0
+    assert f"wrote {folder}/text_words.py" in capfd.readouterr().out
+    (handrail.config / "handrail.toml").write_text("")
+    checked = here("lint", "--config", str(handrail.config / "handrail.toml"), "--json", str(folder))
+    assert (checked.code, json.loads(checked.out)) == (0, {"tools": ["text.words"], "findings": []})
+    assert run(line) == 2
+    assert "nothing was written" in capfd.readouterr().err
+
+
+@pytest.mark.proves("K-12")
+def test_without_a_path_all_that_is_configured_is_checked_with_rules_that_can_never_match(
+    handrail: Program, here: Here
+) -> None:
+    config = handrail.config / "handrail.toml"
+    tools = handrail.config / "tools"
+    tools.mkdir(parents=True, mode=0o755)
+    config.write_text("")
+    agent = handrail.config / "agents" / "helper"
+    agent.mkdir(parents=True, mode=0o755)
+    (agent / "agent.toml").write_text('id = "helper"\nrules = ["deny bahs"]\n')
+    (tools / "t.py").write_text('METADATA = {"description": "t"}\ndef execute(topic, params): ...\n')
+    found = here("lint", "--config", str(config))
+    assert found.code == 1
+    assert "error" in found.out and "bahs" in found.out
+    assert "warning" in found.out and "description: has 1 characters" in found.out
+    (agent / "agent.toml").write_text('id = "helper"\n')
+    assert here("lint", "--config", str(config)).code == 0
+    assert here("lint", "--config", str(config), "--strict").code == 1
