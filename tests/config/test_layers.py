@@ -30,7 +30,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
     tables = ("sandbox.", "catalog.")
-    untouched = {"agent", "ceiling", "mode", "secrets", *(key for key in keys() if key.startswith(tables))}
+    untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in keys() if key.startswith(tables))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
         "limits.lock_wait_ms": f"{layers.config}:2",
@@ -159,6 +159,10 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "sandbox.without": ('["landlock"]', ["landlock"]),
         "sandbox.unconfined": ('["bash"]', ["bash"]),
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
+        "tools": (
+            '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
+            {"mail.send": {"config": {"password": {"secret": "MAIL"}}}},
+        ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }
     for key in keys():

@@ -41,6 +41,31 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
     assert "hunter2" not in fault
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f'[tools."mail.send".config]\npassword = "{VALUE}"\n', "names no secret"),
+        (f'[tools."mail.send".config]\npassword = {{ secret = "A", value = "{VALUE}" }}\n', "names no secret"),
+        ("[tools.mail.config]\npassword = { secret = 31337 }\n", "names no secret"),
+        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "no table with config alone"),
+        (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "written in quotes"),
+        (f'tools = "{VALUE}"\n', "no table"),
+    ],
+)
+def test_a_setting_of_a_tool_that_names_no_secret_is_refused_without_repeating_it(
+    layers: Layers, text: str, why: str
+) -> None:
+    layers.config.write_text(text)
+    (fault,) = layers.faults()
+    assert why in fault and f"{layers.config}:" in fault
+    assert "hunter2" not in fault and "31337" not in fault
+
+
+def test_a_workspaces_file_sets_no_tools_up(layers: Layers) -> None:
+    layers.own.write_text('[tools.mail.config]\npassword = { secret = "TOKEN" }\n')
+    assert any("cannot set up tools" in fault for fault in layers.faults())
+
+
 def test_a_workspaces_file_names_no_secrets(layers: Layers) -> None:
     layers.own.write_text('[secrets]\nTOKEN = { file = "/etc/shadow" }\n')
     assert any("cannot name secrets" in fault for fault in layers.faults())

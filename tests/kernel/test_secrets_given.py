@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from handrail import Kernel, Runtime, ToolError, tool
+from handrail.contract.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("S-06")
@@ -37,7 +38,14 @@ async def without(runtime: Runtime) -> str:
     return runtime.secrets.get("TOKEN")
 
 
-TOOLS = (length, ask_another, without)
+@tool(id="vault.set", side_effect="read", locks=[], config={"password": ConfigKey("Of the account.", secret=True)})
+async def setting(runtime: Runtime) -> dict[str, object]:
+    """Say how long the setting is, and the setting."""
+    password = runtime.secrets.get("password")
+    return {"length": len(password), "shown": f"<{password}>", "config": dict(runtime.config)}
+
+
+TOOLS = (length, ask_another, without, setting)
 
 
 def configured(folder: Path, value: str = VALUE) -> str:
@@ -45,6 +53,22 @@ def configured(folder: Path, value: str = VALUE) -> str:
     file.write_text(value + "\n")
     file.chmod(0o600)
     return f'[secrets]\nTOKEN = {{ file = "{file}" }}\nOTHER = {{ env = "HANDRAIL_TEST_NOT_SET" }}\n'
+
+
+@pytest.mark.proves("K-03", "O-07")
+async def test_a_secret_setting_of_a_tool_is_the_secret_that_is_named_for_it_and_is_redacted(tmp_path: Path) -> None:
+    named = '[tools."vault.set".config]\npassword = { secret = "TOKEN" }\n'
+    more = '[tools."vault.set".config]\npassword = { secret = "TOKEN" }\nuser = { secret = "TOKEN" }\n'
+    async with temporary_kernel(tmp_path / "a", tools=TOOLS, settings=configured(tmp_path)) as kernel:
+        assert '[tools."vault.set".config]' in (kernel.generation.entries["vault.set"].withheld or "")
+    async with temporary_kernel(
+        tmp_path / "b", tools=TOOLS, rules=["allow vault.*"], settings=configured(tmp_path) + named
+    ) as kernel:
+        result = await (await kernel.session()).call("vault.set", {})
+        assert result.data == {"length": len(VALUE), "shown": "<[secret:TOKEN]>", "config": {}}
+    async with temporary_kernel(tmp_path / "c", tools=TOOLS, settings=configured(tmp_path) + more) as kernel:
+        (check,) = [check for check in kernel.doctor() if check.name == "tools.vault.set"]
+        assert check.state == "warning" and "no secret setting user" in check.detail
 
 
 @pytest.mark.proves("O-07")

@@ -154,7 +154,10 @@ def test_aliases_are_checked_against_all_names() -> None:
     ("spec", "reason"),
     [
         ({"secrets": ("key",)}, "declares secrets that are not known here: key (nobody gave it; add key = "),
-        ({"config": {"key": ConfigKey("k", secret=True)}}, "settings that are secret (key)"),
+        (
+            {"config": {"key": ConfigKey("k", secret=True)}},
+            "it has secret settings without a value: key (nobody set it",
+        ),
         ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
         ({"mode": "background"}, "mode is 'background'"),
         ({"mode": "stateful"}, "mode is 'stateful'"),

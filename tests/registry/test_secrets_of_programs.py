@@ -48,7 +48,7 @@ def load(place: Place, store: SecretStore) -> dict[str, Entry]:
     confinement = Confinement(
         sandbox,
         lambda runtime: runtime.profile,  # type: ignore[attr-defined]
-        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.chosen(spec.secrets))),
+        lambda spec: (place.capabilities(spec), replace(place.profile(), secrets=store.given(spec))),
     )
     source = FolderSource(place.tools, "global", confinement)
     return dict(load_generation([source], tier=sandbox.tier, secrets=store).entries)
@@ -86,6 +86,29 @@ def test_a_tool_whose_secrets_nobody_gave_is_withheld_with_the_reason_and_the_re
     assert "GONE (nobody gave it; add GONE = {" in withheld and "BROKEN (the variable X is not set" in withheld
     assert "TOKEN" not in withheld and "hunter2" not in withheld
     assert load(place, store.with_values({"GONE": "hunter2-gone", "BROKEN": "hunter2-b"}))["fetch"].withheld is None
+
+
+@pytest.mark.proves("K-03")
+@pytest.mark.parametrize("persistent", [False, True])
+async def test_a_secret_setting_is_delivered_under_its_key_as_the_secret_that_its_operator_named(
+    place: Place, persistent: bool
+) -> None:
+    config = {"password": {"description": "Of the account.", "secret": True}}
+    place.put("mail", STAYS if persistent else ONCE, secrets=["TOKEN"], config=config, persistent=persistent)
+    withheld = load(place, SecretStore(VALUES))["mail"].withheld
+    assert withheld is not None and 'add password = { secret = "…" } under [tools."mail".config]' in withheld
+    gone = SecretStore(VALUES, settings={"mail": {"password": "GONE"}})
+    assert "GONE (nobody gave it" in (load(place, gone)["mail"].withheld or "")
+    store = SecretStore(VALUES).with_settings({"mail": {"password": "OTHER", "no such": "TOKEN"}, "else": {}})
+    found = await called(place, load(place, store)["mail"], store)
+    assert found["given"] == {"TOKEN": VALUES["TOKEN"], "password": VALUES["OTHER"]}
+    assert found["elsewhere"] is False
+
+
+def test_a_secret_setting_that_a_tool_can_do_without_keeps_nobody_from_it(place: Place) -> None:
+    config = {"password": {"description": "Of the account.", "secret": True, "required": False}}
+    place.put("mail", ONCE, config=config)
+    assert load(place, SecretStore(VALUES))["mail"].withheld is None
 
 
 def test_what_another_process_brought_has_only_the_secrets_of_that_process() -> None:

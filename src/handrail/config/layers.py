@@ -7,13 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, cast
 
-from handrail.config.secrets import faults_in_secrets
+from handrail.config.secrets import faults_in_secrets, faults_in_tools
 from handrail.config.settings import LISTS, Settings, keys
 from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault
 from handrail.contract.modes import MODES, Mode
 
 Kind = Literal["default", "configuration", "workspace", "environment", "flag"]
+
+
+_APART = {"secrets": faults_in_secrets, "tools": faults_in_tools}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +68,10 @@ class Layer:
 
     def faults(self) -> list[Fault]:
         """What is wrong with it, each at its place."""
-        problems = faults_of(Settings, {key: value for key, value in self.table.items() if key != "secrets"})
-        if "secrets" in self.table:  # apart: what is wrong with one is said without repeating it
-            problems |= dict(faults_in_secrets(self.table["secrets"]))
+        problems = faults_of(Settings, {key: value for key, value in self.table.items() if key not in _APART})
+        for key, faults_in in _APART.items():  # what is wrong with one is said without repeating it
+            if key in self.table:
+                problems |= dict(faults_in(self.table[key]))
         found = [Fault(self.place(where), where, text) for where, text in problems.items()]
         if found:
             return found

@@ -38,6 +38,28 @@ def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
         yield from ((place, problem) for problem in _faults_in_reference(name, reference))
 
 
+def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
+    """The same of the settings of tools, by their ids."""
+    form = '[tools."ID".config] with lines such as KEY = { secret = "NAME" }'
+    if not isinstance(given, Mapping):
+        yield "tools", f"is no table; expected {form}"
+        return
+    for tool, settings in cast("Mapping[str, Any]", given).items():
+        config: Any = cast("Mapping[str, Any]", settings).get("config") if isinstance(settings, Mapping) else None
+        if not isinstance(config, Mapping) or len(cast("Mapping[str, Any]", settings)) != 1:
+            dotted = " (an id with a dot in it is written in quotes)" if isinstance(settings, Mapping) else ""
+            yield path_text(("tools", tool)), f"is no table with config alone; expected {form}{dotted}"
+            continue
+        for key, reference in cast("Mapping[str, Any]", config).items():
+            name = cast("Mapping[str, Any]", reference).get("secret") if isinstance(reference, Mapping) else None
+            if not isinstance(name, str) or len(cast("Mapping[str, Any]", reference)) != 1:
+                yield (
+                    path_text(("tools", tool, "config", key)),
+                    f'names no secret; expected {key} = {{ secret = "NAME" }}, and NAME under [secrets] with where its value '
+                    "stands. A value itself is never written here",
+                )
+
+
 def _faults_in_reference(name: str, given: Any) -> Iterator[str]:
     if isinstance(given, (str, int, float)):
         yield (

@@ -149,6 +149,23 @@ class CatalogSettings(_Table):
     ] = {}
 
 
+class NamedSecret(_Table):
+    """``{ secret = "NAME" }``: a setting's value is that of a secret."""
+
+    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
+
+
+class ToolSettings(BaseModel):
+    """``[tools."ID"]``: what an operator sets for one tool."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    config: Annotated[
+        dict[str, NamedSecret],
+        Field(description='Its settings that are secret, each as KEY = { secret = "NAME" }.'),
+    ] = {}
+
+
 class WatchdogSettings(_Table):
     """``[[watchdogs]]``: something that sees each call before it runs and can only narrow: shipped, or a command."""
 
@@ -222,6 +239,12 @@ class Settings(_Table):
             description="Secrets that tools may be given by name, each by where its value stands; the value itself is never written here. Not in a workspace's file."
         ),
     ] = {}
+    tools: Annotated[
+        dict[str, ToolSettings],
+        Field(
+            description="Secret settings of tools, by the tool's id: each names one of the secrets above. Not in a workspace's file."
+        ),
+    ] = {}
     limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()
     approvals: Annotated[ApprovalSettings, Field(description="How long a person's part in a call stays good.")] = (
         ApprovalSettings()
@@ -248,6 +271,7 @@ LISTS = ("rules", "watchdogs")
 OPERATORS = {
     "watchdogs": "cannot name watchdogs: they run outside the sandbox",
     "secrets": "cannot name secrets: whoever wrote it would choose which of your files and programs are read",
+    "tools": "cannot set up tools: whoever wrote it would choose which of your secrets they are given",
     "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
 }
 """Keys that a workspace's file cannot have, trusted or not, and why."""

@@ -32,6 +32,7 @@ _EXAMPLES = {
         'secrets = { GITHUB_TOKEN = { env = "GITHUB_TOKEN" }, MAIL = { file = "~/.config/mail-password" }, '
         'DEPLOY = { command = ["pass", "show", "deploy"] } }',
     ),
+    "tools": ('tools = { "mail.send" = { config = { password = { secret = "MAIL" } } } }',),
 }
 
 

@@ -69,6 +69,7 @@ def of_kernel(kernel: Kernel) -> list[Check]:
     folders = Folders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*of_place(folders), *of_holder(folders), *_files(kernel.config)]
     checks += _tools(kernel.generation.entries.values())
+    checks += _settings_of_tools(kernel.config, kernel.generation.entries.values())
     if kernel.interrupted:
         ids = ", ".join(one.call_id for one in kernel.interrupted)
         about = f"{ids}: begun before the last stop, outcome unknown, not run again"
@@ -105,6 +106,18 @@ def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
     if unknown:
         about = f"there is no tool of that id: {', '.join(unknown)}"
         yield Check("sandbox.unconfined", "warning", about, "handrail tools lists the ids")
+    yield from _settings_of_tools(found, entries)
+
+
+def _settings_of_tools(found: Configuration, entries: Iterable[Entry]) -> Iterator[Check]:
+    """What is set for tools and none of them takes."""
+    settings = {entry.spec.id: {key for key, one in entry.spec.config.items() if one.secret} for entry in entries}
+    for tool, given in found.settings.tools.items():
+        if extra := sorted(given.config.keys() - settings.get(tool, set())):
+            about = (
+                f"{tool} has no secret setting {', '.join(extra)}" if tool in settings else f"there is no tool {tool}"
+            )
+            yield Check(f"tools.{tool}", "warning", about, "handrail tools --json shows the settings of each")
 
 
 def _files(found: Configuration) -> Iterator[Check]:

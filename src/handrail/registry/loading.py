@@ -17,7 +17,7 @@ from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
 from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Foreign, Generation, foreign_origin
 from handrail.registry.sources.source import Found, Rank, Source
-from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
 
 def load_generation(
@@ -157,14 +157,10 @@ def reason_to_withhold(
     reasons: list[str] = []
     if unknown := _unknown_secrets(tool, spec, secrets):
         reasons.append(f"available, but needs configuration: it declares secrets that are not known here: {unknown}")
-    secret = [key for key, setting in spec.config.items() if setting.secret]
-    if secret:
-        reasons.append(
-            f"it needs settings that are secret ({', '.join(secret)}), and nobody can give a tool any yet; "
-            "its author declares them under secrets"
-        )
-    needed = (key for key, setting in spec.config.items() if setting.required and setting.default is None)
-    if unset := [key for key in needed if key not in secret]:
+    if unset := _unset_secrets(tool, spec, secrets):
+        reasons.append(f"available, but needs configuration: it has secret settings without a value: {unset}")
+    needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
+    if unset := tuple(needed):
         reasons.append(
             f"it needs settings that have no default ({', '.join(unset)}), and nobody can give a tool any yet"
         )
@@ -195,6 +191,14 @@ def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
             if name not in tool.own_secrets
         )
     return ", ".join(why for name in spec.secrets if (why := secrets.reason_missing(name)) is not None)
+
+
+def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
+    """The same for settings that are secret and that it cannot do without."""
+    needed = [key for key in secret_settings(spec) if spec.config[key].required]
+    if tool.own_secrets is not None:
+        return ", ".join(f"{key} (a tool that another process brought is given none)" for key in needed)
+    return ", ".join(why for key in needed if (why := secrets.reason_unset(spec, key)) is not None)
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from handrail.contract.spec import ToolSpec
 NAME = re.compile(r"[\w./:-]+")
 """What a secret may be called; a name may be shown to anybody."""
 _NONE: Mapping[str, str] = MappingProxyType({})
+_NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
 def fault_in_name(name: str) -> str | None:
@@ -30,13 +31,20 @@ class SecretStore:
 
     :param values: name to value
     :param missing: name to the reason why its value could not be had
+    :param settings: of tools by their ids: which of their settings is which secret
     """
 
-    __slots__ = ("_missing", "_values")
+    __slots__ = ("_missing", "_settings", "_values")
 
-    def __init__(self, values: Mapping[str, str] = _NONE, missing: Mapping[str, str] = _NONE) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, str] = _NONE,
+        missing: Mapping[str, str] = _NONE,
+        settings: Mapping[str, Mapping[str, str]] = _NO_SETTINGS,
+    ) -> None:
         self._values = dict(values)
         self._missing = dict(missing)
+        self._settings = settings
 
     def __repr__(self) -> str:
         return f"<secrets {', '.join(sorted(self._values)) or 'none'}>"  # never a value
@@ -47,16 +55,36 @@ class SecretStore:
 
     def with_values(self, values: Mapping[str, str]) -> SecretStore:
         """These as well, the given ones before those of the same name."""
-        return SecretStore({**self._values, **values}, self._missing) if values else self
+        return SecretStore({**self._values, **values}, self._missing, self._settings) if values else self
+
+    def with_settings(self, settings: Mapping[str, Mapping[str, str]]) -> SecretStore:
+        """The same values, and which of them the secret settings of tools are."""
+        return SecretStore(self._values, self._missing, settings)
 
     def without(self, name: str, why: str) -> SecretStore:
         """All but ``name``, which is missing for this reason."""
         values = {other: value for other, value in self._values.items() if other != name}
-        return SecretStore(values, {**self._missing, name: why})
+        return SecretStore(values, {**self._missing, name: why}, self._settings)
 
     def chosen(self, names: Iterable[str]) -> dict[str, str]:
         """Those of ``names`` that are known."""
         return {name: self._values[name] for name in names if name in self._values}
+
+    def given(self, spec: ToolSpec) -> dict[str, str]:
+        """What a tool is given: the secrets it declares, by their names, and its secret settings, by their keys."""
+        found = {name: self._values[name] for name in spec.secrets if name in self._values}
+        own = self._settings.get(spec.id, _NONE)
+        found |= {key: self._values[own[key]] for key in secret_settings(spec) if own.get(key) in self._values}
+        return found
+
+    def reason_unset(self, spec: ToolSpec, key: str) -> str | None:
+        """Why a tool cannot be given its secret setting ``key``, with what its operator does about it."""
+        name = self._settings.get(spec.id, _NONE).get(key)
+        if name is not None:
+            return self.reason_missing(name)
+        return (
+            f'{key} (nobody set it; add {key} = {{ secret = "…" }} under [tools."{spec.id}".config] of handrail.toml)'
+        )
 
     def reason_missing(self, name: str) -> str | None:
         """Why a tool cannot be given ``name``, with what its operator does about it; None where it can."""
@@ -69,6 +97,11 @@ class SecretStore:
 
 
 NO_SECRETS = SecretStore()
+
+
+def secret_settings(spec: ToolSpec) -> tuple[str, ...]:
+    """The keys of its settings that are secret."""
+    return tuple(key for key, setting in spec.config.items() if setting.secret)
 
 
 class DeclaredSecrets:
@@ -85,11 +118,13 @@ class DeclaredSecrets:
         self._refusal = refusal
 
     def __repr__(self) -> str:
-        return f"<secrets of {self._spec.id}: {', '.join(self._spec.secrets) or 'none'}>"
+        names = (*self._spec.secrets, *secret_settings(self._spec))
+        return f"<secrets of {self._spec.id}: {', '.join(names) or 'none'}>"
 
     def get(self, name: str) -> str:
         tool = self._spec.id
-        if name not in self._spec.secrets:
+        is_setting = name not in self._spec.secrets and name in secret_settings(self._spec)
+        if name not in self._spec.secrets and not is_setting:
             raise ToolError(
                 f"{tool} did not declare the secret {name!r}, so it is not given to it; its author adds it to secrets, "
                 f"as in secrets=[{name!r}]",
@@ -97,6 +132,8 @@ class DeclaredSecrets:
             )
         if self._refusal is not None:
             raise ToolError(f"{tool} gets no secrets in this call: {self._refusal}", kind="denied")
-        if (why := self._store.reason_missing(name)) is not None:
+        store = self._store
+        why = store.reason_unset(self._spec, name) if is_setting else store.reason_missing(name)
+        if why is not None:
             raise ToolError(f"{tool} needs a secret that is not known here: {why}", kind="unavailable")
-        return self._store.chosen((name,))[name]
+        return store.given(self._spec)[name]

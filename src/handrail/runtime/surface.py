@@ -29,7 +29,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
-from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
+from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, secret_settings
 from handrail.runtime.shell import SandboxedShell
 
 NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
@@ -240,16 +240,16 @@ class CallRuntime:
         interpreter loads): what one tool's programs write there must not run with another's hosts and secrets.
         """
         spec, around = self._spec, self._around
-        more = spec.secrets or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+        more = spec.secrets or secret_settings(spec) or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
         return around.home_of(spec.id) if more and around.home_of is not None else around.scratch
 
     @property
     def profile(self) -> Profile:
-        """The folders of this call's session, and the secrets that the tool declared, for executables that are started
+        """The folders of this call's session, and the secrets that the tool is given, for executables that are started
         on its behalf. What the shell door starts gets no secrets."""
         profile = self._around.profile(workspace_writable=self._spec.side_effect != "read")
-        if self._spec.secrets and not self.read_only:
-            profile = replace(profile, secrets=self._around.secrets.chosen(self._spec.secrets))
+        if (self._spec.secrets or self._spec.config) and not self.read_only:
+            profile = replace(profile, secrets=self._around.secrets.given(self._spec))
         return self._online(profile)
 
     @property
