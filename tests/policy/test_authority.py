@@ -25,10 +25,11 @@ from tests.policy.desk import (
     rule,
 )
 
+from handrail.contract.names import SESSION_INTERNAL
 from handrail.contract.requires import CapabilitySet, FsRequires, NetRequires, Requires, Variables, expand
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
-from handrail.policy.defaults import SECRET_LIKE, SESSION_INTERNAL, default_book, default_rules, reading
+from handrail.policy.defaults import SECRET_LIKE, default_book, default_rules, reading
 from handrail.policy.rules import parse_rule
 
 # ── the shipped rules ────────────────────────────────────────────────────────────────────────────

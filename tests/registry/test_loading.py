@@ -85,6 +85,14 @@ def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
     assert generation.entries["b"].tool is ours
 
 
+@pytest.mark.proves("P-02")
+@pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
+@pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "jobs.publish", "find_tools"])
+def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: Rank, tool_id: str) -> None:
+    [fault] = faults(Given(rank, (Simple(tool_id),)))
+    assert "runs unasked; rename this one" in fault
+
+
 @pytest.mark.proves("R-04")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
 @pytest.mark.parametrize("tool_id", [*LOCKED_IDS, "file.patch"])

@@ -25,7 +25,18 @@ LOCKED_IDS = (
     "tool_search",
 )
 """Ids whose meaning and shape are fixed: only a built-in may have one, whether it is built yet or not."""
+SESSION_INTERNAL = (
+    *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
+    "info",
+    *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
+)
+"""Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
 _NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def is_session_internal(tool_id: str) -> bool:
+    """Whether a tool is one of :data:`SESSION_INTERNAL`."""
+    return any(tool_id == one or (one[-1] == "*" and tool_id.startswith(one[:-1])) for one in SESSION_INTERNAL)
 
 
 def fault_in_id(tool_id: str) -> str | None:

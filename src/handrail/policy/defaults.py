@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from handrail.contract.names import SESSION_INTERNAL
 from handrail.contract.patterns import escape
 from handrail.policy.rules import Rule, RuleBook
 
 SOURCE = "shipped with Handrail"
-
-SESSION_INTERNAL = (
-    *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
-    "info",
-    *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
-)
-"""Tools that touch nothing but the session itself."""
 
 SECRET_LIKE = (
     *(".env*", "*.pem", "id_*", "*.key", "*.p12", "*.pfx", "*.jks", "*.keystore", "*.kdbx", "*.ppk", "*.asc", "*.gpg"),
@@ -23,11 +17,6 @@ SECRET_LIKE = (
     *(".ssh", ".gnupg", ".aws", ".azure", ".kube", ".docker/config.json", ".config/gcloud", ".config/gh"),
 )
 """Files that tend to hold secrets; asked about, at any depth, unless a rule speaks of them."""
-
-
-def is_session_internal(tool_id: str) -> bool:
-    """Whether a tool is one of :data:`SESSION_INTERNAL`."""
-    return any(tool_id == one or (one[-1] == "*" and tool_id.startswith(one[:-1])) for one in SESSION_INTERNAL)
 
 
 def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:

@@ -13,12 +13,12 @@ from typing import Any, Literal, cast
 
 from handrail.contract import protected
 from handrail.contract.errors import ToolError
+from handrail.contract.names import is_session_internal
 from handrail.contract.patterns import text_regex
 from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
 from handrail.policy import programs, read_only, wrappers
 from handrail.policy.capabilities import refusal
-from handrail.policy.defaults import is_session_internal
 from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import LOCKED_IDS, fault_in_id, nearest, wire_name
+from handrail.contract.names import LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.spec import ToolSpec, faults_in
@@ -107,6 +107,8 @@ class _Table:
     def _clash(self, tool_id: str, rank: Rank, place: str) -> str | None:
         if tool_id in LOCKED_IDS and rank != "built-in":
             return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"
+        if rank != "built-in" and is_session_internal(tool_id):
+            return f"{tool_id!r} is kept for a built-in tool of the session itself, which runs unasked; rename this one"
         other = self.rows.get(tool_id)
         if other is not None:
             if other.rank == "built-in" and rank != "built-in":
