@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 from tests.tools.desk import Desk, Memory
+from tests.tools.repositories import Repo, made
 
+from handrail.runtime.guard import Guarded
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
 from handrail.sandbox.tiers import choose
@@ -36,3 +38,11 @@ def confined(desk: Desk) -> Desk:
     if not desk.around.sandbox.tier.confines:
         pytest.skip(desk.around.sandbox.tier.detail)
     return desk
+
+
+@pytest.fixture
+def repo(confined: Desk) -> Repo:
+    """The workspace as a repository, where programs are kept from what is protected."""
+    confined.around.sandbox = Guarded(confined.around.sandbox)
+    confined.around.quarantine = str(confined.workspace.parent / "quarantine")
+    return made(confined.workspace)

@@ -36,6 +36,20 @@ class Row:
     targets: tuple[str, ...] = ()
 
 
+def git_reading(parameters: str, about: str) -> Row:
+    return Row(parameters, "read", "read", ("workspace:S",), WORKSPACE, shell=True, targets=(f"fs.read={{{about}}}",))
+
+
+def git_changing(
+    parameters: str,
+    kind: str = "other",
+    side_effect: str = "write",
+    capabilities: tuple[str, ...] = (),
+    targets: tuple[str, ...] = (),
+) -> Row:
+    return Row(parameters, kind, side_effect, ("workspace:X",), WORKSPACE, WORKSPACE, True, capabilities, None, targets)
+
+
 TABLE = {
     "read": Row("path* offset limit unit", "read", "read", ("file:{path}:S",), READABLE, targets=("fs.read={path}",)),
     "write": Row("path* content*", "edit", "write", ("file:{path}:X",), (), WORKSPACE, targets=("fs.write={path}",)),
@@ -92,6 +106,25 @@ TABLE = {
     "find_tools": Row("query queries limit", "search", "read", (), capabilities=("catalog",)),
     "tool_search": Row("query*", "search", "read", (), capabilities=("catalog",)),
     "info": Row("tool*", "search", "read", (), capabilities=("catalog",)),
+    "git.status": git_reading("repository untracked", "repository"),
+    "git.log": git_reading("repository ref paths limit skip", "repository"),
+    "git.diff": git_reading("from to repository staged paths context counts_only", "paths"),
+    "git.show": git_reading("repository ref file paths context counts_only", "file"),
+    "git.blame": git_reading("path* ref first count", "path"),
+    "git.branches": git_reading("repository remote", "repository"),
+    "git.add": git_changing("repository paths all"),
+    "git.commit": git_changing("repository message* all amend"),
+    "git.create_branch": git_changing("repository name* start track", capabilities=("vcs.config",)),
+    "git.checkout": git_changing("repository ref track paths", "edit", capabilities=("vcs.config",)),
+    "git.merge": git_changing("repository ref message fast_forward abort", "edit"),
+    "git.stash": git_changing("repository action index message untracked", "edit"),
+    "git.init": git_changing("path branch", capabilities=("vcs.config",)),
+    "git.clone": git_changing(
+        "url source path branch depth", "fetch", "external", ("vcs.config",), targets=("net.fetch={url}",)
+    ),
+    "git.push": git_changing(
+        "repository remote url branch set_upstream", "other", "external", ("vcs.config",), targets=("net.fetch={url}",)
+    ),
 }
 SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 
@@ -128,7 +161,7 @@ def test_each_declaration_is_free_of_faults_and_closed(spec: ToolSpec) -> None:
     assert faults_in(spec) == []
     schema = compile_schema(spec.parameters)
     assert schema.problems({"no_such_argument": 1})
-    assert spec.requires.net.hosts == ()
+    assert spec.requires.net.hosts == (("*",) if spec.id in ("git.clone", "git.push") else ())
     assert spec.llm_view().keys() == {"name", "description", "parameters"}
 
 
@@ -158,7 +191,7 @@ def test_question_has_the_printed_shape_to_the_letter() -> None:
 def test_a_built_in_sees_the_contract_and_itself_only() -> None:
     folder = Path(inspect.getfile(handrail.tools)).parent
     allowed = ("handrail.contract.", "handrail.tools.")
-    for path in folder.glob("*.py"):
+    for path in folder.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom):

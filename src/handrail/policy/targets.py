@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
@@ -12,6 +13,9 @@ from handrail.contract.spec import ToolSpec, fill, placeholders, properties_of
 from handrail.policy.matching import Kind, PathSubject
 from handrail.policy.shell import Command, Script, parse
 from handrail.policy.words import literal_words
+
+
+_SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
 
 
 class LocatedPath(Protocol):
@@ -181,6 +185,11 @@ def host_of(text: str) -> str:
 
     :raises ToolError: for anything that two readers might take for different hosts
     """
+    if _SSH.match(text):
+        raise ToolError(
+            f"{text[:200]!r} is an address for ssh, and only http and https are reached from here; use the https address",
+            kind="unavailable",
+        )
     try:
         return str(read_url(text).host if "//" in text else read_host(text))
     except ValueError as error:

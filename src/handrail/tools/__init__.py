@@ -7,11 +7,13 @@ from handrail.tools.ask import Ask
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
 from handrail.tools.files import Edit, FilePatch, Read, Write
 from handrail.tools.find import Glob, Grep
+from handrail.tools.git import GIT_TOOLS
 from handrail.tools.plan import Todo
 from handrail.tools.shell import Bash
 
 BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
+    *GIT_TOOLS,
 )
 """In the order in which a catalog shows them."""

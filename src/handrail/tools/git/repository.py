@@ -34,6 +34,7 @@ _UNKNOWN = re.compile(
     r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
     r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
 )
+_SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
 _IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
 _NO_IDENTITY = (
     "git does not know who commits: no name and address are set. A person sets them where Handrail runs, with "
@@ -96,11 +97,11 @@ class Repository:
     # ── paths ────────────────────────────────────────────────────────────────────────────────────
 
     def within(self, path: str) -> str:
-        """A path as the tools are given it, relative to the work tree.
+        """A path as the tools are given it, relative to the work tree. ``\\xhh`` is the byte that :meth:`shown` shows so.
 
         :raises ToolError: ``invalid_input`` where it lies outside
         """
-        absolute = absolute_of(self.runtime, path)
+        absolute = absolute_of(self.runtime, _SHOWN.sub(lambda byte: chr(0xDC00 + int(byte[1], 16)), path))
         if absolute == self.top:
             return "."
         if not absolute.startswith(self.top.rstrip("/") + "/"):

@@ -152,7 +152,7 @@ class Show(Tool):
 
 async def _file(repository: Repository, ref: str, path: str) -> dict[str, Any]:
     inner = repository.within(path)
-    at = f"{ref}:{inner}"
+    at = f"{ref}:{'' if inner == '.' else inner}"
     kind = text(await repository.output("cat-file", "-t", at)).strip()
     if kind != "blob":
         what = "a folder" if kind == "tree" else f"a {kind}"

@@ -1,0 +1,382 @@
+"""A repository that wants programs run: none of them runs, whatever tool is called in it.
+
+Each of its programs would leave a file in HOME, which may be written in every sandbox. That they do run where git is not
+kept from it is shown by ``bash``, in the same sandbox.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.tools.desk import Desk, refused
+from tests.tools.repositories import Repo, made
+
+from handrail.tools.git import GIT_TOOLS, forms, neutral, urls
+
+pytestmark = pytest.mark.proves("T-05", "S-07")
+
+
+class Traps:
+    """Programs that leave a sign when they are run."""
+
+    def __init__(self, desk: Desk) -> None:
+        self._signs = Path(desk.around.scratch) / "ran"
+        self._signs.mkdir(exist_ok=True)
+        self._folder = desk.workspace / ".git" / "traps"
+        self._folder.mkdir(exist_ok=True)
+
+    def program(self, name: str) -> str:
+        """An executable file of that name."""
+        file = self._folder / name
+        file.write_text(f"#!/bin/sh\n{self.text(name)}\ncat 2>/dev/null\nexit 0\n")
+        file.chmod(0o755)
+        return str(file)
+
+    def text(self, name: str) -> str:
+        return f"touch {self._signs}/{name}"
+
+    def sprung(self) -> list[str]:
+        """Which ran since the last look."""
+        found = sorted(file.name for file in self._signs.iterdir())
+        for name in found:
+            (self._signs / name).unlink()
+        return found
+
+
+HOOKS = (
+    *(
+        "pre-commit",
+        "prepare-commit-msg",
+        "commit-msg",
+        "post-commit",
+        "post-checkout",
+        "post-merge",
+        "pre-merge-commit",
+    ),
+    *("pre-push", "reference-transaction", "post-index-change", "post-rewrite", "pre-auto-gc", "pre-applypatch"),
+)
+PROGRAMS = (
+    *("core.fsmonitor", "core.editor", "core.pager", "core.askPass", "core.sshCommand", "core.gitProxy"),
+    *("core.alternateRefsCommand", "sequence.editor", "diff.external", "gpg.program", "gpg.ssh.program"),
+    *("pager.log", "pager.diff", "pager.status", "pager.show", "pager.branch", "credential.helper"),
+    *(
+        "diff.evil.command",
+        "diff.evil.textconv",
+        "merge.evil.driver",
+        "interactive.diffFilter",
+        "uploadpack.packObjectsHook",
+    ),
+    *("alias.status", "alias.log", "alias.commit", "trailer.sign.command", "submodule.x.update", "remote.origin.vcs"),
+    *(
+        "remote.origin.uploadpack",
+        "remote.origin.receivepack",
+        "hook.mine.command",
+        "credential.https://example.org.helper",
+    ),
+)
+SWITCHES = {
+    "commit.gpgSign": "true",
+    "tag.gpgSign": "true",
+    "log.showSignature": "true",
+    "merge.verifySignatures": "true",
+    "hook.mine.event": "pre-commit",
+    "merge.default": "evil",
+    "commit.verbose": "true",
+    "submodule.recurse": "true",
+    "core.hooksPath": "",
+    "gc.auto": "1",
+    "protocol.ext.allow": "always",
+}
+
+
+def spring(repo: Repo, traps: Traps) -> None:
+    """Put everything that would be run into a repository's hooks and configuration; part of it in an included file."""
+    hooks = repo.folder / ".git" / "hooks"
+    hooks.mkdir(exist_ok=True)
+    for name in HOOKS:
+        Path(traps.program(name)).rename(hooks / name)
+    lines: list[str] = []
+    for key in PROGRAMS:
+        section, _, name = key.rpartition(".")
+        first, dot, rest = section.partition(".")
+        head = f'[{first} "{rest}"]' if dot else f"[{first}]"
+        program = traps.program(key.replace("/", "-"))
+        lines.append(
+            f"{head}\n\t{name} = {'!' if key.startswith(('alias', 'submodule', 'credential')) else ''}{program}\n"
+        )
+    for key, value in SWITCHES.items():
+        section, _, name = key.rpartition(".")
+        first, dot, rest = section.partition(".")
+        head = f'[{first} "{rest}"]' if dot else f"[{first}]"
+        if value:
+            lines.append(f"{head}\n\t{name} = {value}\n")
+    included = repo.put(".git/more", "".join(lines[len(lines) // 2 :]))
+    repo.configure("".join(lines[: len(lines) // 2]) + f"[include]\n\tpath = {included}\n")
+    repo.configure('[includeIf "gitdir:**"]\n\tpath = more\n[branch "main"]\n\tmergeOptions = --strategy=evil\n')
+    repo.put(".git/info/attributes", "* diff=evil merge=evil\n")
+
+
+@pytest.fixture
+def traps(desk: Desk, repo: Repo) -> Traps:
+    """A repository with two branches in conflict, a change, and all its traps set."""
+    repo.commit("first", a="1\n", b="1\n")
+    repo.git("checkout", "--quiet", "-b", "side")
+    repo.commit("side", a="side\n")
+    repo.git("checkout", "--quiet", "main")
+    repo.commit("main", c="main\n")
+    repo.put("b", "changed\n")
+    found = Traps(desk)
+    spring(repo, found)
+    return found
+
+
+async def test_the_traps_do_spring_where_nothing_keeps_git_from_it(desk: Desk, traps: Traps) -> None:
+    await desk.call("bash", command="git status; git diff; git commit -a -m x; git checkout side")
+    assert {"core.fsmonitor", "diff.evil.command", "post-checkout"} <= set(traps.sprung())
+
+
+async def test_no_tool_springs_one(desk: Desk, traps: Traps, repo: Repo) -> None:
+    calls: Sequence[tuple[str, dict[str, Any]]] = (
+        ("git.status", {}),
+        ("git.log", {"paths": ["a"]}),
+        ("git.diff", {}),
+        ("git.diff", {"from": "side"}),
+        ("git.show", {"ref": "side"}),
+        ("git.blame", {"path": "b"}),
+        ("git.branches", {}),
+        ("git.add", {"paths": ["b"]}),
+        ("git.commit", {"message": "x"}),
+        ("git.create_branch", {"name": "more"}),
+        ("git.checkout", {"ref": "side"}),
+        ("git.checkout", {"ref": "main"}),
+        ("git.merge", {"ref": "side"}),
+    )
+    for name, arguments in calls:
+        await desk.call(name, **arguments)
+        assert traps.sprung() == [], name
+    assert repo.folder.joinpath("a").read_text() == "side\n"
+    repo.put("a", "again\n")
+    for action in ("push", "list", "show", "apply", "drop"):
+        await desk.call("git.stash", action=action)
+        assert traps.sprung() == [], action
+
+
+async def test_a_merge_driver_of_the_repositorys_leaves_a_conflict(desk: Desk, traps: Traps, repo: Repo) -> None:
+    repo.put("a", "ours\n")
+    await desk.call("git.commit", message="ours", all=True)
+    error = await refused(desk.call("git.merge", ref="side"), "conflict")
+    assert error.data == {"conflicts": [{"path": "a", "change": "modified by both"}]}
+    assert traps.sprung() == []
+
+
+async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, traps: Traps, repo: Repo) -> None:
+    cloned = await desk.call("git.clone", source=".", path="copy")
+    assert (cloned["branch"], (desk.workspace / "copy/c").read_text()) == ("main", "main\n")
+    copy = Repo(desk.workspace / "copy")
+    copy.git("checkout", "--quiet", "-b", "fresh")
+    copy.commit("from the copy", d="1\n")
+    spring(copy, traps)
+    # What would turn the push elsewhere is no program, and refused as such.
+    await refused(desk.call("git.push", repository="copy"), "denied", "remote.origin.vcs")
+    (desk.workspace / "copy/.git/more").write_text("")
+    bare = repo.git("init", "--quiet", "--bare", "bare.git")
+    assert bare == ""
+    for name in ("pre-receive", "update", "post-receive", "post-update", "reference-transaction", "proc-receive"):
+        hooks = desk.workspace / "bare.git/hooks"
+        hooks.mkdir(exist_ok=True)
+        Path(traps.program(name)).rename(hooks / name)
+    with (desk.workspace / "bare.git/config").open("a") as file:
+        file.write(f"[core]\n\thooksPath = {hooks}\n")
+    config = desk.workspace / "copy/.git/config"
+    config.write_text(config.read_text().replace(f"url = {desk.workspace}", "url = ../bare.git"))
+    pushed = await desk.call("git.push", repository="copy", set_upstream=True)
+    assert pushed["result"] == "new branch"
+    with (desk.workspace / "bare.git/config").open("a") as file:
+        file.write("[receive]\n\tprocReceiveRefs = refs/heads\n")  # leaves references to a hook, which does not run
+    copy.put("d", "2\n")
+    await desk.call("git.commit", repository="copy", message="more", all=True)
+    await refused(desk.call("git.push", repository="copy"), "conflict", "did not take fresh")
+    assert traps.sprung() == []
+
+
+async def test_what_submodules_configure_does_not_run(desk: Desk, repo: Repo) -> None:
+    inner = made(desk.workspace / "sub")
+    inner.commit("inner", x="1\n")
+    repo.put(".gitmodules", '[submodule "sub"]\n\tpath = sub\n\turl = ./sub\n\tignore = none\n')
+    repo.commit("with a submodule", a="1\n")
+    traps = Traps(desk)
+    inner.configure(f"[core]\n\tfsmonitor = {traps.program('inner')}\n")
+    inner.put("x", "2\n")
+    repo.put("a", "2\n")
+    await desk.call("bash", command="git status")
+    assert traps.sprung() == ["inner"]
+    for name, arguments in (
+        ("git.status", {}),
+        ("git.diff", {}),
+        ("git.diff", {"from": "HEAD"}),
+        ("git.add", {"all": True}),
+        ("git.commit", {"message": "x"}),
+        ("git.commit", {"message": "x", "amend": True, "all": True}),
+        ("git.create_branch", {"name": "more"}),
+        ("git.checkout", {"ref": "more"}),
+        ("git.merge", {"ref": "main"}),
+        ("git.checkout", {"ref": "main", "paths": ["a"]}),
+    ):
+        await desk.call(name, **arguments)
+        assert traps.sprung() == [], name
+    await refused(desk.call("git.stash"), "unavailable", "submodules")
+    await refused(desk.call("git.commit", message="nothing"), "failed", "nothing is staged")
+    assert traps.sprung() == []
+
+
+async def test_a_filters_program_does_not_run_and_nothing_is_stored_that_it_would_have_changed(
+    desk: Desk, repo: Repo
+) -> None:
+    repo.commit("first", a="1\n", b__big="pointer\n")
+    repo.git("checkout", "--quiet", "-b", "side")
+    repo.commit("side", a="side\n", b__big="another pointer\n")
+    repo.git("checkout", "--quiet", "main")
+    repo.commit("attributes", __gitattributes="*.big filter=large\n")
+    traps = Traps(desk)
+    for direction in ("clean", "smudge", "process"):
+        repo.configure(f'[filter "large"]\n\t{direction} = {traps.program(direction)}\n')
+    repo.put("a", "2\n")
+    repo.put("b.big", "the whole\n")
+    status = await desk.call("git.status")
+    assert [one["path"] for one in status["unstaged"]] == ["a", "b.big"]
+    assert "large" in status["filters_not_run"]
+    assert "+the whole" in (await desk.call("git.diff"))["patch"]
+    await refused(desk.call("git.add", all=True), "unavailable", "large", "bash")
+    assert (await desk.call("git.status"))["staged"] == []
+    assert (await desk.call("git.add", paths=["a"]))["staged"] == ["a"]
+    await desk.call("git.commit", message="only a")
+    await refused(desk.call("git.commit", message="x", all=True), "unavailable", "large")
+    await refused(desk.call("git.stash"), "unavailable", "large")
+    await refused(desk.call("git.checkout", paths=["b.big"]), "unavailable", "large")
+    await refused(desk.call("git.checkout", ref="side"), "unavailable", "large")
+    await refused(desk.call("git.merge", ref="side"), "unavailable", "large")
+    assert (desk.workspace / "b.big").read_text() == "the whole\n"
+    assert traps.sprung() == []
+
+
+OPTION = "--upload-pack=touch x"
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("git.log", {"ref": "--output=x"}),
+        ("git.show", {"ref": "--ext-diff"}),
+        ("git.diff", {"from": "-O/etc/passwd"}),
+        ("git.blame", {"path": "a", "ref": "--contents=/etc/passwd"}),
+        ("git.create_branch", {"name": "x", "start": OPTION}),
+        ("git.checkout", {"ref": "-b"}),
+        ("git.merge", {"ref": "--strategy=x"}),
+        ("git.clone", {"source": ".", "path": "c", "branch": OPTION}),
+        ("git.log", {"ref": "main\nx"}),
+    ],
+)  # fmt: skip
+async def test_no_argument_becomes_an_option(desk: Desk, repo: Repo, name: str, arguments: dict[str, Any]) -> None:
+    repo.commit("first", a="1\n")
+    await refused(desk.call(name, **arguments), "invalid_input", "")
+
+
+async def test_paths_that_look_like_options_or_patterns_are_paths(desk: Desk, repo: Repo) -> None:
+    names = ["--output=x", ":(exclude)a", "*", "-O"]
+    repo.commit("first", a="1\n")
+    for name in names:
+        repo.put(name, "1\n")
+    assert set((await desk.call("git.add", paths=names))["staged"]) == set(names)
+    await desk.call("git.commit", message="odd names")
+    assert [one["subject"] for one in (await desk.call("git.log", paths=["*"]))["commits"]] == ["odd names"]
+    assert len((await desk.call("git.blame", path="--output=x"))["lines"]) == 1
+    assert (await desk.call("git.show", file=":(exclude)a"))["content"] == "1\n"
+    await desk.call("git.clone", source=".", path="--mirror")
+    assert (desk.workspace / "--mirror/.git/HEAD").exists()
+
+
+async def test_a_configuration_with_too_many_programs_is_refused(desk: Desk, repo: Repo) -> None:
+    repo.configure("".join(f'[filter "f{n}"]\n\tclean = x\n' for n in range(300)))
+    await refused(desk.call("git.status"), "limit", ".git/config")
+
+
+async def test_a_git_that_does_not_heed_the_settings_is_not_used() -> None:
+    ours = neutral.Entry("command", "core.hookspath", "/dev/null")
+    assert not neutral.too_old([ours])
+    assert neutral.too_old([])
+    assert neutral.too_old([ours, neutral.Entry("global", "user.name", "x")])
+
+
+def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
+    found = [neutral.Entry("local", key.lower() if key.count(".") == 1 else key, "x") for key in PROGRAMS]
+    around = neutral.environment("/ws", found)
+    count = int(around["GIT_CONFIG_COUNT"])
+    settings = {around[f"GIT_CONFIG_KEY_{n}"].lower(): around[f"GIT_CONFIG_VALUE_{n}"] for n in range(count)}
+    harmless = {"", ":", "cat", "false", "/dev/null", "git-upload-pack", "git-receive-pack"}
+    left = [key for key in PROGRAMS if settings.get(key.lower()) not in harmless]
+    # These are of commands, transports and options that no tool uses, or that are set by variables.
+    assert left == [
+        *("core.gitProxy", "sequence.editor", "pager.log", "pager.diff", "pager.status", "pager.show", "pager.branch"),
+        *("interactive.diffFilter", "uploadpack.packObjectsHook", "alias.status", "alias.log", "alias.commit"),
+        *("trailer.sign.command", "submodule.x.update", "remote.origin.vcs", "hook.mine.command"),
+    ]
+    assert settings["hook.mine.enabled"] == "false"
+    assert {"GIT_SEQUENCE_EDITOR", "GIT_PAGER", "GIT_ALLOW_PROTOCOL"} <= around.keys()
+
+
+WORDS = st.binary(min_size=1, max_size=12).filter(lambda word: b"\0" not in word)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["A", "M", "D"]), WORDS), max_size=8), st.lists(WORDS, max_size=5))
+def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], untracked: list[bytes]) -> None:
+    rows = [b"# branch.oid " + b"a" * 40, b"# branch.head main"]
+    rows += [
+        b"1 %b. N... 100644 100644 100644 %b %b %b" % (c.encode(), b"0" * 40, b"0" * 40, name) for c, name in changes
+    ]
+    rows += [b"? " + name for name in untracked]
+    found = forms.status(b"\0".join(rows) + b"\0")
+    assert [(one.index, one.path) for one in found.changed] == changes
+    assert found.untracked == untracked
+    assert found.headers["branch.head"] == "main"
+
+
+@given(
+    st.lists(
+        st.tuples(WORDS.filter(lambda word: word[:1] != b":"), st.integers(0, 99), st.booleans()),
+        max_size=8,
+        unique_by=lambda row: row[0],
+    )
+)
+def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, bool]]) -> None:
+    raw = [b":100644 100644 1 2 %b\0%b\0" % (b"R100\0old" if moved else b"M", name) for name, _, moved in rows]
+    counts = [b"%d\t0\t%b\0" % (n, b"\0old\0" + name if moved else name) for name, n, moved in rows]
+    found = forms.differences(b"".join((*raw, *counts)))
+    assert [(one.path, one.added, one.before) for one in found] == [
+        (name, n, b"old" if moved else None) for name, n, moved in rows
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "kind"),
+    [
+        ("https://example.org/x", "web"), ("HTTP://example.org", "web"), ("ssh://x/y", "ssh"), ("git+ssh://x/y", "ssh"),
+        ("git@example.org:x", "ssh"), ("host:x", "ssh"), ("../x", "path"), ("./a:b", "path"), ("file:///x", "path"),
+        ("ext::sh -c x", "other"), ("https::x", "other"), ("git://x/y", "other"), ("ftp://x/y", "other"),
+    ],
+)  # fmt: skip
+def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
+    assert urls.kind_of(url) == kind
+
+
+def test_every_tool_says_what_its_arguments_are_for() -> None:
+    for spec, name in itertools.product((tool.spec for tool in GIT_TOOLS), ("parameters",)):
+        assert all(one.get("description") for one in getattr(spec, name)["properties"].values()), spec.id
+        assert spec.category == "git"
+        assert spec.tier is None
+        assert spec.id.startswith("git.")
