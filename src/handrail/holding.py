@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
+from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
@@ -402,6 +403,7 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
+        stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(
             agent,

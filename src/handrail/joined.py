@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.config import Configuration
+from handrail.arbiter.logs import redacted_logs
+from handrail.arbiter.redaction import Redactor
 from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import ToolError, UsageError
@@ -389,12 +391,13 @@ async def join(
     brought = replace(brought, secrets=await _secrets_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)
-    kernel = JoinedKernel(held.folders, settings, brought, successor)
-    try:
-        await kernel.membership.connection()
-        yield kernel
-    finally:
+    with redacted_logs(Redactor(brought.secrets)):
+        kernel = JoinedKernel(held.folders, settings, brought, successor)
         try:
-            await asyncio.shield(kernel.shut_down())
+            await kernel.membership.connection()
+            yield kernel
         finally:
-            await successor.aclose()
+            try:
+                await asyncio.shield(kernel.shut_down())
+            finally:
+                await successor.aclose()

@@ -1,0 +1,58 @@
+"""What Handrail itself logs holds no secret, in whatever form, and whoever reads the records."""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from pathlib import Path
+
+import pytest
+from tests.kernel.guests import joined_kernel
+
+import handrail
+from handrail.arbiter.logs import LOGGERS
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("O-07")
+SECRET = "hunter2-of-the-log"
+
+
+def said(name: str) -> str:
+    """What is logged of a failure, as the common formatter and a handler that looks at the error tell it."""
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    logging.getLogger().addHandler(handler)
+    records: list[logging.LogRecord] = []
+    handler.addFilter(lambda record: records.append(record) or True)
+    try:
+        try:
+            raise RuntimeError(f"it answered {SECRET}")
+        except RuntimeError:
+            logging.getLogger(name).exception("of %s: %d", SECRET.encode().hex(), 3, stack_info=True)
+        logging.getLogger(name).warning("nothing to see: %s", "x")
+    finally:
+        logging.getLogger().removeHandler(handler)
+    return out.getvalue() + repr([(record.__dict__, str(record.exc_info)) for record in records])
+
+
+@pytest.mark.parametrize("name", LOGGERS)
+async def test_neither_messages_nor_errors_show_one_as_long_as_a_kernel_knows_it(tmp_path: Path, name: str) -> None:
+    assert SECRET in said(name)
+    async with temporary_kernel(tmp_path, secrets={"KEY": SECRET}):
+        shown = said(name)
+        assert SECRET not in shown and SECRET.encode().hex() not in shown
+        assert "of [secret:KEY]: 3" in shown and "RuntimeError: it answered [secret:KEY]" in shown
+        assert "Traceback" in shown and "nothing to see: x" in shown
+    assert SECRET in said(name)
+
+
+async def test_nor_in_a_process_that_joined(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), joined_kernel(tmp_path, secrets={"KEY": SECRET}):
+        assert SECRET not in said("handrail.joining")
+
+
+def test_these_are_all_the_loggers_there_are() -> None:
+    code = Path(str(handrail.__file__)).parent.rglob("*.py")
+    named = {name for path in code for name in re.findall(r"getLogger\((?!name\))([^)]*)\)", path.read_text())}
+    assert named == {f'"{name}"' for name in LOGGERS}
