@@ -29,6 +29,7 @@ ROWS: dict[str, str] = {
     "R-06": "Tools stand in immutable generations; the next one is published in one step, a turn keeps the one it began with, and the log names it.",
     "R-08": "A Python module with execute(topic, params, config, telemetry) and metadata is a tool that is read without running it and runs confined.",
     "R-13": "handrail new tool writes a working tool of each kind with its test.",
+    "R-15": "handrail build freezes an agent with its tools, overrides resolved and everything checked, by hash into a folder that starts anywhere, and what differs from it stops the start.",
     "R-09a": "Installed packages add tools by entry point.",
     "R-09b": "Installed packages add sandboxes by entry point, of which an operator chooses one by name.",
     "R-14": "Nothing is fetched or installed at run time.",

@@ -136,7 +136,7 @@ class _Given:
 
 
 def _sources(path: Path, sandbox: Sandbox) -> Iterator[Source]:
-    confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
+    confinement = Confinement(sandbox, nothing_runs, nothing_runs)
     path = path.resolve()
     if path.is_dir():
         yield FolderSource(path, "global", confinement)
@@ -188,7 +188,7 @@ def _imported(path: Path) -> Loaded:
     return tools_among([*dict.fromkeys(given), *(one for one in classes if one not in made_of)], str(path))
 
 
-def _nothing_runs(_: object) -> NoReturn:
+def nothing_runs(_: object) -> NoReturn:
     raise UsageError("tools are only looked at here; open a kernel to run one")
 
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "trust": "Look at a workspace's handrail.toml and decide whether all of it counts.",
     "new": "Write a tool that works, with its test, to begin with.",
     "lint": "Check tools for their author: what keeps one from loading, and what could be better.",
+    "build": "Freeze an agent with its tools into a folder that starts anywhere.",
     "doctor": "Say what this machine can enforce, and what to do about the rest.",
     "state": "List what is kept for which workspace, or remove it.",
     "completion": "Print the completion of a shell.",

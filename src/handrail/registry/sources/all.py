@@ -9,6 +9,7 @@ from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of
+from handrail.registry.bundles import BundleSource
 from handrail.registry.generation import Generation
 from handrail.registry.loading import load_generation
 from handrail.registry.sources.builtin import BuiltinSource
@@ -79,6 +80,7 @@ class ToolSources:
 
     def _everything(self, number: int) -> Generation:
         sources: list[Source] = [
+            BundleSource(self.everybody.parent),
             BuiltinSource(),
             FolderSource(self.everybody, "global", self.confinement, (self.workspace,)),
             FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),

@@ -1,0 +1,202 @@
+"""A bundle: an agent with its tools, frozen by hash, that starts where nothing else is configured."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from handrail import Kernel
+from handrail.authoring.bundling import Bundle, build
+from handrail.config import load
+from handrail.contract.errors import LoadError, UsageError
+from handrail.registry.bundles import BUNDLE_FILE
+from handrail.sandbox import tiers
+from handrail.store.folders import locate
+
+confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}")
+
+
+def program(folder: Path, name: str, says: str, *, own: bool = False) -> None:
+    """A tool that says one word; with ``own``, its program lies in a folder beside a file that it reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = f"{name}-files/run" if own else name
+    runtime: dict[str, object] = {"exec_path": path, "side_effect": "read", "locks": []}
+    llm: dict[str, object] = {
+        "name": name,
+        "description": "Says a word.",
+        "parameters": {"type": "object", "properties": {}},
+    }
+    (folder / f"{name}.json").write_text(json.dumps({"llm": llm, "runtime": runtime}))
+    executable = folder / path
+    executable.parent.mkdir(exist_ok=True)
+    executable.write_text(
+        '#!/bin/sh\ncat "$(dirname "$0")/word.json"\n' if own else f'#!/bin/sh\necho \'{{"said": "{says}"}}\'\n'
+    )
+    executable.chmod(0o755)
+    if own:
+        (executable.parent / "word.json").write_text(json.dumps({"said": says}))
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A configuration with a global tool that the agent overrides, one with files of its own, a module, and one too many."""
+    config = tmp_path / "config"
+    tools, agent = config / "tools", config / "agents" / "speaker"
+    program(tools, "greet", "everybody")
+    program(tools, "whisper", "psst", own=True)
+    program(tools, "shout", "not for this agent")
+    program(agent / "tools", "greet", "its own")
+    (tools / "words.py").write_text("WORD = 'from beside it'\n")
+    (tools / "say.py").write_text(
+        "METADATA = {'description': 'Says a word.', 'side_effect': 'read', 'locks': []}\n"
+        "import words\ndef execute(topic, params):\n    return {'said': words.WORD}\n"
+    )
+    (agent / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["read", "greet", "whisper", "say"]\nrules = ["allow greet", "allow whisper", "allow say"]\n'
+    )
+    (config / "handrail.toml").write_text(
+        'agent = "default"\nrules = ["deny bash"]\n\n[secrets.TOKEN]\nenv = "THE_TOKEN"\n\n[limits]\nlock_wait_ms = 7000\n'
+    )
+    (tmp_path / "ws").mkdir()
+    return tmp_path
+
+
+def built(place: Path, target: str = "bundle", agent: str = "speaker") -> Bundle:
+    folders = locate(place / "ws", place / "state")
+    config = load(place / "config" / "handrail.toml", folders=folders, environment={})
+    return build(config, agent, folders, tiers.choose(), place / target)
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
+    bundle = built(place)
+    assert set(bundle.tools) == {"greet", "whisper", "say"}
+    assert bundle.beside == ("read",)
+    elsewhere = place / "elsewhere"
+    shutil.move(bundle.folder, elsewhere)
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=elsewhere / "handrail.toml", state=place / "state") as kernel:
+        assert kernel.agent.id == "speaker"
+        assert kernel.config.settings.limits.lock_wait_ms == 7000
+        session = await kernel.session()
+        results = await session.call_all([("greet", {}), ("whisper", {}), ("say", {})])
+        assert [result.data["said"] for result in results] == ["its own", "psst", "from beside it"]
+
+
+@pytest.mark.proves("R-15")
+def test_overrides_are_resolved_and_nothing_that_the_agent_has_not_is_in_it(place: Path) -> None:
+    bundle = built(place)
+    assert bundle.files == (
+        "agents/speaker/agent.toml",
+        "agents/speaker/tools/greet",
+        "agents/speaker/tools/greet.json",
+        "handrail.toml",
+        "tools/say.py",
+        "tools/whisper-files/run",
+        "tools/whisper-files/word.json",
+        "tools/whisper.json",
+        "tools/words.py",
+    )
+
+
+@pytest.mark.proves("R-15")
+def test_the_same_agent_makes_the_same_bundle_and_no_value_of_a_secret_is_in_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_TOKEN", "hunter2-and-more")
+    one, other = built(place, "one"), built(place, "other")
+    assert one.hash == other.hash
+    for file in (place / "one").rglob("*"):
+        assert file.is_dir() or b"hunter2" not in file.read_bytes()
+    assert 'env = "THE_TOKEN"' in (place / "one" / "handrail.toml").read_text()
+
+
+def _changed(folder: Path) -> None:
+    (folder / "tools" / "whisper-files" / "word.json").write_text('{"said": "other"}')
+
+
+def _added(folder: Path) -> None:
+    program(folder / "tools", "extra", "more")
+
+
+def _taken(folder: Path) -> None:
+    (folder / "tools" / "words.py").unlink()
+
+
+def _made_executable(folder: Path) -> None:
+    (folder / "tools" / "say.py").chmod(0o755)
+
+
+def _linked(folder: Path) -> None:
+    (folder / "tools" / "words.py").rename(folder / "kept.py")
+    (folder / "tools" / "words.py").symlink_to(folder / "kept.py")
+
+
+def _rules(folder: Path) -> None:
+    (folder / "handrail.toml").write_text('agent = "speaker"\nrules = ["allow *"]\n')
+
+
+def _another_agent(folder: Path) -> None:
+    (folder / "agents" / "other").mkdir()
+    (folder / "agents" / "other" / "agent.toml").write_text('id = "other"\n')
+
+
+def _of_the_future(folder: Path) -> None:
+    text = (folder / BUNDLE_FILE).read_text()
+    (folder / BUNDLE_FILE).write_text(text.replace('"format": 1', '"format": 2'))
+
+
+def _no_json(folder: Path) -> None:
+    (folder / BUNDLE_FILE).write_text("{")
+
+
+@pytest.mark.proves("R-15")
+@pytest.mark.parametrize(
+    ("tampered", "problem"),
+    [
+        (_changed, "tools/whisper-files/word.json: was changed after the bundle was built"),
+        (_added, "tools/extra.json: is not of the bundle"),
+        (_taken, "tools/words.py: is gone"),
+        (_made_executable, "tools/say.py: was made executable"),
+        (_linked, "tools/words.py: cannot be read"),
+        (_rules, "handrail.toml: was changed"),
+        (_another_agent, "agents/other/agent.toml: is not of the bundle"),
+        (_of_the_future, "format: is 2, and this Handrail reads 1"),
+        (_no_json, "build it again with handrail build"),
+    ],
+)
+async def test_whatever_differs_from_what_was_built_stops_the_start(
+    place: Path, tampered: Callable[[Path], None], problem: str
+) -> None:
+    bundle = built(place)
+    tampered(bundle.folder)
+    with pytest.raises(LoadError) as caught:
+        async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state"):
+            pass
+    assert problem in str(caught.value)
+
+
+@pytest.mark.proves("R-15")
+def test_a_faulty_agent_is_not_built_and_all_its_faults_are_listed(place: Path) -> None:
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["gret"]\nrules = ["allow nobody"]\n'
+    )
+    with pytest.raises(LoadError) as caught:
+        built(place)
+    assert "gret" in str(caught.value) and "nobody" in str(caught.value)
+    assert not (place / "bundle").exists()
+
+
+def test_nothing_that_is_there_is_written_over(place: Path) -> None:
+    (place / "bundle").mkdir()
+    (place / "bundle" / "mine").write_text("mine")
+    with pytest.raises(UsageError, match="is there already"):
+        built(place)
+    assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
+    with pytest.raises(UsageError, match="there is no agent 'spaeker'; did you mean 'speaker'"):
+        built(place, "other", "spaeker")
