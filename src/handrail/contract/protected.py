@@ -27,7 +27,7 @@ Kind = Literal["rules", "start-up", "key", "hook", "vcs", "editor"]
 
 _WHAT: Mapping[Kind, str] = {
     "rules": "holds the workspace's rules and settings",
-    "start-up": "is read by shells and sessions as they start, and can make them run anything",
+    "start-up": "is read by shells, interpreters and sessions as they start, and can make them run anything",
     "key": "is where keys are kept",
     "hook": "is what version control runs by itself",
     "vcs": "is version-control configuration, which can make git run anything",
@@ -65,6 +65,8 @@ _NAMES: Mapping[str, Protection] = {
             *(".zshrc", ".zshenv", ".zprofile", ".zlogin", ".zlogout", ".kshrc", ".mkshrc", ".cshrc", ".tcshrc"),
             *(".login", ".logout", ".xprofile", ".xinitrc", ".xsession", ".xsessionrc", ".pam_environment"),
             *(".envrc", "microsoft.powershell_profile.ps1"),
+            *(".rprofile", ".renviron", ".pdbrc", ".irbrc", ".pryrc", ".iex.exs", ".ghci", ".octaverc"),
+            *(".gdbinit", ".lldbinit"),
         ),
         _START_UP,
     ),
@@ -83,6 +85,7 @@ _NAMES: Mapping[str, Protection] = {
             *(".vimrc", ".gvimrc", ".exrc", ".nvimrc", ".nvim.lua", ".dir-locals.el", ".dir-locals-2.el", ".emacs"),
             *(".mcp.json", ".claude", ".cursor", ".codex", ".gemini", ".windsurf", ".roo", ".kiro", ".continue"),
             *(".junie", ".amazonq", ".opencode", "opencode.json", "opencode.jsonc"),
+            *(".helix", ".vim", ".emacs.d", ".trae", ".qwen", ".factory", ".crush.json", ".aider.conf.yml"),
         ),
         _EDITOR,
     ),
