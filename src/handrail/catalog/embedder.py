@@ -1,0 +1,42 @@
+"""What turns texts into vectors: the door behind which models, endpoints and libraries stand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy
+    from numpy.typing import NDArray
+
+    Vectors = NDArray[numpy.float32]
+    """One row a text, ``float32``."""
+
+
+class EmbedderError(Exception):
+    """The embedder cannot work now; the text says why and what to do. A search goes on with words alone."""
+
+
+class Embedder(Protocol):
+    """Encodes texts for one model. May be called from any thread, one call at a time.
+
+    ``fingerprint`` names the model and whatever else its vectors depend on: vectors of two fingerprints are never
+    compared, nor read from one another's cache.
+    """
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def load(self) -> None:
+        """Make ready to encode, where that takes time.
+
+        :raises EmbedderError: it cannot be done now
+        """
+        ...
+
+    def encode(self, texts: Sequence[str]) -> Vectors:
+        """One row of length 1 for each text, in order.
+
+        :raises EmbedderError: it cannot be done now
+        """
+        ...

@@ -1,0 +1,270 @@
+"""The search over a catalogue: ask for what is needed in plain words, get the tools that do it, or "nothing fits".
+
+An :class:`Index` is an immutable value over one list of documents. Words are searched from the first moment; meaning
+joins in when the embedder's thread has what it needs, and :attr:`Found.means` says which of both an answer is made of.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from handrail.catalog.cache import Cache, key_of
+from handrail.catalog.confidence import Evidence, confidence, fits
+from handrail.catalog.encoding import Encoder, Wish
+from handrail.catalog.fusion import POOL, Ranked, Row, ranked
+from handrail.catalog.lexical import Lexical, bag
+from handrail.catalog.splitting import parts
+from handrail.catalog.texts import Document, fields, passage
+from handrail.catalog.words import filler, terms, words
+
+if TYPE_CHECKING:
+    from handrail.catalog.vectors import Vicinity
+
+Means = Literal["lexical", "lexical and meaning"]
+
+PATIENCE_S = 2.0
+"""How long one search waits for the vectors of its request."""
+
+_PLACES = 2_048
+"""Found documents whose terms are kept for giving reasons."""
+
+_WEAK = 0.5
+"""Confidence below which a hit says that it is weak."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One tool that was found.
+
+    :param score: how far it stands out among all tools, in standard deviations
+    :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
+    :param reasons: what speaks for it, each in a few words
+    :param weak: whether it is more likely than not that it does not serve the request
+    """
+
+    id: str
+    score: float
+    confidence: float
+    reasons: tuple[str, ...]
+    weak: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a search came to.
+
+    :param hits: best first; with ``nothing_fits`` they are the nearest there are
+    :param nothing_fits: no tool is likely to serve the request
+    :param means: what the search went by
+    :param note: why it went by words alone where it did; else empty
+    """
+
+    hits: tuple[Hit, ...]
+    nothing_fits: bool
+    means: Means
+    note: str = ""
+
+
+class Index:
+    """Searches one list of documents. Safe to use from any thread.
+
+    :param documents: each id counts once, the last one wins
+    :param encoder: what makes vectors; without it the search goes by words
+    :param cache: where the words of the whole list are kept between two starts
+    :param without: why there is no encoder, for :attr:`Found.note`
+    """
+
+    def __init__(
+        self,
+        documents: Iterable[Document],
+        *,
+        encoder: Encoder | None = None,
+        cache: Cache | None = None,
+        without: str = "",
+    ) -> None:
+        self._documents = tuple(sorted({each.id: each for each in documents}.values(), key=lambda each: each.id))
+        self._encoder, self._cache, self._without = encoder, cache, without
+        self._vicinity: Vicinity | None = None
+        self._places: dict[str, Sequence[tuple[str, frozenset[str]]]] = {}
+        self._lexical = self._words()
+        self._ready = threading.Event()
+        self._begin()
+
+    def with_changes(self, added: Iterable[Document], removed: Iterable[str] = ()) -> Index:
+        """The index after a change; only what is new is read and encoded. This one stays what it is.
+
+        :param added: new documents, and changed ones in place of those of the same id
+        """
+        gone = set(removed)
+        coming = {each.id: each for each in added}
+        held = {each.id: each for each in self._documents}
+        after = {**{name: each for name, each in held.items() if name not in gone}, **coming}
+        out = Index.__new__(Index)
+        out._documents = tuple(sorted(after.values(), key=lambda each: each.id))
+        out._encoder, out._cache, out._without = self._encoder, self._cache, self._without
+        out._vicinity, out._places = None, {}
+        before = {each.id: number for number, each in enumerate(self._documents)}
+        kept: dict[int, int] = {}
+        new: dict[int, Mapping[str, float]] = {}
+        for number, each in enumerate(out._documents):
+            if each.id in coming:
+                new[number] = bag(fields(each))
+            else:
+                kept[before[each.id]] = number
+        out._lexical = self._lexical.changed(kept, new)
+        out._ready = threading.Event()
+        out._begin()
+        return out
+
+    def __len__(self) -> int:
+        return len(self._documents)
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until every tool has its vector; whether that is so."""
+        return self._encoder is not None and self._ready.wait(timeout_s)
+
+    def search(self, query: str, limit: int = 5, *, patience_s: float = PATIENCE_S) -> Found:
+        """The tools that serve ``query``, best first, at most ``limit``.
+
+        Any text is a request, to be taken literally: patterns and instructions in it mean nothing here.
+        """
+        return self.search_all([query], limit, patience_s=patience_s)
+
+    def search_all(self, queries: Sequence[str], limit: int = 5, *, patience_s: float = PATIENCE_S) -> Found:
+        """The tools that between them serve all of ``queries``: each is a need, and may hold several."""
+        texts = _texts(queries)
+        if not texts or not self._documents or limit < 1:
+            return Found((), True, "lexical", "" if texts else "the request says nothing")
+        wanted = [terms(text) for text in texts]
+        vicinity, vectors, note = self._vectors(texts, patience_s)
+        rows: list[Row] = []
+        for at, each in enumerate(wanted):
+            meaning = vicinity.scores(vectors[at], POOL) if vicinity is not None else None
+            rows.append(Row(self._lexical.scores(each, POOL), meaning))
+        hits = tuple(self._hit(each, rows, wanted, texts) for each in ranked(rows, limit))
+        evidence = [self._evidence(each, rows, wanted) for each in ranked(rows[:1], 2)]
+        nothing = not fits([*evidence, *(self._evidence(each, rows, wanted) for each in ranked(rows, 1))])
+        return Found(hits, nothing, "lexical and meaning" if vicinity is not None else "lexical", note)
+
+    def _vectors(self, texts: Sequence[str], patience_s: float) -> tuple[Vicinity | None, Any, str]:
+        vicinity, encoder = self._vicinity, self._encoder
+        if encoder is None:
+            return None, None, self._without
+        if vicinity is None:
+            return None, None, encoder.state
+        vectors = encoder.request(texts, patience_s)
+        if vectors is None:
+            return None, None, encoder.state or f"no vector of the request within {patience_s:g} s"
+        return vicinity, vectors, ""
+
+    def _evidence(self, found: Ranked, rows: Sequence[Row], wanted: Sequence[Sequence[str]]) -> Evidence:
+        """What speaks for one document, by the text it serves best or by the whole request, whichever says more."""
+        at = found.row
+        row = rows[at]
+        attainable = self._lexical.attainable(wanted[at])
+        shared = row.words.score(found.number) / attainable if attainable > 0 else 0.0
+        near = row.meaning.score(found.number) if row.meaning is not None else None
+        return Evidence(near, shared, row.standing(found.number))
+
+    def _hit(self, found: Ranked, rows: Sequence[Row], wanted: Sequence[Sequence[str]], texts: Sequence[str]) -> Hit:
+        document = self._documents[found.number]
+        evidence = self._evidence(found, rows, wanted)
+        sure = confidence(evidence)
+        reasons = [*self._shared(document, texts[found.row])]
+        if evidence.near is not None:
+            reasons.append(f"meaning {evidence.near:.2f}")
+        if len(rows) > 1 and found.row:
+            reasons.append(f"for “{_short(texts[found.row])}”")
+        return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK)
+
+    def _shared(self, document: Document, text: str) -> list[str]:
+        """Where the document has the request's words, as the request says them."""
+        said: dict[str, str] = {}
+        for word in words(text):
+            if not filler(word):
+                said.setdefault(terms(word)[0] if terms(word) else word, word)
+        out: list[str] = []
+        for name, there in self._places_of(document):
+            common = [term for term in said if term in there]
+            if common:
+                common.sort(key=lambda term: -self._lexical.tells(term))
+                out.append(f"{name}: {', '.join(said[term] for term in common[:4])}")
+                for term in common:
+                    said.pop(term)
+        return out
+
+    def _places_of(self, document: Document) -> Sequence[tuple[str, frozenset[str]]]:
+        """The terms of each place of ``document``, kept for those that are found again and again."""
+        known = self._places.get(document.id)
+        if known is None:
+            held = fields(document)
+            contents = {
+                "name": held.name,
+                "alias or keyword": held.also,
+                "description": held.description,
+                "parameters": f"{held.parameter_names} {held.parameter_texts}",
+            }
+            known = [(name, frozenset(terms(content))) for name, content in contents.items()]
+            if len(self._places) >= _PLACES:
+                self._places.clear()
+            self._places[document.id] = known
+        return known
+
+    def _words(self) -> Lexical:
+        if self._cache is None:
+            return Lexical.of([bag(fields(each)) for each in self._documents])
+        keys = [each.key for each in self._documents]
+        held = self._cache.lexical(keys)
+        if held is not None and len(held) == len(self._documents):
+            return held
+        made = Lexical.of([bag(fields(each)) for each in self._documents])
+        self._cache.keep_lexical(keys, made)
+        return made
+
+    def _begin(self) -> None:
+        """Have vectors made of what has none. Reading the documents for it is the encoder's thread's work."""
+        if self._encoder is not None and self._documents:
+            self._encoder.wish(Wish(self._passages, self._joined))
+
+    def _passages(self) -> Mapping[bytes, str]:
+        texts = [passage(each) for each in self._documents]
+        self._keys = [key_of(text) for text in texts]
+        return dict(zip(self._keys, texts, strict=True))
+
+    def _joined(self, known: Mapping[bytes, Any]) -> None:
+        """The encoder's thread has vectors: some at first, then all."""
+        import numpy
+
+        from handrail.catalog.vectors import Vicinity
+
+        assert self._encoder is not None
+        usual = self._encoder.usual_tools()
+        rows = numpy.zeros((len(self._documents), usual.shape[1]), numpy.float32)
+        whole = True
+        for number, key in enumerate(self._keys):
+            row = known.get(key)
+            if row is None:
+                whole = False
+            else:
+                rows[number] = row
+        self._vicinity = Vicinity(rows, usual)
+        if whole:
+            self._ready.set()
+
+
+def _texts(queries: Sequence[str]) -> list[str]:
+    """The request as a whole, then its parts where it has several."""
+    needs = [query.strip() for query in queries if query.strip()]
+    if not needs:
+        return []
+    pieces = [piece for need in needs for piece in parts(need)]
+    whole = "\n".join(needs)[:8_000]
+    return [whole, *dict.fromkeys(pieces)] if len(pieces) > 1 else [whole]
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= 60 else f"{line[:59]}…"

@@ -1,0 +1,189 @@
+"""BM25 over the fields of tools: which tools share telling words with a request. Needs the standard library only.
+
+What a term weighs in a tool is its count in each field times that field's weight, and BM25 divides by the sum of all
+of them: a description stuffed with keywords pays for each one. Postings lie in flat arrays, which are written to and
+read from disk as they are; where numpy is loaded already, big catalogues are scored with it, to the same figures.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import sys
+from array import array
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from handrail.catalog.texts import Fields
+from handrail.catalog.words import terms
+
+K1, B = 1.5, 0.75
+"""BM25's saturation of repetitions and its weight of length: the values of the literature."""
+
+WEIGHTS: Mapping[str, float] = {
+    "name": 3.0,
+    "also": 2.0,
+    "description": 1.0,
+    "parameter_names": 1.0,
+    "parameter_texts": 0.5,
+}
+"""What one occurrence counts in each field."""
+
+_MOST_TERMS = 64
+"""Different terms of one request that are looked up: the first ones."""
+
+_BY_NUMPY = 20_000
+"""Postings of one request from which numpy is worth its start."""
+
+Bag = Mapping[str, float]
+"""The terms of one tool with their weights."""
+
+
+def bag(found: Fields) -> Bag:
+    """The terms of one tool."""
+    weights: dict[str, float] = {}
+    for name, weight in WEIGHTS.items():
+        for term in terms(getattr(found, name)):
+            weights[term] = weights.get(term, 0.0) + weight
+    return weights
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What one text scored against all documents.
+
+    :param best: the numbers of the best documents, best first
+    :param mean: of the scores of all documents; ``deviation`` is their standard deviation
+    :param score: the score of any document
+    """
+
+    best: Sequence[int]
+    mean: float
+    deviation: float
+    score: Callable[[int], float]
+
+    def standing(self, number: int) -> float:
+        """How many standard deviations the document stands above the mean."""
+        return (self.score(number) - self.mean) / self.deviation if self.deviation > 1e-9 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Lexical:
+    """An immutable BM25 index over documents, which are numbers from 0 on.
+
+    :param terms: each term's place in ``starts``
+    :param starts: where the postings of each term begin; one more at the end
+    :param documents: of each posting; ``weights`` beside it
+    :param lengths: of each document: the sum of its weights
+    :param average: of the lengths
+    """
+
+    terms: Mapping[str, int]
+    starts: array[int]
+    documents: array[int]
+    weights: array[float]
+    lengths: array[float]
+    average: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(
+            self, "average", (math.fsum(self.lengths) / len(self.lengths) if self.lengths else 0.0) or 1.0
+        )
+
+    @classmethod
+    def of(cls, bags: Sequence[Bag]) -> Lexical:
+        """The index of ``bags``, in their order."""
+        postings: dict[str, list[tuple[int, float]]] = {}
+        for number, each in enumerate(bags):
+            for term, weight in each.items():
+                postings.setdefault(term, []).append((number, weight))
+        return cls._laid(postings, array("f", (math.fsum(each.values()) for each in bags)))
+
+    def changed(self, kept: Mapping[int, int], added: Mapping[int, Bag]) -> Lexical:
+        """The index after a change.
+
+        :param kept: old number to new number, of the documents that stay
+        :param added: new number to terms, of those that come
+        """
+        postings: dict[str, list[tuple[int, float]]] = {}
+        for term, place in self.terms.items():
+            begin, end = self.starts[place], self.starts[place + 1]
+            stays = [
+                (kept[number], weight)
+                for number, weight in zip(self.documents[begin:end], self.weights[begin:end], strict=True)
+                if number in kept
+            ]
+            if stays:
+                postings[term] = stays
+        lengths = array("f", bytes(4 * (len(kept) + len(added))))
+        for old, new in kept.items():
+            lengths[new] = self.lengths[old]
+        for number, each in added.items():
+            lengths[number] = math.fsum(each.values())
+            for term, weight in each.items():
+                postings.setdefault(term, []).append((number, weight))
+        return self._laid(postings, lengths)
+
+    @classmethod
+    def _laid(cls, postings: Mapping[str, Sequence[tuple[int, float]]], lengths: array[float]) -> Lexical:
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        for held in postings.values():
+            documents.extend([number for number, _ in held])
+            weights.extend([weight for _, weight in held])
+            starts.append(len(documents))
+        return cls({term: place for place, term in enumerate(postings)}, starts, documents, weights, lengths)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def tells(self, term: str) -> float:
+        """How much ``term`` tells: its inverse document frequency; most where no document has it."""
+        place = self.terms.get(term)
+        count = 0 if place is None else self.starts[place + 1] - self.starts[place]
+        return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
+
+    def attainable(self, wanted: Sequence[str]) -> float:
+        """What a document could score at most that had all of ``wanted`` without end."""
+        return (K1 + 1) * math.fsum(self.tells(term) for term in dict.fromkeys(wanted))
+
+    def scores(self, wanted: Sequence[str], pool: int) -> Scores:
+        """BM25 of every document for the terms ``wanted``, with the ``pool`` best ones."""
+        places: list[tuple[int, float]] = []
+        for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
+            place = self.terms.get(term)
+            if place is not None:
+                places.append((place, self.tells(term) * (K1 + 1)))
+        postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
+        numpy: Any = sys.modules.get("numpy")
+        if numpy is not None and postings >= _BY_NUMPY:
+            return self._by_numpy(numpy, places, pool)
+        found: dict[int, float] = {}
+        lengths, base, slope = self.lengths, K1 * (1 - B), K1 * B / self.average
+        for place, tells in places:
+            begin, end = self.starts[place], self.starts[place + 1]
+            for number, weight in zip(self.documents[begin:end], self.weights[begin:end], strict=True):
+                norm = base + slope * lengths[number]
+                found[number] = found.get(number, 0.0) + tells * weight / (weight + norm)
+        best = heapq.nsmallest(pool, found.items(), key=lambda item: (-item[1], item[0]))
+        count = max(len(self), 1)
+        mean = math.fsum(found.values()) / count
+        square = math.fsum(score * score for score in found.values()) / count
+        deviation = math.sqrt(max(0.0, square - mean * mean))
+        return Scores([number for number, _ in best], mean, deviation, lambda number: found.get(number, 0.0))
+
+    def _by_numpy(self, numpy: Any, places: Sequence[tuple[int, float]], pool: int) -> Scores:
+        documents = numpy.frombuffer(self.documents, numpy.int32)
+        weights = numpy.frombuffer(self.weights, numpy.float32)
+        lengths = numpy.frombuffer(self.lengths, numpy.float32)
+        total = numpy.zeros(len(self))
+        for place, tells in places:
+            begin, end = self.starts[place], self.starts[place + 1]
+            numbers, held = documents[begin:end], weights[begin:end].astype(float)
+            norm = K1 * (1 - B) + K1 * B / self.average * lengths[numbers].astype(float)
+            total[numbers] += tells * held / (held + norm)
+        several = min(pool, len(total))
+        best = numpy.argpartition(-total, several - 1)[:several]
+        best = best[numpy.lexsort((best, -total[best]))]
+        best = best[total[best] > 0]
+        return Scores(best.tolist(), float(total.mean()), float(total.std()), lambda number: float(total[number]))

@@ -1,0 +1,112 @@
+"""Search by meaning: which tools' vectors point where a request's does.
+
+Up to twenty thousand tools are compared one by one, which a CPU does in a millisecond or two. Above that each vector
+is first compared by the signs of its components (one bit each, 48 bytes a tool), and the best few hundred exactly.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy
+
+from handrail.catalog.lexical import Scores
+
+if TYPE_CHECKING:
+    from handrail.catalog.embedder import Vectors
+
+EXACT_UP_TO = 20_000
+"""Documents that are compared one by one."""
+
+_RESCORED = 400
+"""Documents whose signs agree best, which are compared exactly."""
+
+_SAMPLE = 2_000
+"""Documents from which the usual similarity to a request is judged, where not all are compared."""
+
+_CHUNK = 8_192
+
+
+def directions(rows: Vectors, center: Vectors) -> Vectors:
+    """``rows`` as seen from ``center``, each of length 1; a row of zeros (no vector yet) stays zeros."""
+    out = rows - center
+    out[~rows.any(axis=1)] = 0
+    norms = numpy.linalg.norm(out, axis=1, keepdims=True)
+    return (out / numpy.maximum(norms, 1e-9)).astype(numpy.float32)
+
+
+def center_of(rows: Vectors, usual: Vectors) -> Vectors:
+    """Where texts of this kind lie: the mean of ``rows`` and of ``usual`` ones, which steady it while rows are few."""
+    known = rows[rows.any(axis=1)].sum(axis=0, dtype=numpy.float64)
+    count = int(rows.any(axis=1).sum())
+    return ((known + usual.sum(axis=0)) / (count + len(usual))).astype(numpy.float32)
+
+
+class Vicinity:
+    """The vectors of all documents, ready to be compared with a request's.
+
+    :param rows: one a document, of length 1; zeros where a document has no vector yet
+    :param usual: vectors of texts as tools commonly have them; what all tools have in common tells none from another
+    :param exact_up_to: documents up to which each is compared
+    """
+
+    def __init__(self, rows: Vectors, usual: Vectors, *, exact_up_to: int = EXACT_UP_TO) -> None:
+        center = center_of(rows, usual)
+        self._codes: Any = None
+        if len(rows) <= exact_up_to:
+            self._rows: Any = directions(rows, center)
+            return
+        width = -(-rows.shape[1] // 64) * 8
+        self._rows = numpy.empty(rows.shape, numpy.float16)
+        codes = numpy.zeros((len(rows), width), numpy.uint8)
+        for begin in range(0, len(rows), _CHUNK):
+            seen = directions(rows[begin : begin + _CHUNK], center)
+            self._rows[begin : begin + _CHUNK] = seen
+            packed = numpy.packbits(seen > 0, axis=1)
+            codes[begin : begin + _CHUNK, : packed.shape[1]] = packed
+        self._codes = codes.view(numpy.uint64)
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def scores(self, request: Vectors, pool: int) -> Scores:
+        """The similarity of every document to ``request`` (a direction), with the ``pool`` best ones."""
+        rows: Any = self._rows
+        if self._codes is None:
+            total = numpy.einsum("ij,j->i", rows, request)  # by itself, not by BLAS: its threads wait on a busy machine
+            best = _best(total, pool)
+            return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+        likely = self._likely(request)
+        near = numpy.einsum("ij,j->i", rows[likely].astype(numpy.float32), request)
+        usual = numpy.einsum("ij,j->i", self._sampled, request)
+        order = numpy.lexsort((likely, -near))[:pool]
+
+        def score(number: int) -> float:
+            return float(rows[number].astype(numpy.float32) @ request)
+
+        return Scores(likely[order].tolist(), float(usual.mean()), float(usual.std()), score)
+
+    @cached_property
+    def _sampled(self) -> Any:
+        step = max(1, len(self) // _SAMPLE)
+        return self._rows[::step].astype(numpy.float32)
+
+    def _likely(self, request: Vectors) -> Any:
+        packed = numpy.packbits(request > 0)
+        code = numpy.zeros(self._codes.shape[1] * 8, numpy.uint8)
+        code[: len(packed)] = packed
+        apart = numpy.zeros(len(self), numpy.int16)
+        for column, word in enumerate(code.view(numpy.uint64)):
+            apart += numpy.bitwise_count(self._codes[:, column] ^ word)
+        several = min(_RESCORED, len(apart))
+        return numpy.argpartition(apart, several - 1)[:several]
+
+
+def _best(total: Any, pool: int) -> list[int]:
+    """The ``pool`` numbers with the highest scores; of equal ones the lower number comes first."""
+    several = min(pool, len(total))
+    if several == 0:
+        return []
+    found = numpy.argpartition(-total, several - 1)[:several]
+    return found[numpy.lexsort((found, -total[found]))].tolist()

@@ -1,0 +1,69 @@
+"""What counts as a word in a search: identifiers come apart, inflections fall together, filler is left out."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from functools import lru_cache
+
+from handrail.catalog.stemming import stem
+
+_WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\W\d_A-Za-z]+")
+_UNSPACED = re.compile(
+    r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
+)
+_LONGEST = 40
+"""A longer run is no word (a key, base64, a hostile name): only its beginning counts."""
+
+_FILLER = frozenset(
+    """a about above after again all also am an and any are as at be because been before being below between both but by
+    can cannot could did do does doing down during each else ever few for from further get give had has have having he
+    her here hers herself him himself his how i if in into is it its itself just kindly know let like may me might more
+    most must my myself need no nor not now of off on once only or other our ours ourselves out over own please same she
+    should so some such tell than thank thanks that the their theirs them themselves then there these they this those
+    through to too under until up us very want was we were what when where which while who whom whose why will with
+    would you your yours yourself yourselves""".split()  # noqa: SIM905 - as a text it can be read
+)
+
+
+def words(text: str) -> list[str]:
+    """The words of ``text`` in order, lower-case and without accents; ``getHTTPStatus_v2`` is ``get http status v 2``.
+
+    Writing without blanks (Chinese, Japanese, Thai and their like) gives every two neighbouring characters.
+    """
+    if not text.isascii():
+        text = _plain(text)
+    found = _WORD.findall(text)
+    if text.isascii():
+        return [word.lower()[:_LONGEST] for word in found]
+    out: list[str] = []
+    for word in found:
+        if word.isascii() or not _UNSPACED.match(word):
+            out.append(word.lower()[:_LONGEST])
+        elif len(word) == 1:
+            out.append(word)
+        else:
+            out.extend(word[at : at + 2] for at in range(len(word) - 1))
+    return out
+
+
+def terms(text: str) -> list[str]:
+    """The stems of the words of ``text`` that tell one text from another, in order."""
+    return [term for word in words(text) if (term := _term(word))]
+
+
+def filler(word: str) -> bool:
+    """Whether ``word`` says nothing about what is wanted."""
+    return word in _FILLER
+
+
+@lru_cache(maxsize=65_536)
+def _term(word: str) -> str:
+    return "" if word in _FILLER else stem(word)
+
+
+def _plain(text: str) -> str:
+    """Compatibility forms as usual ones (full width, ligatures), letters without accents."""
+    decomposed = unicodedata.normalize("NFKD", text)
+    bare = "".join(c for c in decomposed if not unicodedata.combining(c) or ord(c) > 0x36F)
+    return unicodedata.normalize("NFC", bare)
