@@ -79,7 +79,7 @@ def test_four_doors_edit_one_file_one_is_killed_and_every_edit_is_there_or_repor
 def test_on_a_terminal_no_line_is_wider_than_it_and_nothing_is_left_behind(
     on_a_terminal: Terminals, places: dict[str, str]
 ) -> None:
-    terminal = on_a_terminal(*DOORS, environment={**places, "NO_COLOR": "", "COLUMNS": "80"})
+    terminal = on_a_terminal(*DOORS, environment={**places, "NO_COLOR": "", "COLUMNS": "80", "TERM": "xterm"})
     assert terminal.end() == 0, terminal.shown
     assert "\x1b[1;36m" in terminal.shown
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]|\r", "", terminal.shown)
