@@ -286,6 +286,12 @@ def test_tools_lists_what_there_is_one_line_each(here: Here) -> None:
     assert {"read", "write", "edit", "glob", "grep", "bash", "todo", "question", "file.patch"} <= ids
 
 
+def test_tools_says_beside_them_in_which_mode_a_session_begins(here: Here) -> None:
+    assert "in the mode ask:" in here("tools").err
+    assert "in the mode plan:" in here("tools", "--set", "mode=plan").err
+    assert json.loads(here("tools", "--set", "mode=accept-edits", "--json").out)["mode"] == "accept-edits"
+
+
 @pytest.mark.proves("K-02")
 def test_tools_in_json_show_both_views(here: Here) -> None:
     listed = json.loads(here("tools", "--json").out)

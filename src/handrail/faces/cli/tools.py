@@ -11,7 +11,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
-from handrail.faces.cli.show import columns, console, out, out_json, visible
+from handrail.faces.cli.show import columns, console, note, out, out_json, visible
 
 if TYPE_CHECKING:
     from handrail.registry.generation import Entry
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 @click.command("tools")
 @equipped
 def command(setting: Setting) -> int:
-    """List the tools there are, and what is withheld.
+    """List the tools there are, and what is withheld; on stderr, the mode in which sessions begin.
 
     With --json, both views of each: what a model sees, and what the kernel acts on.
     """
@@ -28,12 +28,15 @@ def command(setting: Setting) -> int:
 
 
 async def _tools(setting: Setting, interruption: Interruption) -> int:
+    from handrail.policy.modes import MEANINGS, read_mode
+
     async with opened(setting) as kernel:
         entries = list(kernel.generation.entries.values())
-        number = kernel.generation.number
+        number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
     if setting.json:
-        out_json({"generation": number, "tools": [_whole(entry) for entry in entries]})
+        out_json({"generation": number, "mode": mode, "tools": [_whole(entry) for entry in entries]})
         return OUTPUT
+    note(f"handrail: in the mode {mode}: {MEANINGS[mode]}")
     lines = columns((entry.spec.id, entry.spec.side_effect, entry.source, _about(entry)) for entry in entries)
     if not sys.stdout.isatty():
         for line in lines:
