@@ -74,3 +74,25 @@ async def test_a_rule_that_would_hold_a_secret_is_not_offered(tmp_path: Path) ->
 
 def _on_disk(folder: Path) -> bytes:
     return b"\n".join(path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file())
+
+
+@pytest.mark.proves("O-07")
+async def test_no_part_of_a_long_secret_is_told_where_a_text_is_cut_or_put_on_one_line(tmp_path: Path) -> None:
+    """A cut secret is not found as one, nor is one whose ends of lines were spelled in a way of our own."""
+    long, lines = "tok-" + "Ab1Cd2Ef3" * 30, "-----BEGIN KEY-----\nMIIEpAIBAAKCAQEA\n-----END KEY-----"
+    async with temporary_kernel(tmp_path, secrets={"long": long, "lines": lines}) as kernel:
+        session = await kernel.session()
+        answers = await session.call_all(
+            [
+                ("bash", {"command": f"touch {'a' * 380} {long}"}),
+                ("bash", {"command": f"touch {'a ' * 190}{long}"}),
+                ("bash", {"command": f"touch '{lines}'"}),
+                ("read", {f"{long}": 1}),
+                ("read", {"path": "a", f"no name {long}": 1}),
+            ]
+        )
+        assert all(not answer.ok for answer in answers)
+        told = repr([answer.to_dict() for answer in answers])
+        await kernel.log.flush()
+        told += repr([record.body for record in kernel.log.reader.records()])
+        assert "tok-Ab1" not in told and "MIIEp" not in told

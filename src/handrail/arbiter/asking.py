@@ -203,7 +203,8 @@ class Asking:
         except LogUnavailable:
             raise
         except Exception as error:
-            said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {str(error)[:300]}"
+            text = self._shaper.redact(str(error))[:300]  # a cut secret would not be found
+            said = error.text if isinstance(error, ToolError) else f"{type(error).__name__}: {text}"
             why = row.request.reason or f"{call.tool_id} asks a question."
             raise Refusal(
                 "authorise", "denied", f"{why} The user could not be asked ({said}), so it is denied."

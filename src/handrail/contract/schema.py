@@ -129,15 +129,18 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
 
 
 def path_text(path: Path) -> str:
-    """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted and shortened."""
+    """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted, long ones counted: a part of a secret
+    would not be found as one."""
     out = ""
     for part in path:
         if isinstance(part, int):
             out += f"[{part}]"
+        elif len(part) > 80:
+            out += f"[a name of {len(part)} characters]"
         elif part.removeprefix("$").isidentifier():
-            out += f".{part[:80]}" if out else part[:80]
+            out += f".{part}" if out else part
         else:
-            out += f"[{part[:80]!r}]"
+            out += f"[{part!r}]"
     return out
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
@@ -14,7 +15,7 @@ from handrail.policy.matching import Kind, PathSubject
 from handrail.policy.shell import Command, Script, parse
 from handrail.policy.words import literal_words
 
-
+_LONGEST_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
 
 
@@ -168,11 +169,13 @@ def argv_script(argv: tuple[str, ...]) -> Script:
 
 
 def shown_command(text: str) -> str:
-    """``text`` for a message: one line, printable, not endless; approvals show the arguments themselves, whole."""
-    if len(text) <= 400 and text.isprintable():
-        return f"`{text}`"
-    flat = "".join(c if c.isprintable() else f"\\u{{{ord(c):x}}}" for c in text[:400])
-    return f"`{flat}`" if len(text) <= 400 else f"`{flat}…`"
+    """``text`` for a message: one line, printable, not endless; approvals show the arguments themselves, whole.
+
+    Cut between words and escaped as in JSON, since what is registered as a secret is found in its known forms only.
+    """
+    shown = text if len(text) <= _LONGEST_SHOWN else text[: text.rfind(" ", 0, _LONGEST_SHOWN) + 1]
+    flat = shown if shown.isprintable() else "".join(c if c.isprintable() else json.dumps(c)[1:-1] for c in shown)
+    return f"`{flat}`" if len(shown) == len(text) else f"`{flat}…`"
 
 
 def shown_argv(argv: Sequence[str]) -> str:
