@@ -300,3 +300,19 @@ def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.Monkey
 
 def test_this_environments_entry_points_can_be_listed() -> None:
     assert PluginSource().load().faults == ()
+
+
+@pytest.mark.proves("R-01")
+def test_other_names_of_built_in_tools_are_nobody_elses() -> None:
+    generation = load(BuiltinSource())
+    assert generation.aliases == {"get_git_status": "git.status", "git_commit": "git.commit"}
+    assert generation.resolve("git_commit") is generation.entries["git.commit"]
+    assert (
+        "another name of the built-in tool 'git.commit'"
+        in faults(BuiltinSource(), Given("code", (Simple("git_commit"),)))[0]
+    )
+    foreign = load(BuiltinSource(), Given("package", (Simple("git_commit"), Simple("ok")), True))
+    assert "ok" in foreign.entries
+    assert [fault.where for fault in foreign.quarantined] == ["llm.name"]
+    assert foreign.resolve("git_commit") is foreign.entries["git.commit"]
+    assert len(faults(BuiltinSource(), aliases={"git_commit": "read"})) == 1

@@ -113,7 +113,8 @@ def generation_of(
         if agent.has_tool(tool_id)
     ]
     beyond = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
-    return Generation(everything.number, entries, agent.aliases, everything.quarantined, beyond)
+    shipped = {alias: tool_id for alias, tool_id in everything.aliases.items() if agent.has_tool(tool_id)}
+    return Generation(everything.number, entries, {**shipped, **agent.aliases}, everything.quarantined, beyond)
 
 
 def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:

@@ -41,6 +41,8 @@ def load_generation(
     for source in sources:
         fatal = strict or not source.foreign
         loaded = source.load()
+        if source.rank == "built-in":
+            table.shipped.update(loaded.aliases)
         (table.faults if fatal else table.quarantined).extend(loaded.faults)
         foreign = Foreign(loaded.name, loaded.about) if source.foreign else None
         for found in loaded.tools:
@@ -49,7 +51,8 @@ def load_generation(
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
-    return Generation(number, (row.entry for row in table.rows.values()), aliases, table.quarantined)
+    names = {**table.shipped, **(aliases or {})}
+    return Generation(number, (row.entry for row in table.rows.values()), names, table.quarantined)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,8 @@ class _Table:
         self.secrets = secrets
         self.rows: dict[str, _Row] = {}
         self.ids_by_wire: dict[str, str] = {}
+        self.shipped: dict[str, str] = {}
+        """Aliases of built-in tools."""
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
@@ -109,6 +114,8 @@ class _Table:
             return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"
         if rank != "built-in" and is_session_internal(tool_id):
             return f"{tool_id!r} is kept for a built-in tool of the session itself, which runs unasked; rename this one"
+        if rank != "built-in" and tool_id in self.shipped:
+            return f"{tool_id!r} is another name of the built-in tool {self.shipped[tool_id]!r}; rename this one"
         other = self.rows.get(tool_id)
         if other is not None:
             if other.rank == "built-in" and rank != "built-in":
@@ -129,7 +136,7 @@ class _Table:
         for alias, tool_id in aliases.items():
             if problem := fault_in_id(alias):
                 found.append(Fault("aliases", alias, problem))
-            elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire:
+            elif alias in LOCKED_IDS or alias in self.rows or alias in self.ids_by_wire or alias in self.shipped:
                 found.append(Fault("aliases", alias, "is the name of a tool already; choose another alias"))
             if tool_id not in self.rows:
                 close = nearest(tool_id, self.rows)

@@ -17,3 +17,6 @@ BUILTINS: tuple[Tool, ...] = (
     *GIT_TOOLS,
 )
 """In the order in which a catalog shows them."""
+
+ALIASES = {"get_git_status": "git.status", "git_commit": "git.commit"}
+"""Further names of these, by which other systems know them: alias to id."""

@@ -16,6 +16,6 @@ class BuiltinSource:
     foreign: bool = False
 
     def load(self) -> Loaded:
-        from handrail.tools import BUILTINS  # here, so that nothing pays for them before a kernel opens
+        from handrail.tools import ALIASES, BUILTINS  # here, so that nothing pays for them before a kernel opens
 
-        return Loaded(tuple(Found(tool, BUILT_IN) for tool in BUILTINS))
+        return Loaded(tuple(Found(tool, BUILT_IN) for tool in BUILTINS), aliases=ALIASES)

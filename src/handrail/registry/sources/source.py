@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from handrail.contract.errors import Fault
@@ -26,12 +27,14 @@ class Loaded:
 
     :param name: what the operator calls the source, where it is a foreign one; its tools are one category of that name
     :param about: the operator's text on it, for models. Never the source's own
+    :param aliases: further names of its tools, alias to id; those of the built-ins count
     """
 
     tools: tuple[Found, ...] = ()
     faults: tuple[Fault, ...] = ()
     name: str = ""
     about: str = ""
+    aliases: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Source(Protocol):
