@@ -149,6 +149,8 @@ class Call:
         self.id = call_id
         self.proposed = proposed
         self.lane = lane
+        self.watched = lane.listeners
+        """Whoever sees its events; empty when nobody does."""
         self.session_id = lane.around.session_id
         self.generation = generation
         self.execution = execution
@@ -200,14 +202,9 @@ class Call:
         text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
         return Refusal(step, "cancelled", text, stopped_by=reason)
 
-    @property
-    def watched(self) -> bool:
-        """Whether anybody would see an event."""
-        return bool(self.lane.listeners)
-
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Tell whoever watches the session; costs nothing when nobody does."""
-        listeners = self.lane.listeners
+        listeners = self.watched
         if listeners:
             told, redactor = data or {}, self.redactor
             if redactor.active:

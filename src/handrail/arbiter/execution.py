@@ -89,30 +89,41 @@ class Execution:
             # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
             self.loop.call_later(self.grace_s, self._insist, self._task)
 
-    async def inline(
-        self,
-        work: Coroutine[Any, Any, Any],
-        timeout_s: float | None = None,
-        before_waiting: Callable[[], None] | None = None,
-    ) -> Any:
+    async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
 
-        :param before_waiting: called if ``work`` does not end in its first step
         :raises Stopped: when it ended because it was told to
+        """
+        try:
+            first = self.first_step(work)
+        except StopIteration as ended:
+            return ended.value
+        return await self.rest(work, first, timeout_s)
+
+    def first_step(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Begin ``work`` in this task. Most short reads end with it: no timer, nothing to stop. Otherwise :meth:`rest`
+        awaits what is left.
+
+        :return: what it waits for
+        :raises StopIteration: with what it returned, when it never had to wait
+        :raises Stopped: when it was told to end before it began
         """
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
         try:
-            first = work.send(None)
-        except StopIteration as ended:  # it never had to wait: no timer, nothing to stop
-            return ended.value
+            return work.send(None)
         except _ORDINARY:
             raise
         except BaseException as error:
             raise _own_failure(error) from error
-        if before_waiting is not None:
-            before_waiting()
+
+    async def rest(self, work: Coroutine[Any, Any, Any], first: Any, timeout_s: float | None) -> Any:
+        """Await in this task what is left of ``work`` after its :meth:`first_step`.
+
+        :param timeout_s: from now on
+        :raises Stopped: when it ended because it was told to
+        """
         task = asyncio.current_task()
         assert task is not None
         before = task.cancelling()

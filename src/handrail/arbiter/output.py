@@ -146,7 +146,7 @@ class Shaper:
         if spec.max_entries is not None and len(encoded) > 2 * spec.max_entries and cut(data, encoded, spec, str):
             return None
         result = model = Result("output", data, None, metadata)
-        if may_have_any(encoded):
+        if kind not in _SCALARS and may_have_any(encoded):
             model = for_model(result, encoded)
             if model is not result:
                 if len(_dumps(model.data)) > limit:

@@ -85,7 +85,13 @@ class ToolRuns:
                 assert runtime is not None
                 work = tool.execute(arguments, runtime)
             if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
-                value = await execution.inline(work, budget_ms / 1000, call.flush)
+                try:
+                    first = execution.first_step(work)
+                except StopIteration as ended:
+                    value = ended.value
+                else:
+                    call.flush()
+                    value = await execution.rest(work, first, budget_ms / 1000)
             else:
                 call.flush()
                 value = await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)

@@ -104,7 +104,7 @@ class CommitLog:
 
     def takes_more(self, waiting: int) -> bool:
         """Whether the log takes records now and fewer than ``waiting`` appends wait to be written."""
-        return self._writer.refusal is None and self._writer.backlog < waiting
+        return self._writer.takes(waiting)
 
     @property
     def reader(self) -> LogReader:

@@ -112,6 +112,10 @@ class Writer(Generic[T]):
         """Items taken and not yet durable."""
         return len(self._queue) + self._in_flight
 
+    def takes(self, backlog: int) -> bool:
+        """Whether nothing is refused now and fewer than ``backlog`` items are taken and not yet durable."""
+        return self._refusal is None and len(self._queue) + self._in_flight < backlog and not self._closing
+
     def append(self, item: T) -> None:
         """Take an item that nobody waits for. Never blocks, never raises; after :meth:`close` it counts as lost."""
         if self._closing:
