@@ -16,7 +16,7 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
-from handrail.catalog.interaction import Finder
+from handrail.catalog.finding import Searches
 from handrail.catalog.view import CatalogOptions
 from handrail.config import Configuration, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
@@ -71,8 +71,8 @@ class Rooms:
     """The operator's, which see the calls of every process."""
     programs: Operated
     """What ``sandbox`` stands on: it holds what is ready for the next calls."""
-    finder: Finder | None = None
-    """Searches the tools of every generation; None where nothing can be searched."""
+    finder: Searches
+    """Searches the tools of every generation."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
     """The shared ones, by agent, each with the manifest that it was made by."""
     outdated: list[Shelf] = field(default_factory=list[Shelf])
@@ -142,6 +142,7 @@ class Rooms:
         wrong with some."""
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self.programs.aclose)  # the last
+            ends.callback(self.finder.close)
             for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
 
@@ -226,6 +227,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
+        Searches(folders.own / "search"),
     )
 
 

@@ -21,6 +21,7 @@ from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
+from handrail.contract.doors import Findings
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
@@ -147,6 +148,14 @@ class HeldKernel(Kernel):
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
         )
+
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
+        return await self.find_in(self.own, query, limit=limit, patience_s=patience_s)
+
+    async def find_in(self, context: Context, query: str, *, limit: int, patience_s: float) -> Findings:
+        """See :meth:`Kernel.find`."""
+        catalog = Interaction("", context.catalog, finder=self.rooms.finder)
+        return await catalog.find(context.generation, query, limit=limit, patience_s=patience_s)
 
     async def session(
         self,
@@ -316,7 +325,12 @@ class HeldKernel(Kernel):
         }
 
     def context_of(
-        self, agent: str, tools: Iterable[Tool], rules: Iterable[str | RuleEntry], mode: Mode | None, configured: Mode | None
+        self,
+        agent: str,
+        tools: Iterable[Tool],
+        rules: Iterable[str | RuleEntry],
+        mode: Mode | None,
+        configured: Mode | None,
     ) -> Context:
         return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
 

@@ -11,11 +11,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
-from handrail.config import Configuration
 from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.redaction import Redactor
+from handrail.config import Configuration
 from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
+from handrail.contract.doors import Findings
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.people import Attendant, question_of
 from handrail.contract.rule_texts import as_data
@@ -26,6 +27,7 @@ from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
 from handrail.joining.describing import describe, usable
+from handrail.joining.doors import findings
 from handrail.joining.executing import Bench
 from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
@@ -218,6 +220,10 @@ class JoinedKernel(Kernel):
             "headless": headless,
         }
         return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
+
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
+        body = {"query": query, "limit": limit, "patience_ms": round(patience_s * 1000)}
+        return findings(await self.membership.request("find", body, repeatable=True))
 
     async def session(
         self,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
+from handrail.contract.doors import Findings
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
 from handrail.contract.people import ApprovalDesk, Attendant
@@ -208,6 +209,15 @@ class Kernel(ABC):
         """How a call would be decided in a new session, by what, and what would change it. Runs and records nothing.
 
         :raises ToolError: ``unknown_tool``, ``unavailable`` or ``invalid_input``, as the call itself would be answered
+        """
+
+    @abstractmethod
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
+        """Which of this process's tools fit a need, by words and, where that is installed, by meaning. Runs nothing and
+        brings nothing into anybody's view.
+
+        :param patience_s: how long to wait where a search by meaning is not possible yet
+        :raises ToolError: ``invalid_input`` for a query without words
         """
 
     @abstractmethod

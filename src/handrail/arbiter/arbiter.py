@@ -18,7 +18,7 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arguments import arguments_of, for_the_record, unparsed
 from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
-from handrail.arbiter.blind import read_first, unseen
+from handrail.arbiter.blind import near, read_first, unseen
 from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.execution import Execution, uninterrupted
 from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict, lock_names
@@ -137,12 +137,9 @@ class Arbiter:
             self._propose(call, proposed.arguments)
             if proposed.fault is not None:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
-            nearest = generation.nearest(proposed.name)
-            hint = f"did you mean {' or '.join(nearest)}?" if nearest else "no tool has a name like it."
             name = proposed.name[:80]
-            raise Refusal(
-                "resolve", "unknown_tool", f"there is no tool {name!r}; {hint}" if name else "the call names no tool."
-            )
+            text = f"there is no tool {name!r}; {near(call)}" if name else "the call names no tool."
+            raise Refusal("resolve", "unknown_tool", text)
         if entry.withheld is not None:
             self._propose(call, proposed.arguments)
             raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")

@@ -18,6 +18,13 @@ MAX_SCHEMA = 32 * 1024
 """Bytes of JSON; of a larger schema only the way to it is told."""
 
 
+def near(call: Call) -> str:
+    """What a call to a tool that there is not may have meant."""
+    catalog, name = call.lane.catalog, call.proposed.name
+    close = call.generation.nearest(name) if catalog is None else catalog.near(call.generation, name)
+    return f"did you mean {' or '.join(close)}?" if close else "no tool has a name like it."
+
+
 def unseen(call: Call) -> dict[str, Any]:
     """What goes with the refusal of arguments to a tool that the model has not seen: its schema, once. From its next request
     on the model has the tool in view. Nothing where it has seen it."""

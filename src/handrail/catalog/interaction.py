@@ -22,6 +22,7 @@ from handrail.contract.names import nearest
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import Entry, Generation
 
+_MOST_NEAR = 4
 _MOST_NAMED = 30
 """Categories that an error names."""
 
@@ -37,12 +38,18 @@ class Finder(Protocol):
         limit: int,
         extensions_only: bool = False,
         source: Callable[[Entry], str],
+        patience_s: float = 0.0,
     ) -> Findings:
         """What fits ``query``, of the tools that can be called.
 
         :param source: whose text a tool's description is, where that is not the operator's
+        :param patience_s: how long to wait where a search by meaning is not possible yet
         :raises ToolError: ``invalid_input`` for a query without any words
         """
+        ...
+
+    def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
+        """Tools that the words of an unknown name speak for, where that can be said at once."""
         ...
 
 
@@ -148,7 +155,15 @@ class Interaction:
         """The catalog for a call on ``generation``."""
         return InteractionCatalog(self, generation)
 
-    async def find(self, generation: Generation, query: str, *, limit: int, extensions_only: bool = False) -> Findings:
+    async def find(
+        self,
+        generation: Generation,
+        query: str,
+        *,
+        limit: int,
+        extensions_only: bool = False,
+        patience_s: float = 0.0,
+    ) -> Findings:
         """What fits ``query``. Nothing is brought into view.
 
         :raises ToolError: ``invalid_input`` for a query without any words; ``unavailable`` where nothing can be searched
@@ -160,7 +175,15 @@ class Interaction:
         def source(entry: Entry) -> str:
             return "" if entry.foreign is None else view.category(entry.id)
 
-        return await self._finder.find(generation, query, limit=limit, extensions_only=extensions_only, source=source)
+        return await self._finder.find(
+            generation, query, limit=limit, extensions_only=extensions_only, source=source, patience_s=patience_s
+        )
+
+    def near(self, generation: Generation, name: str) -> list[str]:
+        """The few tools that an unknown name may mean: by its spelling, then by its words."""
+        close = generation.nearest(name)
+        spoken = [] if self._finder is None else self._finder.near(generation, name)
+        return [*close, *(tool_id for tool_id in spoken if tool_id not in close)][:_MOST_NEAR]
 
 
 class InteractionCatalog:
@@ -202,7 +225,7 @@ class InteractionCatalog:
     async def manual(self, tool: str) -> Manual:
         entry = self._generation.resolve(tool)
         if entry is None:
-            close = self._generation.nearest(tool)
+            close = self._of.near(self._generation, tool)
             hint = f"did you mean {' or '.join(close)}?" if close else "find_tools looks for one by what it does"
             raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
         if entry.withheld is not None:

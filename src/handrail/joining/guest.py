@@ -3,25 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.doors import Findings
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
 from handrail.contract.modes import Mode
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
-from handrail.contract.runtime import ClientContext, Question
+from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
 from handrail.contract.tool import Tool
 from handrail.joining import mirror
 from handrail.joining.brought import BroughtTools
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Operations, Refused
+from handrail.joining.people import RemotePerson
 from handrail.joining.requests import (
     AT_ONCE,
     ENDING,
@@ -29,14 +32,12 @@ from handrail.joining.requests import (
     LEAVING,
     NOTICES,
     REQUESTS,
-    a_decision,
     a_reply,
     answering,
     greeting,
     heeding,
-    some_answers,
 )
-from handrail.joining.wire import Connection, ConnectionLost
+from handrail.joining.wire import Connection
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Difference, Generation
@@ -46,6 +47,7 @@ from handrail.session.session import HeldSession
 _KEPT_GENERATIONS = 16
 """Older ones that a turn of a joined process may still be at."""
 _MAX_FACE = 40
+_MAX_PATIENCE_MS = 60_000
 
 Handler = Callable[..., Awaitable[Any]]
 """Takes the fields of a request by name."""
@@ -62,7 +64,12 @@ class Host(Protocol):
         ...
 
     def context_of(
-        self, agent: str, tools: Iterable[Tool], rules: Iterable[str | RuleEntry], mode: Mode | None, configured: Mode | None
+        self,
+        agent: str,
+        tools: Iterable[Tool],
+        rules: Iterable[str | RuleEntry],
+        mode: Mode | None,
+        configured: Mode | None,
     ) -> Context:
         """:raises LoadError: with every fault"""
         ...
@@ -85,8 +92,16 @@ class Host(Protocol):
     ) -> HeldSession: ...
 
     async def explain_in(
-        self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[str | RuleEntry], headless: bool
+        self,
+        context: Context,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rules: Iterable[str | RuleEntry],
+        headless: bool,
     ) -> Explanation: ...
+
+    async def find_in(self, context: Context, query: str, *, limit: int, patience_s: float) -> Findings: ...
 
     def further_operations(self) -> Mapping[str, Handler]:
         """What else every process that joined may ask for, by its name among the requests."""
@@ -184,6 +199,7 @@ class Guest:
             "history": self._history,
             "keep": self._keep_messages,
             "explain": self._explain,
+            "find": self._find,
             "reload": self._reload,
             "flush": self._host.log.flush,
             **self._host.further_operations(),
@@ -386,7 +402,14 @@ class Guest:
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
-    async def _explain(self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool) -> Any:
+    async def _find(self, query: str, limit: int, patience_ms: int) -> Any:
+        patience_s = min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
+        found = await self._host.find_in(self.context, query, limit=max(limit, 1), patience_s=patience_s)
+        return asdict(found)
+
+    async def _explain(
+        self, tool: str, arguments: Mapping[str, Any], rules: Sequence[str | RuleEntry], headless: bool
+    ) -> Any:
         explained = await self._host.explain_in(self.context, tool, arguments, rules=rules, headless=headless)
         return mirror.of_explanation(explained)
 
@@ -411,24 +434,3 @@ class Guest:
 def _cut_short(result: Result) -> bool:
     """Whether a call was ended, or is parked, because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
-
-
-class RemotePerson:
-    """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked."""
-
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-
-    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        try:
-            return a_decision(await self._connection.request("approve", mirror.of_request(request)))
-        except ConnectionLost:
-            return ApprovalAnswer("later")
-
-    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        body = {"session": session_id, "questions": [mirror.of_question(question) for question in questions]}
-        try:
-            said = some_answers(await self._connection.request("answer", body))
-        except ConnectionLost:
-            return None
-        return None if said is None else [list(one) for one in said]

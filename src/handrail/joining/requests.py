@@ -130,6 +130,7 @@ REQUESTS: Mapping[str, Shape] = {
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry)},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
+    "find": {"query": text, "limit": whole, "patience_ms": whole},
     "reload": {"tools": optional(anything)},
     "flush": {},
     "fork": {"id": text, "forked": text},

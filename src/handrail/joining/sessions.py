@@ -13,7 +13,6 @@ from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
-from handrail.contract.history import Entry
 from handrail.contract.modes import Mode
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
@@ -22,6 +21,7 @@ from handrail.contract.session import Proposal, StopReason
 from handrail.contract.spec import ToolSpec
 from handrail.joining import mirror
 from handrail.joining.framing import Message
+from handrail.joining.history import JoinedHistory
 from handrail.joining.membership import Membership
 from handrail.joining.mirror import error_of
 from handrail.joining.operations import Refused
@@ -164,7 +164,8 @@ class JoinedSession:
         self._check_open()
         self._catalog.begin()
         body = {"session": self.id, "interaction": self._catalog.number, "text": text}
-        with contextlib.suppress(StartError):  # nobody holds the workspace; the next one is told when it is opened again
+        # Where nobody holds the workspace, the next one is told when it is opened again.
+        with contextlib.suppress(StartError):
             await self._membership.request("begin", body, settle=True, repeatable=True)
 
     def brought_in(self, interaction: int, added: Iterable[str]) -> None:
@@ -422,28 +423,3 @@ class JoinedTurn:
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         proposed = [as_proposed(call) for call in calls]
         return await self._session.carry_out(self.number, self._token, self.generation.number, proposed)
-
-
-class JoinedHistory:
-    """Implements :class:`~handrail.contract.history.History` by asking the holder."""
-
-    def __init__(self, session_id: str, membership: Membership) -> None:
-        self._session_id = session_id
-        self._membership = membership
-
-    async def read(self) -> Sequence[Entry]:
-        while True:
-            try:
-                told = await self._membership.request("history", {"session": self._session_id})
-            except ConnectionLost:
-                continue
-            return [(position, data) for position, data in told]
-
-    async def keep(self, entries: Sequence[Entry]) -> None:
-        body = {"session": self._session_id, "entries": [[position, dict(data)] for position, data in entries]}
-        while True:  # each has its position: keeping one twice is keeping it once
-            try:
-                await self._membership.request("keep", body)
-            except ConnectionLost:
-                continue
-            return

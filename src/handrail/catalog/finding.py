@@ -1,0 +1,187 @@
+"""Which tools fit a need: an index for each generation, made when it is first asked of and kept as long as that lives.
+
+Making one and searching in it are the work of threads. What changed from one generation to the next is all that is read
+anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.catalog.categories import category_of
+from handrail.catalog.view import is_extension
+from handrail.contract.doors import Findings, Hit
+from handrail.contract.errors import ToolError
+from handrail.registry.generation import Entry, Generation
+
+if TYPE_CHECKING:
+    from handrail.catalog import index as searching
+    from handrail.catalog.cache import Cache
+    from handrail.catalog.encoding import Encoder
+    from handrail.catalog.texts import Document
+
+logger = logging.getLogger("handrail")
+
+MAX_QUERY = 8_000
+"""Characters of a query that are looked at."""
+_MOST = 50
+"""Hits of which those that do not ship with Handrail are taken."""
+
+
+class Searches:
+    """Implements :class:`~handrail.catalog.interaction.Finder` for one kernel. Bound to its event loop.
+
+    :param folder: where what is slow to make is kept between two starts; None: nowhere
+    :param encoder: makes what encodes texts for a search by meaning, or says why there is none; called once, when something
+        is first searched for
+    """
+
+    def __init__(
+        self, folder: Path | None, encoder: Callable[[Cache | None], tuple[Encoder | None, str]] | None = None
+    ) -> None:
+        self._folder = folder
+        self._make_encoder = encoder or local_encoder
+        self._threads = ThreadPoolExecutor(2, "handrail-search")
+        self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
+            weakref.WeakKeyDictionary()
+        )
+        self._latest: tuple[dict[str, str], searching.Index] | None = None
+        """The index that was made last, with the definitions that it has by id."""
+        self._encoder: Encoder | None = None
+        self._cache: Cache | None = None
+        self._without: str | None = None
+
+    async def find(
+        self,
+        generation: Generation,
+        query: str,
+        *,
+        limit: int,
+        extensions_only: bool = False,
+        source: Callable[[Entry], str],
+        patience_s: float = 0.0,
+    ) -> Findings:
+        """See :meth:`handrail.catalog.interaction.Finder.find`.
+
+        :param patience_s: how long to wait for a search by meaning to become possible
+        """
+        asked = query.strip()[:MAX_QUERY]
+        if not any(char.isalnum() for char in asked):
+            raise ToolError(
+                "the query has no words; say what the tool should do, as in 'send an e-mail'", kind="invalid_input"
+            )
+        index = await self._index(generation)
+        loop = asyncio.get_running_loop()
+        if patience_s > 0:
+            await loop.run_in_executor(self._threads, index.wait, patience_s)
+        wanted = max(limit, _MOST) if extensions_only else limit
+        found = await loop.run_in_executor(self._threads, index.search, asked, wanted)
+        hits = [
+            Hit(
+                tool_id=hit.id,
+                description=entry.spec.description,
+                relevance=min(1.0, max(0.0, hit.score / top)),
+                confidence=hit.confidence,
+                weak=hit.weak,
+                reason="; ".join(hit.reasons),
+                source=source(entry),
+            )
+            for top in [max((hit.score for hit in found.hits), default=0.0) or 1.0]
+            for hit in found.hits
+            if (entry := generation.entries.get(hit.id)) is not None
+            and entry.withheld is None
+            and (not extensions_only or is_extension(entry))
+        ]
+        nothing = found.nothing_fits or not hits
+        if extensions_only and hits and hits[0].weak and hits[0].tool_id != found.hits[0].id:
+            nothing = True  # what fits ships with Handrail
+        means = "words and meaning" if found.means != "lexical" else "words only"
+        return Findings(tuple(hits[:limit]), nothing, f"{means}: {found.note}" if found.note else means)
+
+    def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
+        """Tools that the words of an unknown name speak for; only where an index is at hand, since somebody waits."""
+        task = self._indexes.get(generation)
+        if task is None or not task.done() or task.cancelled() or task.exception() is not None:
+            return []
+        found = task.result().search(name[:200], count, patience_s=0.0)
+        return [] if found.nothing_fits else [hit.id for hit in found.hits if not hit.weak]
+
+    def close(self) -> None:
+        """End the threads, as soon as they are free."""
+        if self._encoder is not None:
+            self._encoder.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _index(self, generation: Generation) -> searching.Index:
+        task = self._indexes.get(generation)
+        if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
+            task = asyncio.get_running_loop().create_task(self._made(_documents(generation)))
+            self._indexes[generation] = task
+        return await asyncio.shield(task)  # others may wait for the same
+
+    async def _made(self, documents: dict[str, Document]) -> searching.Index:
+        work = partial(self._build, documents, self._latest)
+        index = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._latest = ({tool_id: one.version for tool_id, one in documents.items()}, index)
+        return index
+
+    def _build(
+        self, documents: dict[str, Document], latest: tuple[dict[str, str], searching.Index] | None
+    ) -> searching.Index:
+        from handrail.catalog.index import Index
+
+        if latest is not None:
+            had, before = latest
+            new = [one for tool_id, one in documents.items() if had.get(tool_id) != one.version]
+            if 2 * len(new) <= len(documents):
+                return before.with_changes(new, had.keys() - documents.keys())
+        if self._without is None:
+            self._begin()
+        assert self._without is not None
+        return Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
+
+    def _begin(self) -> None:
+        from handrail.catalog.cache import Cache
+
+        if self._folder is not None:
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
+        self._encoder, self._without = self._make_encoder(self._cache)
+
+
+def local_encoder(cache: Cache | None) -> tuple[Encoder | None, str]:
+    """The model that runs here, where it is installed."""
+    from handrail.catalog.encoding import Encoder
+    from handrail.catalog.minilm import MiniLM, missing
+
+    if (why := missing()) is not None:
+        return None, why
+    return Encoder(MiniLM(), cache), ""
+
+
+def _documents(generation: Generation) -> dict[str, Document]:
+    """What is searched: the tools that can be called."""
+    from handrail.catalog.texts import Document
+
+    aliases: dict[str, list[str]] = {}
+    for alias, tool_id in generation.aliases.items():
+        aliases.setdefault(tool_id, []).append(alias)
+    return {
+        tool_id: Document(
+            tool_id,
+            entry.spec.description,
+            entry.spec.parameters,
+            category_of(entry),
+            tuple(aliases.get(tool_id, ())),
+            version=entry.definition_hash,
+        )
+        for tool_id, entry in generation.entries.items()
+        if entry.withheld is None
+    }

@@ -1,0 +1,293 @@
+"""What an interaction's model has in view, by either door: it grows from turn to turn and is gone with the interaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.doors import Opens, by_both_doors
+from tests.kernel.test_agents import put_agent
+
+from handrail import Kernel, Tool, tool
+from handrail.contract.call import ProposedCall
+from handrail.holding import HeldKernel
+from handrail.testing.kernels import temporary_kernel
+
+kernel_in = by_both_doors(rules=["allow *"])
+CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question"]
+FINDERS = ["browse_tools", "load_tools", "find_tools", "tool_search", "info"]
+
+
+def tools(category: str, count: int, **declared: Any) -> list[Tool]:
+    def made(number: int) -> Tool:
+        given: dict[str, Any] = {"side_effect": "read", "locks": [], "category": category, **declared}
+
+        @tool(id=f"{category}.t{number:02d}", description=f"Counts {category} number {number}.", **given)
+        async def count_up(at: int) -> int:
+            return at + number
+
+        return count_up
+
+    return [made(number) for number in range(count)]
+
+
+MANY = [*tools("sales", 12), *tools("stock", 12)]
+
+
+def shown(specs: Iterable[Any]) -> list[str]:
+    return [spec.id for spec in specs]
+
+
+@pytest.mark.proves("D-01", "D-02", "D-03")
+async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        first = session.turn()
+        assert shown(first.specs) == [*CORE, *FINDERS]
+        browsed = (await session.call("browse_tools", {})).data["categories"]
+        counts = {one["name"]: one["tool_count"] for one in browsed}
+        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 1)
+        assert all(set(one) == {"name", "description", "tool_count"} for one in browsed)
+        (answer,) = await first.call_all([("load_tools", {"category": "stock"})])
+        assert answer.result.data == {
+            "loaded": "stock",
+            "tools_added": [one.spec.id for one in MANY[12:]],
+            "message": "12 stock tools are now available.",
+        }
+        assert shown(first.specs) == [*CORE, *FINDERS], "the turn that is under way keeps its own"
+        second = session.turn()
+        assert shown(second.specs) == [*CORE, *FINDERS, *(one.spec.id for one in MANY[12:])]
+        again = (await session.call("load_tools", {"category": "stock"})).data
+        assert (again["tools_added"], again["message"]) == ([], "All 12 stock tools were in view already.")
+        one = (await session.call("load_tools", {"tool": "sales__t03"})).data
+        assert (one["tools_added"], one["message"]) == (["sales.t03"], "sales.t03 is now available.")
+        core = (await session.call("load_tools", {"tool": "bash"})).data
+        assert (core["tools_added"], core["message"]) == ([], "bash is a core tool: always in view.")
+        assert shown(session.view)[-2:] == ["stock.t11", "sales.t03"]
+        await session.begin("another matter")
+        assert shown(session.view) == shown(session.turn().specs) == [*CORE, *FINDERS]
+
+
+@pytest.mark.proves("D-02")
+async def test_what_cannot_be_loaded_is_told_with_what_can(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        refused = await session.call("load_tools", {"category": "sails"})
+        assert refused.error_kind == "invalid_input"
+        assert "did you mean sales" in str(refused.error_text) and "sales, stock" in str(refused.error_text)
+        assert (await session.call("load_tools", {})).error_kind == "invalid_input"
+
+
+@pytest.mark.proves("D-04")
+async def test_what_is_not_in_view_is_called_all_the_same(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        (answer,) = await session.turn().call_all([("stock__t05", {"at": 2})])
+        assert answer.result.data == 7
+        assert shown(session.view) == [*CORE, *FINDERS]
+
+
+@pytest.mark.proves("D-04")
+async def test_a_blind_call_that_does_not_fit_is_answered_with_the_schema_and_brings_the_tool_into_view(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        (answer,) = await session.turn().call_all([ProposedCall("stock__t05", {"number": 2})])
+        assert answer.result.error_kind == "invalid_input"
+        assert answer.result.data["tool"] == "stock.t05"
+        assert answer.result.data["parameters"]["properties"]["at"] == {"type": "integer"}
+        assert answer.model.to_dict()["data"]["parameters"]["required"] == ["at"]
+        turn = session.turn()
+        assert shown(turn.specs)[-1] == "stock.t05"
+        (seen,) = await turn.call_all([("stock__t05", {"number": 2})])
+        assert seen.result.data is None, "its schema stands in the request"
+        (core,) = await session.turn().call_all([("read", {"file": "x"})])
+        assert core.result.error_kind == "invalid_input" and core.result.data is None
+
+
+@pytest.mark.proves("D-13")
+async def test_a_tool_that_wants_its_manual_read_says_which_call_does_that(tmp_path: Path, kernel_in: Opens) -> None:
+    careful = tools("press", 1, manual_first=True, documentation="Warm up first.")
+    async with kernel_in(tmp_path, tools=[*MANY, *careful]) as kernel:
+        session = await kernel.session()
+        call = ("press__t00", {"at": 1})
+        refused = await session.call(*call)
+        assert refused.error_kind == "conflict"
+        assert 'call info with {"tool": "press.t00"}' in str(refused.error_text)
+        assert (await session.call("press.t00", {})).error_kind == "invalid_input", "what cannot run is not put off"
+        manual = (await session.call("info", {"tool": "press.t00"})).data
+        assert manual["documentation"] == "Warm up first." and manual["example"] == {"at": 1}
+        assert manual["side_effect"] == "read" and manual["category"] == "press"
+        assert (await session.call(*call)).data == 1
+        await session.suspend()
+        again = await kernel.session(session.id)
+        assert (await again.call(*call)).data == 1, "that it was read is kept with the session"
+        assert (await (await kernel.session()).call(*call)).error_kind == "conflict"
+
+
+async def test_where_the_agent_cannot_read_manuals_the_refusal_brings_it(tmp_path: Path, kernel_in: Opens) -> None:
+    put_agent(tmp_path, "narrow", 'tools = ["press.*"]')
+    careful = tools("press", 1, manual_first=True, documentation="Warm up first.")
+    async with kernel_in(tmp_path, tools=careful, agent="narrow") as kernel:
+        session = await kernel.session()
+        refused = await session.call("press.t00", {"at": 1})
+        assert (refused.error_kind, refused.data) == ("conflict", {"manual": "Warm up first."})
+        assert (await session.call("press.t00", {"at": 1})).ok
+
+
+@pytest.mark.proves("D-09")
+async def test_an_unknown_tool_is_answered_with_the_nearest_by_name_and_by_its_words(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        await session.call("find_tools", {"query": "count the stock"})
+        refused = await session.call("search_in_text_of_files", {})
+        assert refused.error_kind == "unknown_tool" and "grep" in str(refused.error_text)
+        assert str(refused.error_text).count(" or ") <= 3
+
+
+@pytest.mark.proves("D-05")
+async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Opens) -> None:
+    mailer = tools("mail", 1)[0]
+    gone = tools("gone", 1, config={})  # withheld below, by a secret that nobody has
+    async with kernel_in(tmp_path, tools=[*MANY, mailer, *gone]) as kernel:
+        session = await kernel.session()
+        found = await session.call("find_tools", {"query": "count mail", "limit": 1})
+        assert [one["id"] for one in found.data["tools"]] == ["mail.t00"]
+        assert "in view from your next reply on" in found.data["message"]
+        assert shown(session.turn().specs)[-1] == "mail.t00"
+        both = await session.call("find_tools", {"queries": ["count mail", "count sales"], "limit": 2})
+        assert {one["id"].partition(".")[0] for one in both.data["tools"]} >= {"mail", "sales"}
+        for wrong in ({}, {"query": "a", "queries": ["b"]}, {"query": "?!"}):
+            refused = await session.call("find_tools", wrong)
+            assert refused.error_kind == "invalid_input", wrong
+        hits = await kernel.find("count mail", limit=1)
+        assert [hit.tool_id for hit in hits.hits] == ["mail.t00"] and "name: mail" in hits.hits[0].reason
+
+
+@pytest.mark.proves("D-06")
+async def test_a_search_among_extensions_leaves_out_what_ships(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        found = (await session.call("tool_search", {"query": "count sales files"})).data
+        assert 0 < len(found["tools"]) <= 10
+        assert all(set(one) == {"id", "description"} and len(one["description"]) <= 200 for one in found["tools"])
+        assert {one["id"].partition(".")[0] for one in found["tools"]} <= {"sales", "stock"}
+        assert set(shown(session.view)) >= {one["id"] for one in found["tools"]}
+
+
+@pytest.mark.proves("D-03")
+async def test_a_tool_of_the_operators_brings_others_into_view(tmp_path: Path, kernel_in: Opens) -> None:
+    """Through the same door as ours, wherever it runs."""
+
+    @tool(id="prepare", side_effect="read", locks=[], requires={"capabilities": ["catalog"]})
+    async def prepare(runtime: Any) -> dict[str, Any]:
+        """Get ready for a stock-taking."""
+        catalog = runtime.catalog
+        brought = await catalog.load("stock")
+        listed = [one.name for one in await catalog.categories()]
+        manual = await catalog.manual("sales.t01")
+        found = await catalog.search("count sales number 3", limit=2)
+        return {
+            "added": list(brought.added),
+            "categories": listed,
+            "example": manual.example,
+            "hits": [hit.tool_id for hit in found.hits],
+            "active": list(await catalog.active())[-2:],
+        }
+
+    async with kernel_in(tmp_path, tools=[*MANY, prepare]) as kernel:
+        session = await kernel.session()
+        told = (await session.call("prepare", {})).data
+        assert len(told["added"]) == 12 and "sales" in told["categories"] and told["example"] == {"at": 1}
+        assert "sales.t03" in told["hits"] and len(told["hits"]) == 2
+        assert told["active"] == shown(session.view)[-2:] and "sales.t03" in told["active"]
+
+
+async def test_a_tool_that_did_not_ask_for_the_catalog_has_none(tmp_path: Path, kernel_in: Opens) -> None:
+    @tool(id="nosy", side_effect="read", locks=[])
+    async def nosy(runtime: Any) -> object:
+        """Look around."""
+        return await runtime.catalog.categories()
+
+    async with kernel_in(tmp_path, tools=[nosy]) as kernel:
+        refused = await (await kernel.session()).call("nosy", {})
+        assert refused.error_kind == "denied" and "catalog" in str(refused.error_text)
+
+
+@pytest.mark.proves("D-08")
+async def test_the_index_of_a_turn_is_the_same_whatever_is_in_view(tmp_path: Path, kernel_in: Opens) -> None:
+    settings = "[catalog]\nindex_tokens = 400\ncategories = { sales = 'What we sold.' }\n"
+    async with kernel_in(tmp_path, tools=MANY, settings=settings) as kernel:
+        session = await kernel.session()
+        index = session.turn().index
+        assert "sales (12): What we sold." in index and "sales__t11" in index
+        await session.call("load_tools", {"category": "sales"})
+        assert session.turn().index == index
+        await session.begin()
+        assert session.turn().index == index
+
+
+@pytest.mark.proves("D-08")
+async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_is_wanted(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    settings = "[catalog]\npreload = 3\npreload_tokens = 400\n"
+    mailer = tools("mail", 1)
+    async with kernel_in(tmp_path, tools=[*MANY, *mailer], settings=settings) as kernel:
+        session = await kernel.session()
+        await session.begin("please count mail number 0")
+        assert "mail.t00" in shown(session.turn().specs)
+        await session.begin("")
+        assert shown(session.turn().specs) == [*CORE, *FINDERS]
+
+
+@pytest.mark.proves("D-01")
+async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in: Opens) -> None:
+    put_agent(tmp_path, "clerk", 'core = ["stock.t07"]')
+    async with kernel_in(tmp_path, tools=MANY, agent="clerk") as kernel:
+        session = await kernel.session()
+        assert shown(session.view) == [*CORE, *FINDERS, "stock.t07"]
+        await session.begin()
+        assert shown(session.view) == [*CORE, *FINDERS, "stock.t07"]
+
+
+async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) -> None:
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        await session.call("load_tools", {"category": "stock"})
+        old = session.turn()
+        await kernel.reload(tools=[*MANY[:13], *tools("new", 3)])
+        assert shown(session.view)[len(CORE) + len(FINDERS) :] == ["stock.t00"]
+        assert "stock.t11" in shown(old.specs), "a turn keeps its generation"
+        await session.call("load_tools", {"category": "new"})
+        assert shown(session.view)[-3:] == ["new.t00", "new.t01", "new.t02"]
+
+
+async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) -> None:
+    """The process that joined goes on with the next holder, and with what its model had in view."""
+    async with temporary_kernel(tmp_path) as holder:
+        joined = Kernel.open(
+            holder.workdir,
+            tools=MANY,
+            state=tmp_path / "state",
+            config=tmp_path / "config" / "handrail.toml",
+        )
+        kernel = await joined.__aenter__()
+        session = await kernel.session()
+        await session.begin("first")
+        await session.call("load_tools", {"category": "stock"})
+        before = shown(session.view)
+    try:
+        assert isinstance(holder, HeldKernel)
+        (refused,) = await session.turn().call_all([("stock.t03", {"wrong": 1})])
+        assert refused.result.error_kind == "invalid_input" and refused.result.data is None, "it was in view"
+        assert shown(session.view) == before and len(before) == len(CORE) + len(FINDERS) + 12
+        await session.begin("second")
+        assert shown(session.view) == [*CORE, *FINDERS]
+    finally:
+        await joined.__aexit__(None, None, None)
