@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 from handrail.contract.errors import HandrailError, UsageError
@@ -205,7 +206,7 @@ class LockTable:
         plan = _planned(wants)
         taken = self._taken
         for resource, mode in plan:
-            if taken.get(resource, 0) & _CONFLICTS[mode]:
+            if resource in taken and taken[resource] & _CONFLICTS[mode]:
                 return None
         if self._queues and not all(self._has_turn(resource, mode) for resource, mode in plan):
             return None
@@ -342,33 +343,31 @@ _NO_FIFOS: _Fifos = tuple(OrderedDict[Request, None]() for _ in range(5))
 def _planned(wants: Sequence[Want]) -> _Plan:
     """Each resource and ancestor once, in the one mode that covers all that is asked of it."""
     try:
-        if len(wants) == 1:
-            ((resource, asked),) = wants
-            mode, length = _MODE[asked], len(resource)
-            if length == 1:
-                return ((resource, mode),)
-            intention = _IX if mode == _X else _IS
-            if not length:
-                raise ValueError
-            plan = [(resource, mode)]
-            for depth in range(1, length):
-                plan.append((resource[:depth], intention))
-            return plan
-        merged: dict[Resource, int] = {}
-        for resource, asked in wants:
-            mode, length = _MODE[asked], len(resource)
-            if not length:
-                raise ValueError
-            intention = _IX if mode == _X else _IS
-            for depth in range(1, length):
-                above = resource[:depth]
-                merged[above] = _JOIN[merged.get(above, intention)][intention]
-            merged[resource] = _JOIN[merged.get(resource, mode)][mode]
-        return tuple(merged.items())
+        asked = tuple(wants)
+        return _remembered(asked) if len(asked) <= _FEW else _plan(asked)
     except (KeyError, ValueError, TypeError):
         raise UsageError(
             f"{wants!r} are no lock wants; expected pairs of a resource and a mode, as (('workspace', 'a.py'), 'X')"
         ) from None
+
+
+def _plan(wants: tuple[Want, ...]) -> _Plan:
+    merged: dict[Resource, int] = {}
+    for resource, asked in wants:
+        mode, length = _MODE[asked], len(resource)
+        if not length:
+            raise ValueError
+        intention = _IX if mode == _X else _IS
+        for depth in range(1, length):
+            above = resource[:depth]
+            merged[above] = _JOIN[merged.get(above, intention)][intention]
+        merged[resource] = _JOIN[merged.get(resource, mode)][mode]
+    return tuple(merged.items())
+
+
+_FEW = 4
+_remembered = lru_cache(maxsize=1024)(_plan)
+"""Tools ask for the same few locks over and over."""
 
 
 def _join(one: int, other: int) -> int:
