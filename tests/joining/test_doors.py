@@ -53,6 +53,7 @@ async def everything(on: Runtime) -> object:
         await caught(on.shell.run(["printenv", "A"], environment={"A": "1"})),
         await caught(on.shell.run("echo one; echo two >&2", apart=True)),
         await caught(on.shell.run(["true"], environment={"PATH": "."})),
+        await caught(on.shell.hidden(["a.txt", "secret/x", "secret/\udc80"])),
         await caught(on.shell.run("rm a.txt")),
         await caught(on.shell.run([])),
         await caught(on.shell.run("pwd", cwd="new")),

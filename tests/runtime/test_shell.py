@@ -76,6 +76,12 @@ async def test_what_a_program_says_beside_its_output_is_kept_apart_where_asked(
     assert (done.exit_code, done.output, done.errors) == (3, b"one\n", b"two\n")
 
 
+async def test_what_rules_keep_from_being_read_is_named(sandbox: Sandbox, workspace: Path) -> None:
+    shell = shell_on(sandbox, workspace, ANY)
+    assert list(await shell.hidden(["a", "b"])) == []
+    assert list(await shell_on(sandbox, workspace, ANY, may=Asked("no")).hidden(["a", "gone/b"])) == ["a", "gone/b"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("PATH", "x"), ("LD_PRELOAD", "x"), ("BASH_ENV", "x"), ("HOME", "/"), ("https_proxy", ""), ("A=B", "x"), ("", "x"),

@@ -190,6 +190,11 @@ class Shell(Protocol):
         """
         ...
 
+    async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
+        """Those of ``paths`` that programs of this call do not see, since rules keep them from being read; by name, so
+        also of what is there no more."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Response:

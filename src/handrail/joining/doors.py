@@ -217,6 +217,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             lambda on, given: on.shell.run(**given),
             _completed,
         ),
+        "shell.hidden": Door({"paths": each(text)}, lambda on, given: on.shell.hidden(**given), _words),
         NET_REQUEST: Door(
             {
                 "method": text,

@@ -344,6 +344,9 @@ class RemoteShell:
             apart=apart,
         )
 
+    async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
+        return await self._on.ask("shell.hidden", paths=list(paths))
+
 
 class RemoteNet:
     """Implements :class:`~handrail.contract.runtime.Net`: the holder judges, dials and reads."""

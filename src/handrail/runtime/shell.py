@@ -93,6 +93,15 @@ class SandboxedShell:
         limit = bound.about if bound else None
         return Completed(code, output, dropped, -code if code < 0 else None, limit, explained(process, said), errors)
 
+    async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
+        denials = self._profile.denials
+        found: list[str] = []
+        for path in paths:
+            absolute = self._roots.locate(path).absolute
+            if (denials is not None and denials.hides(absolute)) or self._may("fs.read", absolute) is not None:
+                found.append(path)
+        return found
+
     def _argv(self, command: str | Sequence[str]) -> Sequence[str]:
         if not self._capabilities.uses("shell.run"):
             layer = self._capabilities.refusing_layer("shell.run", ("",))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
@@ -79,8 +79,8 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
     wanted += [path for path in state.untracked if not path.endswith(b"/")]
     wanted += [path for path, _ in state.unmerged] if paths else []
     links = {one.path for one in state.changed if not one.is_file}
-    hidden = [path for path in wanted if path not in links and not await repository.may_read(path)]
-    staged = [path for path in wanted if path not in set(hidden)]
+    hidden = await repository.hidden(path for path in wanted if path not in links)
+    staged = [path for path in wanted if path not in hidden]
     if staged:
         await repository.run(
             *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"),
@@ -89,7 +89,7 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
     answer: dict[str, Any] = {"staged": [repository.shown(path) for path in staged[:MOST_LISTED]]}
     if len(staged) > MOST_LISTED:
         answer["staged_not_listed"] = len(staged) - MOST_LISTED
-    left = {
+    left: dict[str, Iterable[bytes]] = {
         "rules keep it from being read": hidden,
         "it is a repository of its own": [path for path in state.untracked if path.endswith(b"/")],
         "its conflict is unsolved; solve it and give it in `paths`": [] if paths else [p for p, _ in state.unmerged],

@@ -63,7 +63,7 @@ class Status(Tool):
         untracked = "normal" if args.get("untracked", True) else "no"
         state = forms.status(await repository.output(*STATUS, "--show-stash", f"--untracked-files={untracked}"))
         unstaged = [one for one in state.changed if one.worktree != "."]
-        kept = {one.path for one in unstaged if one.is_file and not await repository.may_read(one.path)}
+        kept = await repository.hidden(one.path for one in unstaged if one.is_file)
         answer: dict[str, Any] = {"repository": repository.shown_top, **_branch(state)}
         for name, word in _STATES.items():
             if await repository.is_there(name):

@@ -34,6 +34,8 @@ _UNKNOWN = re.compile(
     r"invalid object name|not something we can merge|no such ref|did not match any file\(s\) known to git|"
     r"not a tree object|is not a commit|cannot be resolved to branch|invalid upstream|reference is not a tree"
 )
+_HALF_DONE = re.compile(rb"^error: (?:unable to|could not|cannot)", re.MULTILINE)
+"""``git checkout`` ends well though it could not replace a file."""
 _SHOWN = re.compile(r"\\x([89a-f][0-9a-f])")
 _IDENTITY = re.compile(r"tell me who you are|no (?:name|email) was given|empty ident|auto-detect", re.IGNORECASE)
 _NO_IDENTITY = (
@@ -88,6 +90,12 @@ class Repository:
         done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.failure(words, done)
+        if self.writing and not done.exit_code and _HALF_DONE.search(done.errors):
+            error = failure(words, done)
+            raise ToolError(
+                f"git went on although it could not write everything, so look at git.status: {error.text}",
+                kind=error.kind,
+            )
         return done
 
     async def output(self, *words: str, stdin: bytes = b"", codes: Sequence[int] = (0,)) -> bytes:
@@ -132,13 +140,13 @@ class Repository:
     def shown_top(self) -> str:
         return self.top[len(self.runtime.workdir.rstrip("/")) + 1 :] or "."
 
-    async def may_read(self, raw: bytes) -> bool:
-        """Whether rules let this call read a path of the work tree. What they keep is not there for git either."""
-        try:
-            await self.runtime.files.stat(f"{self.top}/{raw.decode('utf-8', 'surrogateescape')}")
-        except ToolError as error:
-            return error.kind != "denied"
-        return True
+    async def hidden(self, paths: Iterable[bytes]) -> set[bytes]:
+        """Those that rules keep from programs: in the sandbox git cannot read them, and what it holds of them is no
+        more to be read."""
+        wanted = [path.decode("utf-8", "surrogateescape") for path in paths]
+        found = await self.runtime.shell.hidden([f"{self.top}/{path}" for path in wanted])
+        start = len(self.top) + 1
+        return {path[start:].encode("utf-8", "surrogateescape") for path in found}
 
     async def is_there(self, name: str) -> bool:
         """Whether the git directory holds an entry of that name."""

@@ -179,7 +179,7 @@ async def difference(
     changed = forms.differences(
         await repository.output(listing[0], "--raw", "-z", "--ignore-submodules=dirty", *listing[1:], "--", *about)
     )
-    kept = [one.path for one in changed if (one.is_file or names is None) and not await repository.may_read(one.path)]
+    kept = await repository.hidden(one.path for one in changed if one.is_file or names is None)
     about = repository.pathspecs(paths or [repository.top], kept)
     words = ["diff", *ends, *_PLAIN, "--find-renames"]
     counts, patch = await asyncio.gather(
