@@ -243,6 +243,8 @@ async def test_an_answer_that_came_before_the_wait_is_not_missed(tmp_path: Path)
         ({"always": None}, "session", "no rule that would allow"),
         ({"always": None}, "project", "no rule that would allow"),
         ({"never": None}, "reject-always", "no rule that would deny"),
+        ({"wider": None}, "session-wider", "no wider rule that is known to be safe; answer session or once"),
+        ({"wider": None}, "project-wider", "no wider rule that is known to be safe; answer project or once"),
         ({}, "sure", "is answered with one of"),
     ],
 )

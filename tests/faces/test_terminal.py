@@ -109,6 +109,24 @@ def test_where_no_safe_rule_exists_only_once_or_reject_are_offered(asking: Askin
     assert answers(terminal) == [{"choice": "once", "message": ""}]
 
 
+@pytest.mark.proves("P-08")
+@pytest.mark.parametrize(("typed", "choice"), [("sw", "session-wider"), ("pw", "project-wider")])
+def test_the_wider_rule_is_shown_and_has_keys_of_its_own_where_there_is_one(
+    asking: Asking, typed: str, choice: str
+) -> None:
+    wider = request(command="git status")
+    wider["approve"]["wider"] = "allow bash git status *"
+    terminal = asking(wider, request(command="git push"))
+    assert "the same for more like it: stores the rule  allow bash git status *" in terminal.wait_for("> ")
+    terminal.type(f"{typed}\n")
+    assert "more like it" not in terminal.wait_for("> ")
+    terminal.type(f"{typed}\n")
+    terminal.wait_for("type o, s, p, c and JSON, r, never, stop or later")
+    terminal.wait_for("> ")
+    terminal.type("o\n")
+    assert answers(terminal) == [{"choice": choice, "message": ""}, {"choice": "once", "message": ""}]
+
+
 def test_a_rejection_carries_what_the_model_should_know(asking: Asking) -> None:
     terminal = asking(request(command="git push"))
     terminal.wait_for("> ")

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import Any
 
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.policy.desk import BASH, TRANSFER, WRITE, Desk
+from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk
+
+from handrail.policy.read_only import changes_nothing
+from handrail.policy.suggestions import wider
 
 pytestmark = pytest.mark.proves("P-08")
 
@@ -62,6 +66,90 @@ def test_for_a_command_it_is_about_those_words(desk: Desk, words: list[str]) -> 
     for other in others:
         if other != argv:
             assert desk.judge(BASH, {"command": quoted(other)}, rule).action != "allow", (rule, other)
+
+
+@pytest.mark.parametrize(
+    ("command", "rule"),
+    [
+        ("git status", "allow bash git status *"),
+        ("git log --oneline -5 src", "allow bash git log --oneline -5 *"),
+        ("cat a b", "allow bash cat *"),
+        ("sed -n 1p a", "allow bash sed -n 1p *"),
+        ("git branch", None),  # any further word would make one
+        ("git push origin main", None),
+        ("rm -rf build", None),
+        ("python3 x.py", None),
+        ("uniq a", None),
+        ("git status && ls", None),
+        ("ls > found", None),
+    ],
+)
+def test_a_wider_rule_for_a_command_is_offered_where_no_further_word_makes_it_change_anything(
+    desk: Desk, command: str, rule: str | None
+) -> None:
+    verdict = desk.bash(command)
+    assert verdict.action == "ask" and wider(verdict) == rule
+    if rule is not None:
+        assert (
+            desk.bash(command, rule).action == "allow" and desk.bash(f"{command} more 'it''s'", rule).action == "allow"
+        )
+        assert desk.bash(f"{command} --output=x", rule).action == "ask"
+
+
+_STARTS = [
+    "git status",
+    "git diff -U3",
+    "ls -la",
+    "sort",
+    "find . -name",
+    "sed -n 1p",
+    "date",
+    "xargs ls",
+    "git show",
+    "cut -f1",
+]
+
+
+@given(
+    st.sampled_from(_STARTS),
+    st.lists(st.text(st.sampled_from("ax-+=:/!@$*>|;&w() .'\""), min_size=1, max_size=5), max_size=4),
+)
+def test_whatever_words_follow_a_wider_rule_never_allows_what_is_not_proved_to_change_nothing(
+    desk: Desk, start: str, words: list[str]
+) -> None:
+    verdict = desk.bash(start)
+    rule = wider(verdict)
+    assume(rule is not None)
+    argv = (*start.split(), *words)
+    if desk.judge(BASH, {"command": shlex.join(argv)}, str(rule)).action == "allow":
+        assert changes_nothing(argv), argv
+
+
+@pytest.mark.parametrize(
+    ("path", "rule"),
+    [
+        ("src/a.py", "allow write src/**"),
+        ("src/*x/[b]{c}.py", "allow write src/[*]x/**"),
+        ("top.py", None),  # that would be the whole workspace
+        (".github/workflows/x.yml", None),
+        ("src/.config/x", None),
+    ],
+)
+def test_a_wider_rule_for_writing_is_about_the_folder(desk: Desk, path: str, rule: str | None) -> None:
+    verdict = desk.judge(WRITE, {"path": path})
+    assert verdict.action == "ask" and wider(verdict) == rule
+    if rule is not None:
+        folder = path.rpartition("/")[0]
+        assert desk.judge(WRITE, {"path": f"{folder}/other"}, rule).action == "allow"
+        for beside in (f"{folder}x/a", "other", f"x/{folder}/a", "src/yx/a"):
+            if not beside.startswith(f"{folder}/"):
+                assert desk.judge(WRITE, {"path": beside}, rule).action == "ask", beside
+
+
+def test_reading_what_looks_like_a_secret_and_other_arguments_have_no_wider_rule(desk: Desk) -> None:
+    for tool, arguments in ((READ, {"path": "src/.env"}), (TRANSFER, {"source": "a", "target": "b"})):
+        verdict = desk.judge(tool, arguments)
+        assert verdict.action == "ask" and verdict.always is not None and wider(verdict) is None
 
 
 @given(st.fixed_dictionaries({"source": _NAMES, "target": _NAMES}, optional={"amount": st.integers(0, 99)}))

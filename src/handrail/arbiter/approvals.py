@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from handrail.arbiter.output import Shaper
-from handrail.arbiter.requests import Lifetimes, check_choice, new_id, responded, why_not_open, why_not_usable
+from handrail.arbiter.requests import Lifetimes, check_choice, new_id, responded, rule_of, why_not_open, why_not_usable
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.people import (
     APPROVING,
@@ -344,13 +344,12 @@ class Approvals:
         return replace(decided, changed=given, changed_hash=changed_hash)
 
     def _rule_works(self, decided: Approval, now: int) -> list[Work]:
-        request = decided.request
-        if decided.choice == "session":
-            assert request.always is not None
-            return [self._table.store_session_rule(request.session_id, request.always)]
-        text = {"project": request.always, "reject-always": request.never}.get(decided.choice or "")
-        if text is None:
+        rule = rule_of(decided)
+        if rule is None:
             return []
+        text = rule.text
+        if rule.scope == "session":
+            return [self._table.store_session_rule(decided.request.session_id, text)]
         return [self._table.store_rule(StoredRule(new_id("rul"), text, now, decided.id))]
 
     async def _decided(self, decided: Approval, now: int, works: Sequence[Work]) -> Approval:

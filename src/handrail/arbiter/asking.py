@@ -95,7 +95,7 @@ class Asking:
 
     def _request(self, call: Call) -> Approval:
         assert call.verdict is not None
-        always, never = call.verdict.always, suggestions.never(call.verdict)
+        always, never, wider = call.verdict.always, suggestions.never(call.verdict), suggestions.wider(call.verdict)
         targets = (self._shaper.redact(f"{target.capability} {target.shown}") for target in call.verdict.targets)
         return self.approvals.new(
             replace(
@@ -103,6 +103,7 @@ class Asking:
                 reason=self._shaper.redact(call.verdict.reason),
                 always=self._showable(always),
                 never=self._showable(never),
+                wider=self._showable(wider),
                 targets=tuple(targets),
             )
         )
@@ -133,6 +134,7 @@ class Asking:
             "reason": request.reason,
             "arguments_hash": request.arguments_hash,
             "always": request.always,
+            "wider": request.wider,
         }
         if asked.kind == "question":
             told = {"approval": asked.id, "kind": asked.kind, "arguments_hash": request.arguments_hash}

@@ -21,11 +21,19 @@ ID_CHARACTERS = "0123456789abcdefghjkmnpqrstvwxyz"
 """Crockford's alphabet: no letter that is taken for a digit or for another one."""
 
 
-WITHOUT_A_RULE: dict[Choice, Choice] = {"session": "once", "project": "once", "reject-always": "reject"}
+WITHOUT_A_RULE: dict[Choice, Choice] = {
+    "session": "once",
+    "project": "once",
+    "session-wider": "once",
+    "project-wider": "once",
+    "reject-always": "reject",
+}
 """What an attendant's answer is worth where no rule was offered: never more than it said."""
 _STORED: dict[Choice, tuple[str, Scope]] = {
     "session": (suggestions.SOURCE, "session"),
     "project": (suggestions.PROJECT, "project"),
+    "session-wider": (suggestions.SOURCE, "session"),
+    "project-wider": (suggestions.PROJECT, "project"),
     "reject-always": (suggestions.NEVER, "project"),
 }
 
@@ -52,6 +60,8 @@ def check_choice(row: Approval, answer: ApprovalAnswer) -> None:
         problem = "asks a question: give its answers, or reject"
     elif choice in ("session", "project") and request.always is None:
         problem = "has no rule that would allow just this call; answer once or reject"
+    elif choice in ("session-wider", "project-wider") and request.wider is None:
+        problem = f"has no wider rule that is known to be safe; answer {choice.removesuffix('-wider')} or once"
     elif choice == "reject-always" and request.never is None:
         problem = "has no rule that would deny just this call; answer reject"
     elif answer.arguments is not None and choice != "once":
@@ -102,6 +112,8 @@ def rule_offered(request: ApprovalRequest, choice: Choice) -> str | None:
     """The rule that this answer would store, as it was shown."""
     if choice in ("session", "project"):
         return request.always
+    if choice in ("session-wider", "project-wider"):
+        return request.wider
     return request.never if choice == "reject-always" else None
 
 

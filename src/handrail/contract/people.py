@@ -12,13 +12,15 @@ Choice = Literal[
     "once",  # this call, with exactly these arguments or with those the person gave instead
     "session",  # the same, and the shown rule is stored for the session
     "project",  # the same, and the shown rule is stored for every session of this workspace
+    "session-wider",  # as session, with the shown wider rule
+    "project-wider",  # as project, with the shown wider rule
     "reject",  # not this call; the model is told the message
     "reject-always",  # the same, and the shown deny is stored for every session of this workspace
     "stop",  # not this call, and the session takes no further ones
     "later",  # nobody is here now: the call is parked, and answered from another door
 ]
 CHOICES: tuple[Choice, ...] = get_args(Choice)
-APPROVING: frozenset[Choice] = frozenset({"once", "session", "project"})
+APPROVING: frozenset[Choice] = frozenset({"once", "session", "project", "session-wider", "project-wider"})
 
 ApprovalKind = Literal["approval", "question"]
 ApprovalState = Literal[
@@ -41,6 +43,8 @@ class ApprovalRequest:
     :param always: the rule that "for this session" and "for this project" would store, literals escaped, ready to
         show; None where no safe rule can be suggested
     :param never: the rule that "reject always" would store; None likewise
+    :param wider: a rule that would allow more of the same kind, one folder or further words of a command that changes
+        nothing, which "session-wider" and "project-wider" would store; None where none is known to be safe
     :param id: short and typable: what the request is called at every door
     :param targets: what the call would touch, as people read it
     :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
@@ -58,6 +62,7 @@ class ApprovalRequest:
     never: str | None = None
     id: str = ""
     targets: tuple[str, ...] = ()
+    wider: str | None = None
     created_ns: int = 0
     expires_ns: int = 0
 

@@ -1,13 +1,15 @@
-"""The narrowest rule that would answer a call with yes, tried out before it is suggested."""
+"""The narrowest rule that would answer a call with yes, and a wider one where that is safe, each tried out before it is
+suggested."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.patterns import escape
 from handrail.contract.spec import properties_of
+from handrail.policy import read_only
 from handrail.policy.matching import PathSubject, value_text
 from handrail.policy.rules import parse_rule
 from handrail.policy.shell import Script
@@ -19,6 +21,20 @@ SOURCE = "answered for this session"
 PROJECT = "answered for this project"
 NEVER = "rejected for this project"
 _MAX_CHARACTERS = 2_000
+_FURTHER = (
+    (),
+    ("x",),
+    ("x", "y"),
+    ("x", "y", "z"),
+    ("/x",),
+    ("x=y",),
+    ("x:y",),
+    ("@x",),
+    ("!",),
+    ("+x",),
+    ("x", "add"),
+)
+"""Words that a command may go on with, of each form that some program reads in its own way."""
 
 
 def always(verdict: Verdict) -> str | None:
@@ -32,6 +48,53 @@ def always(verdict: Verdict) -> str | None:
             continue
         if rule.text == text and _suffices(verdict, text):
             return text
+    return None
+
+
+def wider(verdict: Verdict) -> str | None:
+    """The text of a rule that allows this call and others like it; None where none is known to be safe.
+
+    For writing a file: its folder. For a command: any further words that are no options, where the command is proved to
+    change nothing whatever they are.
+    """
+    exact = verdict.always
+    pattern = None if exact is None else _wider_pattern(verdict)
+    if exact is None or pattern is None:
+        return None
+    text = f"allow {exact.split(' ', 2)[1]} {pattern}"
+    if len(text) > _MAX_CHARACTERS or not text.isprintable() or text == exact:
+        return None
+    try:
+        rule = parse_rule(text, scope="session", source=SOURCE)
+    except ValueError:
+        return None
+    return text if rule.text == text and _suffices(verdict, text) else None
+
+
+def _wider_pattern(verdict: Verdict) -> str | None:
+    asked = [finding for finding in verdict.findings if finding.action == "ask"]
+    argvs = {tuple(finding.argv) for finding in asked if finding.argv is not None}
+    if argvs:
+        return _with_further_words(argvs.pop()) if len(argvs) == 1 else None
+    targets = {finding.target for finding in asked if finding.target is not None}
+    if len(targets) != 1:
+        return None
+    (target,) = targets
+    if target.capability != "fs.write" or not isinstance(target.subject, PathSubject):
+        return None
+    folder, _, _ = (target.subject.relative or "").rpartition("/")
+    if not folder or any(name.startswith(".") for name in folder.split("/")):
+        return None  # the whole workspace, or a folder that programs are set up by
+    return f"{escape(folder).replace('{', '[{]')}/**"
+
+
+def _with_further_words(argv: Sequence[str]) -> str | None:
+    """The command as far as its last option, with any words after it; None where those could make it change something."""
+    options = [place for place, word in enumerate(argv) if word[:1] == "-"]
+    for length in range(max(options, default=0) + 1, len(argv) + 1):
+        words = argv[:length]
+        if all(read_only.changes_nothing((*words, *further)) for further in _FURTHER):
+            return f"{literal_words(words)} *"
     return None
 
 

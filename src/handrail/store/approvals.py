@@ -285,7 +285,9 @@ def _is_sound(approval: Approval) -> bool:
     texts += [
         text for asked in approval.questions for option in asked.options for text in (option.label, option.description)
     ]
-    texts += [text for text in (request.always, request.never, approval.changed_hash) if text is not None]
+    texts += [
+        text for text in (request.always, request.never, request.wider, approval.changed_hash) if text is not None
+    ]
     numbers: list[Any] = [request.created_ns, request.expires_ns]
     numbers += [number for number in (approval.decided_ns, approval.grant_expires_ns) if number is not None]
     objects: list[Any] = [request.arguments, {} if approval.changed is None else approval.changed]

@@ -33,6 +33,12 @@ _LOOK_EVERY_S = 0.2
 @click.option("--once", "choice", flag_value="once", help="This call, with exactly these arguments.")
 @click.option("--session", "choice", flag_value="session", help="And store the shown rule for the session.")
 @click.option("--project", "choice", flag_value="project", help="And store it for every session of this workspace.")
+@click.option(
+    "--session-wider", "choice", flag_value="session-wider", help="And store the shown wider rule for the session."
+)
+@click.option(
+    "--project-wider", "choice", flag_value="project-wider", help="And store it for every session of this workspace."
+)
 @click.option("--reject", "choice", flag_value="reject", help="Not this call.")
 @click.option("--reject-always", "choice", flag_value="reject-always", help="And store the shown deny.")
 @click.option("--stop-session", "choice", flag_value="stop", help="Not this call, and none after it in its session.")
@@ -145,6 +151,8 @@ def _show_decided(setting: Setting, decided: Approval) -> None:
     rule = {
         "session": decided.request.always,
         "project": decided.request.always,
+        "session-wider": decided.request.wider,
+        "project-wider": decided.request.wider,
         "reject-always": decided.request.never,
     }
     stored = rule.get(decided.choice or "")
@@ -233,6 +241,8 @@ async def _show(row: Approval, workspace: str) -> None:
         lines = request_lines(request, await preview(request, workspace))
         if request.always is not None:
             lines.append(f"  --session and --project store the rule  {spelled_out(request.always)}")
+        if request.wider is not None:
+            lines.append(f"  --session-wider and --project-wider store the rule  {spelled_out(request.wider)}")
         if request.never is not None:
             lines.append(f"  --reject-always stores the rule  {spelled_out(request.never)}")
     lines.append(f"  session {spelled_out(request.session_id)}, call {spelled_out(request.call_id)}, {_ages(row)}")

@@ -20,6 +20,8 @@ _KEYS: dict[str, Choice] = {
     **dict.fromkeys(("o", "once", "y", "yes"), "once"),
     **dict.fromkeys(("s", "session"), "session"),
     **dict.fromkeys(("p", "project"), "project"),
+    **dict.fromkeys(("sw", "session-wider"), "session-wider"),
+    **dict.fromkeys(("pw", "project-wider"), "project-wider"),
     **dict.fromkeys(("r", "reject", "n", "no"), "reject"),
     "never": "reject-always",
     "stop": "stop",
@@ -78,7 +80,7 @@ class Terminal:
                     continue
             if choice is not None and _offered(request, choice) and (not message or choice in _WITH_A_MESSAGE):
                 return ApprovalAnswer(choice, message)
-            _write(f"  {_HINT_WITH_RULES if request.always is not None else _HINT}")
+            _write(f"  {_hint(request)}")
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
         async with self._turn:
@@ -158,11 +160,15 @@ class Terminal:
             termios.tcflush(self._fd, termios.TCIFLUSH)
 
 
-_HINT_WITH_RULES = "type o, s, p, c and JSON, r, never, stop or later; after r what the model should know"
-_HINT = "type o, c and JSON, r, stop or later; after r what the model should know"
+def _hint(request: ApprovalRequest) -> str:
+    rules = "s, p, " * (request.always is not None) + "sw, pw, " * (request.wider is not None)
+    never = "never, " * (request.never is not None)
+    return f"type o, {rules}c and JSON, r, {never}stop or later; after r what the model should know"
 
 
 def _offered(request: ApprovalRequest, choice: Choice) -> bool:
+    if choice in ("session-wider", "project-wider"):
+        return request.wider is not None
     if choice in ("session", "project"):
         return request.always is not None
     return choice != "reject-always" or request.never is not None
@@ -188,6 +194,8 @@ def _choice_lines(request: ApprovalRequest) -> list[str]:
         rule = spelled_out(request.always)
         lines.append(f"  s  for this session: stores the rule  {rule}")
         lines.append(f"  p  for this project, every session from now on: stores the rule  {rule}")
+    if request.wider is not None:
+        lines.append(f"  sw, pw  the same for more like it: stores the rule  {spelled_out(request.wider)}")
     lines.append("  c  and JSON: once, with these arguments instead")
     lines.append("  r  reject; text after it is told to the model")
     if request.never is not None:
