@@ -40,6 +40,26 @@ async def test_the_python_on_path_runs(ground: Ground, monkeypatch: pytest.Monke
     assert ran.out.strip() == f"[{sys.version_info[0]}, {sys.version_info[1]}]"
 
 
+async def test_a_folder_on_path_that_cannot_be_looked_at_is_left_out(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As the home of whoever started a shell for another person; a name that is too long fails for root too."""
+    long = "x" * 300
+    shut = tmp_path / "shut"
+    (shut / "bin").mkdir(parents=True)
+    shut.chmod(0)
+    shims = install(tmp_path / "pyenv") / "shims"
+    (shims.parent / "versions").mkdir()
+    shims.mkdir()
+    (ground.workspace / ".python-version").write_text(f"{long}\n3.99\n")
+    monkeypatch.setenv("PATH", f"/{long}:{shut / 'bin'}:{shims}:/dev/null/bin", prepend=os.pathsep)
+    monkeypatch.setenv("RUSTUP_HOME", f"/{long}")
+    try:
+        assert (await ground.bash("echo runs")).out == "runs\n"
+    finally:
+        shut.chmod(0o700)
+
+
 async def test_the_workspaces_virtual_environment_runs(ground: Ground) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(ground.workspace / ".venv")], check=True)
     ran = await ground.bash(".venv/bin/python -c 'import sys; print(sys.prefix)'")

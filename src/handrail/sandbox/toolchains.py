@@ -66,7 +66,7 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
     folders = [folder for folder in path.split(os.pathsep) if folder.startswith("/")]
     for folder in (*folders, f"{sys.base_prefix}/bin"):
         real = os.path.realpath(folder)
-        if not Path(real).is_dir() or any(_beneath(home, real) for home in homes):
+        if not _is_folder(real) or any(_beneath(home, real) for home in homes):
             continue
         if _beneath(real, workspace):
             last.append(real)
@@ -84,7 +84,7 @@ def _find(workspace: str, path: str, pyenv_version: str, _stamps: tuple[int | No
         mounts += _bases(Path(real).parent, keep_out)
         if real.endswith("/.cargo/bin"):
             mounts += _rust(Path(real).parent.parent, environment)
-        if real.startswith("/nix/") or Path("/nix/store").is_dir():
+        if real.startswith("/nix/") or _is_folder("/nix/store"):
             mounts.append("/nix/store")
     if sys.prefix != sys.base_prefix:  # the environment Handrail itself runs in, for tools started by its interpreter
         mounts.append(_installation(os.path.realpath(f"{sys.prefix}/bin"), keep_out))
@@ -180,7 +180,7 @@ def _behind_shims(shims: Path, workspace: str, pyenv_version: str) -> list[str]:
     )
     found: list[str] = []
     for name in chosen.split():
-        if "/" not in name and name not in (".", "..") and (versions / name / "bin").is_dir():
+        if "/" not in name and name not in (".", "..") and _is_folder(f"{versions}/{name}/bin"):
             real = os.path.realpath(versions / name / "bin")
             if _beneath(real, str(shims.parent)):
                 found.append(real)
@@ -214,7 +214,7 @@ def _python(folder: str, keep_out: Iterable[str]) -> list[str]:
 
 def _rust(home: Path, environment: dict[str, str]) -> list[str]:
     rustup = Path(os.environ.get("RUSTUP_HOME", home / ".rustup"))
-    if not (rustup / "toolchains").is_dir():
+    if not _is_folder(f"{rustup}/toolchains"):
         return []
     environment["RUSTUP_HOME"] = str(rustup)
     return [os.path.realpath(rustup)]
@@ -234,6 +234,11 @@ def _text(path: Path) -> str:
         return ""
     finally:
         os.close(descriptor)
+
+
+def _is_folder(path: str) -> bool:
+    """Whether it is one that can be entered. Another person's home on PATH, or a name that is too long, is none."""
+    return os.access(path, os.X_OK) and os.path.isdir(path)  # noqa: PTH112 - which raises nothing
 
 
 def _system(path: str) -> bool:
