@@ -99,7 +99,8 @@ ROWS: dict[str, str] = {
     "F-11": "Settings come from defaults, two files, variables and flags, each with its origin and all faults at once; of a workspace's file denies and asks always count, the rest only from content that a person has trusted.",
     "F-12": "No telemetry; what is kept where is written down and can be listed and removed, the log still verifies; newer state is refused with the version it needs.",
     "T-01a": "read, write, edit, glob, grep, bash, todo and question have their locked ids and shapes.",
-    "T-02a": "file.patch replaces ranges, inserts and appends by line.",
+    "T-02a": "file.patch replaces ranges, inserts and appends by line; a repository's status and commits are git.status and git.commit.",
+    "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",
 }

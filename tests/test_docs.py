@@ -30,6 +30,7 @@ PAGES = (
     "docs/privacy.md",
     "docs/troubleshoot.md",
     "docs/approve.md",
+    "docs/git.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")

@@ -16,7 +16,7 @@ from handrail.contract.people import ApprovalAnswer
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
-pytestmark = [pytest.mark.proves("T-05", "S-02"), confined]
+pytestmark = [pytest.mark.proves("T-05a", "S-02"), confined]
 
 
 @pytest.fixture

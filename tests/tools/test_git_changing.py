@@ -9,7 +9,7 @@ from tests.tools.repositories import Repo, made
 from handrail.runtime.guard import Guarded
 from handrail.sandbox.tiers import choose
 
-pytestmark = pytest.mark.proves("T-05", "T-02a")
+pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
 async def test_init_makes_a_repository_without_hooks_and_only_once(desk: Desk, repo: Repo) -> None:

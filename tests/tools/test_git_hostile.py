@@ -19,7 +19,7 @@ from tests.tools.repositories import Repo, made
 
 from handrail.tools.git import GIT_TOOLS, forms, neutral, urls
 
-pytestmark = pytest.mark.proves("T-05", "S-07")
+pytestmark = pytest.mark.proves("T-05a", "S-07")
 
 
 class Traps:

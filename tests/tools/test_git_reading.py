@@ -9,7 +9,7 @@ import pytest
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
-pytestmark = pytest.mark.proves("T-05", "T-02a")
+pytestmark = pytest.mark.proves("T-05a", "T-02a")
 
 
 async def test_status_says_what_is_staged_changed_new_and_where_the_branch_is(desk: Desk, repo: Repo) -> None:

@@ -229,7 +229,7 @@ class Aftermath:
             detail = f" ({what})" if self._vcs else ""
             self._told.append(
                 f"{shown} is a new repository with configuration of its own{detail} and {became}; a repository is made "
-                "by a tool with the capability vcs.config, which bash never has, or by a person: ask for that"
+                "by git.init or git.clone, which have the capability vcs.config as bash never has, or by a person"
             )
         else:
             self._told.append(f"{shown} {became}, since {_because(why, what)}")
