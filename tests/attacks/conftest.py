@@ -37,14 +37,20 @@ async def session(kernel: Kernel) -> Session:
     return await kernel.session(attendant=Agreeing())
 
 
+@pytest.fixture
+def confining() -> None:
+    """For what runs programs: elsewhere they are withheld, and nothing is put to the test."""
+    tier = tiers.probe()
+    if not tier.confines:
+        pytest.skip(f"this machine cannot confine programs: {tier.detail[:200]}")
+
+
 Probe = Callable[[str], Awaitable[str]]
 
 
 @pytest.fixture
-async def probe(session: Session) -> Probe:
+async def probe(confining: None, session: Session) -> Probe:
     """Runs a shell text by the bash tool of a session whose person agrees, and gives its output."""
-    if not tiers.probe().confines:
-        pytest.skip("this machine cannot confine programs")
 
     async def run(command: str) -> str:
         result = await session.call("bash", {"command": command, "timeout_ms": 60_000})

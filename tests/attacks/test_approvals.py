@@ -86,6 +86,7 @@ async def test_arguments_changed_while_a_lock_is_waited_for_do_not_run(tmp_path:
         assert (await call).data["steps"] == [{"amount": 1}]
 
 
+@pytest.mark.usefixtures("confining")
 async def test_once_is_for_one_call_and_for_the_session_is_for_exactly_the_shown_rule(tmp_path: Path) -> None:
     """Source: "allow once" keyed by the tool's name, so that one approved command approved every other."""
     person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("session")])

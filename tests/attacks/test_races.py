@@ -87,7 +87,11 @@ _CALLS: dict[str, list[tuple[str, dict[str, str]]]] = {
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("rounds", _ROUNDS)
 @pytest.mark.parametrize("name", _CALLS)
-async def test_a_link_that_takes_a_files_place_is_never_followed_out(tmp_path: Path, name: str, rounds: int) -> None:
+async def test_a_link_that_takes_a_files_place_is_never_followed_out(
+    tmp_path: Path, request: pytest.FixtureRequest, name: str, rounds: int
+) -> None:
+    if name == "grep":
+        request.getfixturevalue("confining")
     place = tmp_path.resolve()
     # An edit judges, reads and writes: among swaps without a pause none would ever come through.
     with _swapping(place, 0.002 if name == "edit" else 0.0) as swaps:

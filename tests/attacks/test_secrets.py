@@ -41,6 +41,7 @@ CALLS: list[tuple[str, dict[str, Any] | str]] = [
 ]
 
 
+@pytest.mark.usefixtures("confining")
 async def test_no_secret_is_answered_told_shown_or_kept(tmp_path: Path) -> None:
     """Source: tokens found in audit logs, traces and approval dialogues of agent products."""
     told: list[Event] = []
