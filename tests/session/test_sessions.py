@@ -410,3 +410,15 @@ def _parameters_of(made: Any) -> Any:
     from handrail.contract.signature import parameters_of
 
     return parameters_of(made.function, "look", {}, None, {})
+
+
+@pytest.mark.proves("P-04")
+@pytest.mark.parametrize("rule", ["deny reed", "deny file__patch", "deny read ../secret/**", "allow todo nothing=1"])
+async def test_a_rule_that_could_never_match_is_told_and_the_others_hold(tmp_path: Path, rule: str) -> None:
+    """A deny of a name that no tool has would keep nothing back, and nobody would know."""
+    async with temporary_kernel(tmp_path) as kernel:
+        (tmp_path / "ws" / "a").write_text("x")
+        session = await kernel.session()
+        with pytest.raises(ValueError, match=rule.split()[1]):
+            session.add_rules("deny read", rule)
+        assert (await session.call("read", {"path": "a"})).error_kind == "denied"

@@ -23,6 +23,7 @@ from handrail.contract.history import History
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
+from handrail.policy.checking import check_loaded, specs_of
 from handrail.policy.modes import given, in_mode
 from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Generation
@@ -97,10 +98,16 @@ class HeldSession:
     def add_rules(self, *texts: str) -> None:
         """Add rules of the session scope; they hold from now on, also for calls that wait for a lock.
 
-        :raises ValueError: for a text that is no rule
+        :raises ValueError: for a text that is no rule; and for those that can match no call of the tools there are, once
+            the others hold
         """
         found = [parse_rule(text, scope="session", source="session") for text in texts]
         self._lane.rules = self._lane.rules.with_rules(*found)
+        tools = self._generation()
+        known, specs = {*tools.entries, *tools.beyond}, specs_of(tools.entries)
+        for rule in found:
+            parse_rule(rule.text, scope="session", known=known)
+            check_loaded(rule, (), (), specs)
 
     def set_mode(self, mode: str) -> None:
         """Go on in another mode; it holds from now on, also for calls that wait for a lock.
