@@ -18,13 +18,29 @@ if TYPE_CHECKING:
 
 
 @click.command("tools")
+@click.option("--cost", is_flag=True, help="What the tools take of a model's context, in tokens, the dearest first.")
 @equipped
-def command(setting: Setting) -> int:
+def command(setting: Setting, cost: bool) -> int:
     """List the tools there are, and what is withheld; on stderr, the mode in which sessions begin.
 
-    With --json, both views of each: what a model sees, and what the kernel acts on.
+    With --json, both views of each: what a model sees, and what the kernel acts on. With --cost, about how many tokens
+    each tool, each category and each source takes, and how many of them are in view at the start of a turn.
     """
-    return drive(lambda interruption: _tools(setting, interruption))
+    return drive(lambda interruption: _costs(setting) if cost else _tools(setting, interruption))
+
+
+async def _costs(setting: Setting) -> int:
+    from handrail.doctor.tokens import costs_for
+
+    async with opened(setting) as kernel:
+        costs = costs_for(kernel.generation, kernel.config, kernel.agent)
+    if setting.json:
+        out_json(costs.to_dict())
+    else:
+        from handrail.faces.cli.cost import show_costs
+
+        show_costs(costs)
+    return OUTPUT
 
 
 async def _tools(setting: Setting, interruption: Interruption) -> int:

@@ -1,0 +1,26 @@
+"""About how many tokens the tools take in a model's context."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from handrail.catalog.costs import Costs, costs_of
+from handrail.catalog.view import CatalogOptions, view_of
+from handrail.config import Configuration
+from handrail.contract.agent import AgentManifest
+from handrail.doctor.check import Check
+from handrail.registry.generation import Generation
+
+
+def costs_for(generation: Generation, found: Configuration, agent: AgentManifest) -> Costs:
+    """What an agent's tools cost at the start of a turn, and in all."""
+    given = found.settings.catalog
+    options = CatalogOptions(agent.core, tuple(given.categories.items()), given.index_tokens)
+    return costs_of(view_of(generation, options), given.index_tokens)
+
+
+def of_tokens(generation: Generation, found: Configuration, agent: AgentManifest) -> Iterator[Check]:
+    """The same as one line."""
+    costs = costs_for(generation, found, agent)
+    about = f"about {costs.in_view:,} tokens in view at the start of a turn, {costs.whole:,} with every tool in view"
+    yield Check("tokens of tools", "ok", about)
