@@ -52,7 +52,7 @@ class Watch:
         if in_use().all <= self._bound or not self._process.inner_pid:
             self._timer = self._process.loop.call_later(EVERY_S, self._look)
             return
-        looked = self._process.loop.run_in_executor(_looking(), beyond, self._process.inner_pid, self._bound)
+        looked = self._process.loop.run_in_executor(_looking(os.getpid()), beyond, self._process.inner_pid, self._bound)
         looked.add_done_callback(self._looked)
 
     def _looked(self, looked: asyncio.Future[int | None]) -> None:
@@ -74,8 +74,9 @@ class Watch:
 
 
 @lru_cache(maxsize=1)
-def _looking() -> ThreadPoolExecutor:
-    """A thread of its own: the common ones may all be at work for tools, which is when it matters."""
+def _looking(_pid: int) -> ThreadPoolExecutor:
+    """A thread of its own: the common ones may all be at work for tools, which is when it matters. A forked copy of this
+    process has none of its threads, so it has another."""
     return ThreadPoolExecutor(1, thread_name_prefix="handrail-memory")
 
 
