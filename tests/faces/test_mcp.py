@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 import pytest
 from mcp import Client, StdioServerParameters
-from mcp.types import CallToolResult, TextContent, Tool
+from mcp.client.subscriptions import ToolsListChanged
+from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.faces.conftest import Program, Sleeper
 
 Mode = Literal["auto", "legacy"]
@@ -54,7 +55,8 @@ async def listed(client: Client) -> dict[str, Tool]:
 async def test_both_protocol_eras_list_and_call_under_wire_names(handrail: Program, mode: Mode) -> None:
     async with connected(handrail, mode=mode) as client:
         tools = await listed(client)
-        assert {"read", "write", "bash", "file__patch"} <= set(tools)
+        assert {"read", "write", "bash", "find_tools"} <= set(tools)
+        assert not {"file__patch", "git__status"} & set(tools), "these are to be loaded first"
         result = await client.call_tool("read", {"path": "note.txt"})
         assert not result.is_error and "second line" in json.dumps(envelope(result)["data"])
 
@@ -285,6 +287,8 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
     put_tool(tools, "weather", secrets=["WEATHER_KEY"])
     config.write_text('rules = ["allow *"]\n')
     async with connected(handrail, "--config", str(config)) as client:
+        assert not {"shown", "edge", "masked", "weather"} & set(await listed(client))
+        await client.call_tool("load_tools", {"category": "own"})
         assert {"shown", "edge", "masked"} == set(await listed(client)) & {"shown", "edge", "masked", "weather"}
         shown, edge, masked, weather = [
             envelope(await client.call_tool(name, {})) for name in ("shown", "edge", "masked", "weather")
@@ -294,3 +298,45 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
     assert "for people" not in json.dumps(edge) and "not for prompts" not in json.dumps(masked)
     assert "one page" in json.dumps(masked)
     assert weather["metadata"]["error_kind"] == "unavailable" and "WEATHER_KEY" in weather["error_text"]
+
+
+@pytest.mark.proves("D-02", "D-03")
+async def test_a_client_is_told_when_a_call_has_brought_tools_into_view(handrail: Program) -> None:
+    """By the older protocol; each change once."""
+    heard: asyncio.Queue[object] = asyncio.Queue()
+
+    async def hear(message: object) -> None:
+        heard.put_nowait(message)
+
+    command, *arguments = handrail.command("mcp")
+    parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    async with Client(parameters, mode="legacy", message_handler=hear) as client:
+        assert "git__status" not in await listed(client)
+        answer = envelope(await client.call_tool("load_tools", {"category": "git"}))
+        assert answer["data"]["loaded"] == "git"
+        assert isinstance(await heard.get(), ToolListChangedNotification)
+        assert "git__status" in await listed(client)
+        await client.call_tool("load_tools", {"category": "git"})
+        await client.call_tool("load_tools", {"category": "files"})
+        assert isinstance(await heard.get(), ToolListChangedNotification)
+        assert heard.empty()
+
+
+async def test_a_client_that_subscribed_is_told_by_the_newer_protocol(handrail: Program) -> None:
+    command, *arguments = handrail.command("mcp")
+    parameters = StdioServerParameters(command=command, args=arguments, env=dict(os.environ))
+    async with Client(parameters) as client, client.listen(tools_list_changed=True) as changes:
+        assert "git__status" not in await listed(client)
+        await client.call_tool("load_tools", {"category": "git"})
+        assert isinstance(await anext(aiter(changes)), ToolsListChanged)
+        assert "git__status" in await listed(client)
+
+
+@pytest.mark.proves("D-04")
+async def test_a_client_that_does_not_listen_can_call_what_is_not_listed(handrail: Program) -> None:
+    async with connected(handrail) as client:
+        assert "git__status" not in await listed(client)
+        wrong = envelope(await client.call_tool("git__status", {"wrong": 1}))
+        assert wrong["metadata"]["error_kind"] == "invalid_input"
+        assert "repository" in wrong["data"]["parameters"]["properties"]
+        assert "git__status" in await listed(client)

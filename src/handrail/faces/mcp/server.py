@@ -1,7 +1,9 @@
 """The MCP server: the kernel's tools, listed and called over stdio, under the same rules as everywhere.
 
-One connection is one headless session: what would be asked is denied. Calls of one connection run side by
-side where their locks allow. A client's cancellation stops the call as the user's stop does.
+One connection is one headless session and one interaction: what would be asked is denied, and what was brought into view
+is listed until the end. A client is told when the list changes; one that does not listen can call every tool all the same.
+Calls of one connection run side by side where their locks allow. A client's cancellation stops the call as the user's stop
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import mcp_types as types
 import orjson
-from mcp.server.lowlevel import Server
+from mcp.server.lowlevel import NotificationOptions, Server
+from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
 
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.names import wire_name
@@ -38,25 +41,34 @@ async def serve(kernel: Kernel) -> None:
     """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile."""
     session = await kernel.session(headless=True)
     try:
-        server = build(kernel, session)
+        server = build(session)
         async with streams() as (incoming, outgoing):
-            await server.run(incoming, outgoing, server.create_initialization_options())
+            changes = NotificationOptions(tools_changed=True)
+            await server.run(incoming, outgoing, server.create_initialization_options(changes))
     finally:
         await session.close()
 
 
-def build(kernel: Kernel, session: Session) -> Server[dict[str, Any]]:
+def build(session: Session) -> Server[dict[str, Any]]:
     """The server for one connection, to run over any pair of streams."""
     running: set[asyncio.Task[Sequence[Answer]]] = set()
+    bus = InMemorySubscriptionBus()
+    told = shown(session)
 
     async def on_list(
         _context: ServerRequestContext[dict[str, Any]], _params: types.PaginatedRequestParams | None
     ) -> types.ListToolsResult:
-        entries = kernel.generation.entries.values()
-        return types.ListToolsResult(tools=[as_tool(entry.spec) for entry in entries if entry.withheld is None])
+        return types.ListToolsResult(tools=[as_tool(spec) for spec in session.view])
+
+    async def tell_of_changes(context: ServerRequestContext[dict[str, Any]]) -> None:
+        nonlocal told
+        if (now := shown(session)) != told:
+            told = now
+            await bus.publish(ToolsListChanged())  # the newer protocol has subscriptions for this
+            await context.session.send_tool_list_changed()  # and drops what the older one sends
 
     async def on_call(
-        _context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
+        context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         # A task of its own: the SDK cancels by a scope that strikes again at every await until its task is gone,
         # and a call that was stopped still has to end its processes and be recorded.
@@ -68,15 +80,22 @@ def build(kernel: Kernel, session: Session) -> Server[dict[str, Any]]:
         except asyncio.CancelledError:
             call.cancel()
             raise
+        await tell_of_changes(context)
         return as_result(answer.model)
 
     return Server(
         "handrail",
         version=version("handrail"),
-        instructions=INSTRUCTIONS,
+        instructions="\n\n".join(filter(None, (INSTRUCTIONS, session.turn().index))),
         on_list_tools=on_list,
         on_call_tool=on_call,
+        on_subscriptions_listen=ListenHandler(bus),
     )
+
+
+def shown(session: Session) -> list[str]:
+    """The ids of the tools that are listed now."""
+    return [spec.id for spec in session.view]
 
 
 def as_tool(spec: ToolSpec) -> types.Tool:
