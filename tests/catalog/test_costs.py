@@ -1,0 +1,83 @@
+"""What a catalog costs in tokens: what is in view at the start of a turn, and what it would be otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.catalog.stock import CORE, entry, generation, many
+
+from handrail.catalog.costs import costs_of, source_of, tokens_of
+from handrail.catalog.prompt import index_of, tool_part
+from handrail.catalog.tokens import estimated, of_spec
+from handrail.catalog.view import CatalogOptions, View
+from handrail.contract.sandbox import Tier
+from handrail.registry.generation import Entry, Foreign
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.builtin import BuiltinSource
+
+OPTIONS = CatalogOptions()
+
+
+def view(*entries: object) -> View:
+    return View(generation(*entries), OPTIONS)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+def realistic(number: int) -> Entry:
+    """One of the tools that other systems have by the hundred: a sentence, and a few parameters with one each."""
+    properties = {
+        f"{name}_{number % 7}": {"type": kind, "description": f"The {name} that the {kind} of this request is for."}
+        for name, kind in (("account", "string"), ("limit", "integer"), ("begin", "string"))
+    }
+    return entry(
+        f"area{number % 40:02d}.action_{number:04d}",
+        description=f"Looks up what area {number % 40} has recorded for an account since a day, action {number}.",
+        parameters={"type": "object", "properties": properties, "required": list(properties)[:1]},
+        category=f"area{number % 40:02d}",
+    )
+
+
+def shipped() -> list[Entry]:
+    entries = load_generation([BuiltinSource()], tier=Tier("test", "")).entries.values()
+    return [entry for entry in entries if entry.withheld is None]
+
+
+@pytest.mark.proves("D-10")
+def test_what_is_in_view_of_a_thousand_tools_costs_at_most_three_hundredths_of_the_whole_with_its_index() -> None:
+    costs = costs_of(view(shipped(), [realistic(n) for n in range(1_000 - len(shipped()))]), OPTIONS.index_tokens)
+    assert len(costs.tools) == 1_000 and costs.index > 100
+    assert {tool.standing for tool in costs.shown} == {"core"} and "read" in {tool.id for tool in costs.shown}
+    assert costs.in_view <= 0.03 * costs.whole
+    assert costs.whole < 200 * 1_000, "the others are no larger than tools are elsewhere"
+
+
+@pytest.mark.proves("D-10")
+def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
+    foreign = [replace(one, foreign=Foreign("mail")) for one in many(30, "letters")]
+    arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
+    costs = costs_of(arranged, OPTIONS.index_tokens)
+    assert costs.whole == sum(of_spec(one.spec) for one in arranged.ready.values())
+    for shares in (costs.categories, costs.sources):
+        assert sum(share.tokens for share in shares) == costs.whole
+        assert sum(share.in_view for share in shares) + costs.index == costs.in_view
+        assert sum(share.tools for share in shares) == len(costs.tools) == 47
+    assert {share.name: share.tools for share in costs.categories} == {"core": 5, "git": 12, "mail": 30}
+    assert {share.name: share.tools for share in costs.sources} == {"built-in": 5, "here": 12, "mail": 30}
+    assert costs.index == estimated("# More tools\n\n" + index_of(arranged, OPTIONS.index_tokens))
+    assert [tool.tokens for tool in costs.tools] == sorted((tool.tokens for tool in costs.tools), reverse=True)
+
+
+@pytest.mark.proves("D-10")
+def test_where_everything_is_in_view_there_is_no_index_and_guidance_counts() -> None:
+    guided = entry("a.guided", guidance="Call it first.")
+    costs = costs_of(view(guided, entry("b.plain")), OPTIONS.index_tokens)
+    assert costs.index == 0 and costs.in_view == costs.whole == sum(tool.tokens for tool in costs.tools)
+    assert tokens_of(guided.spec) == of_spec(guided.spec) + estimated(tool_part("", [guided.spec])[0])
+    assert costs_of(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
+
+
+def test_a_source_is_what_its_tools_have_in_common() -> None:
+    assert source_of(entry("a", source="/config/tools/a.json")) == "/config/tools"
+    assert source_of(entry("a", source="bank.tools.transfer")) == "bank.tools"
+    assert source_of(entry("a", source="entry point a (b.c:d)")) == "entry point a (b.c:d)"
+    assert source_of(entry("a", source="mail: a", foreign=Foreign("mail"))) == "mail"
