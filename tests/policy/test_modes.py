@@ -12,11 +12,13 @@ from handrail.contract.modes import MODES, Mode
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import TEXTS, in_mode, read_mode
 from handrail.policy.modes import given as named
+from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash
 
 pytestmark = pytest.mark.proves("P-14")
 
 SHELL = Bash().spec
+GIT = {tool.spec.id: tool.spec for tool in GIT_TOOLS}
 
 
 @pytest.mark.parametrize(
@@ -43,6 +45,10 @@ SHELL = Bash().spec
         (TODO, {"todos": []}, "allow", "allow", "allow", "allow"),
         (TRANSFER, {"source": "a", "target": "b"}, "deny", "ask", "ask", "ask"),
         (FETCH, {"url": "http://example.org/"}, "ask", "ask", "ask", "ask"),
+        (GIT["git.status"], {}, "allow", "allow", "allow", "allow"),
+        (GIT["git.show"], {"file": ".env"}, "ask", "ask", "ask", "ask"),
+        (GIT["git.commit"], {"message": "x"}, "deny", "ask", "ask", "allow"),
+        (GIT["git.clone"], {"source": "."}, "deny", "ask", "ask", "ask"),
     ],
     ids=str,
 )

@@ -17,6 +17,8 @@ from handrail.policy.rules import READ_ONLY, Rule, RuleBook, parse_rule
 
 _FILE_TOOLS = ("write", "edit", "multi_edit", "apply_patch", "file.patch", "json_write")
 """The built-in tools that change files of the workspace and nothing else."""
+_GIT_TOOLS = ("git.add", "git.commit", "git.create_branch", "git.checkout", "git.merge", "git.stash", "git.init")
+"""Those that stay in the workspace, as the commands would that this mode lets run."""
 _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
 _READING = f"allow bash {READ_ONLY}"
 
@@ -30,7 +32,14 @@ TEXTS: Mapping[Mode, tuple[str, ...]] = {
     "plan": ("deny effect:write", "deny effect:external", "deny fs.write", _READING),
     "ask": (),
     "accept-edits": (*(f"allow {tool} **" for tool in _FILE_TOOLS), *_SECRETS, _READING),
-    "auto": ("allow fs.write **", *_SECRETS, "allow bash", _READING, "ask effect:external"),
+    "auto": (
+        "allow fs.write **",
+        *_SECRETS,
+        "allow bash",
+        _READING,
+        *(f"allow {tool}" for tool in _GIT_TOOLS),
+        "ask effect:external",
+    ),
 }
 """The rules of each mode."""
 
