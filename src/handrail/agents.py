@@ -12,12 +12,14 @@ from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, UsageError
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
+from handrail.contract.tool import Tool
 from handrail.policy.agent_rules import rules_of_agent
 from handrail.policy.checking import specs_of
 from handrail.policy.defaults import default_rules
 from handrail.policy.rules import Rule
 from handrail.registry.agents import find_agent, find_agents
 from handrail.registry.generation import Generation
+from handrail.registry.pins import StoredPins
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.runtime.further_roots import further_roots
@@ -95,12 +97,36 @@ def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterato
     """Every agent there is, with its tools looked through. Nothing is started; tools given in code are not known here."""
     confinement = Confinement(sandbox, _nothing_runs, _nothing_runs)
     for appointed in all_agents(config, folders):
-        (_, everybody), (_, of_agent) = config.tool_folders(appointed.manifest.id)
-        sources = ToolSources(
-            everybody, of_agent, str(folders.workspace), confinement, (), appointed.checked, as_configured(config)
-        )
+        sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
         generation, _, faults = equipped(sources, 1, appointed)
         yield Surveyed(appointed, None if faults or generation is None else len(generation), tuple(faults))
+
+
+def sources_of(
+    config: Configuration,
+    checked: CheckedAgent,
+    folders: Folders,
+    confinement: Confinement,
+    secrets: SecretStore,
+    given: tuple[Tool, ...] = (),
+) -> ToolSources:
+    """Where an agent's tools come from.
+
+    :param secrets: what they may be given
+    :param given: tools given in code
+    """
+    (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
+    return ToolSources(
+        everybody,
+        of_agent,
+        str(folders.workspace),
+        confinement,
+        given,
+        checked,
+        secrets,
+        StoredPins(folders.state),
+        config.disabled,
+    )
 
 
 def equipped(

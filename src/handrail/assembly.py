@@ -9,7 +9,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from handrail.agents import Appointed, appoint, equipped
+from handrail.agents import Appointed, appoint, equipped, sources_of
 from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
@@ -150,7 +150,6 @@ class Rooms:
         self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText], secrets: SecretStore
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
-        (_, everybody), (_, of_agent) = self.config.tool_folders(appointed.manifest.id)
         variables = appointed.variables(self.variables)
         shelf: Shelf
 
@@ -172,7 +171,7 @@ class Rooms:
             return call_set(spec, variables, layer, self.ceiling), profile
 
         confinement = Confinement(self.sandbox, _profile_of, own)
-        sources = ToolSources(everybody, of_agent, workspace, confinement, given, appointed.checked, secrets)
+        sources = sources_of(self.config, appointed.checked, self.store.folders, confinement, secrets, given)
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(
             sources,

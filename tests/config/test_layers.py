@@ -161,7 +161,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
-            {"mail.send": {"config": {"password": {"secret": "MAIL"}}}},
+            {"mail.send": {"enabled": True, "config": {"password": {"secret": "MAIL"}}}},
         ),
         "secrets": ('{A = {env = "B"}}', {"A": {"env": "B", "file": None, "command": None}}),
     }

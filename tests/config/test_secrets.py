@@ -47,7 +47,7 @@ def test_an_entry_that_is_no_reference_is_refused_without_repeating_it(layers: L
         (f'[tools."mail.send".config]\npassword = "{VALUE}"\n', "names no secret"),
         (f'[tools."mail.send".config]\npassword = {{ secret = "A", value = "{VALUE}" }}\n', "names no secret"),
         ("[tools.mail.config]\npassword = { secret = 31337 }\n", "names no secret"),
-        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "no table with config alone"),
+        (f'[tools."mail.send"]\npassword = "{VALUE}"\n', "no table of enabled and config"),
         (f'[tools.mail.send.config]\npassword = {{ secret = "{VALUE}" }}\n', "written in quotes"),
         (f'tools = "{VALUE}"\n', "no table"),
     ],

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from handrail.agents import appoint, as_configured, equipped
+from handrail.agents import appoint, as_configured, equipped, sources_of
 from handrail.authoring.linting import nothing_runs
 from handrail.config import FILE_NAME, Configuration
 from handrail.contract.agent import DEFAULT_AGENT
@@ -25,7 +25,6 @@ from handrail.contract.sandbox import Sandbox
 from handrail.registry.agents import AGENT_FILE
 from handrail.registry.bundles import BUNDLE_FILE, Sealed, seal_of, sealed_text
 from handrail.registry.generation import Entry, Generation
-from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.modules import ModuleTool
 from handrail.store.folders import Folders
@@ -65,9 +64,7 @@ def build(config: Configuration, agent: str, folders: Folders, sandbox: Sandbox,
     appointed = appoint(config, agent, folders)
     (_, everybody), (_, of_agent) = config.tool_folders(agent)
     confinement = Confinement(sandbox, nothing_runs, nothing_runs)
-    sources = ToolSources(
-        everybody, of_agent, str(folders.workspace), confinement, (), appointed.checked, as_configured(config)
-    )
+    sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
     generation, _, faults = equipped(sources, 1, appointed)
     if faults or generation is None:
         raise LoadError(faults)

@@ -65,6 +65,11 @@ class Configuration:
         return (("global", self.folder / "tools"), ("agent", self.folder / "agents" / agent / "tools"))
 
     @property
+    def disabled(self) -> frozenset[str]:
+        """The ids of the tools that the operator has put out."""
+        return frozenset(tool_id for tool_id, own in self.settings.tools.items() if not own.enabled)
+
+    @property
     def rules(self) -> tuple[ConfiguredRule, ...]:
         """The rules in force, in the order of the layers."""
         return tuple(_rule(value, self.workspace) for value in self._rules(in_force=True))

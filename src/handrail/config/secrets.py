@@ -40,16 +40,19 @@ def faults_in_secrets(given: Any) -> Iterator[tuple[str, str]]:
 
 def faults_in_tools(given: Any) -> Iterator[tuple[str, str]]:
     """The same of the settings of tools, by their ids."""
-    form = '[tools."ID".config] with lines such as KEY = { secret = "NAME" }'
+    form = '[tools."ID"] with enabled = false, or [tools."ID".config] with lines such as KEY = { secret = "NAME" }'
     if not isinstance(given, Mapping):
         yield "tools", f"is no table; expected {form}"
         return
     for tool, settings in cast("Mapping[str, Any]", given).items():
-        config: Any = cast("Mapping[str, Any]", settings).get("config") if isinstance(settings, Mapping) else None
-        if not isinstance(config, Mapping) or len(cast("Mapping[str, Any]", settings)) != 1:
+        own = cast("Mapping[str, Any]", settings if isinstance(settings, Mapping) else {"": None})
+        config: Any = own.get("config", dict[str, Any]())
+        if not isinstance(config, Mapping) or own.keys() - {"config", "enabled"}:
             dotted = " (an id with a dot in it is written in quotes)" if isinstance(settings, Mapping) else ""
-            yield path_text(("tools", tool)), f"is no table with config alone; expected {form}{dotted}"
+            yield path_text(("tools", tool)), f"is no table of enabled and config; expected {form}{dotted}"
             continue
+        if not isinstance(own.get("enabled", True), bool):
+            yield path_text(("tools", tool, "enabled")), "is neither true nor false"
         for key, reference in cast("Mapping[str, Any]", config).items():
             name = cast("Mapping[str, Any]", reference).get("secret") if isinstance(reference, Mapping) else None
             if not isinstance(name, str) or len(cast("Mapping[str, Any]", reference)) != 1:

@@ -160,6 +160,7 @@ class ToolSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    enabled: Annotated[bool, Field(description="Whether it is there at all; false puts it out.")] = True
     config: Annotated[
         dict[str, NamedSecret],
         Field(description='Its settings that are secret, each as KEY = { secret = "NAME" }.'),
@@ -242,7 +243,7 @@ class Settings(_Table):
     tools: Annotated[
         dict[str, ToolSettings],
         Field(
-            description="Secret settings of tools, by the tool's id: each names one of the secrets above. Not in a workspace's file."
+            description="Tools one by one, by the tool's id: whether it is there, and its secret settings, each of which names one of the secrets above. Not in a workspace's file."
         ),
     ] = {}
     limits: Annotated[LimitSettings, Field(description="Budgets of every call.")] = LimitSettings()

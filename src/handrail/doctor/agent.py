@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, NoReturn
 
-from handrail.agents import appoint, as_configured, equipped
+from handrail.agents import appoint, as_configured, equipped, sources_of
 from handrail.config import Configuration
 from handrail.confining import sandbox_of
 from handrail.contract.errors import LoadError
@@ -22,7 +22,6 @@ from handrail.contract.requires import (
 )
 from handrail.policy.capabilities import ceiling_layer
 from handrail.registry.generation import Entry
-from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.store.folders import Folders
 
@@ -68,10 +67,9 @@ def set_of(config: Configuration, folders: Folders, agent: str) -> AgentSet:
     :raises LoadError: with every fault of its manifest and its tools
     """
     appointed = appoint(config, agent, folders)
-    (_, everybody), (_, of_agent) = config.tool_folders(appointed.manifest.id)
     workspace = str(folders.workspace)
     confinement = Confinement(sandbox_of(config), _nothing_runs, _nothing_runs)
-    sources = ToolSources(everybody, of_agent, workspace, confinement, (), appointed.checked, as_configured(config))
+    sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
     generation, _, faults = equipped(sources, 1, appointed)
     if generation is None or faults:
         raise LoadError(faults)

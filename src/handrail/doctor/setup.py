@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
-from handrail.agents import as_configured
+from handrail.agents import as_configured, sources_of
 from handrail.confining import provider_of, sandbox_of
+from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, StartError, UsageError
 from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
@@ -16,9 +17,9 @@ from handrail.doctor.confinement import of_opt_outs
 from handrail.doctor.holder import of_holder
 from handrail.doctor.machine import of_machine
 from handrail.doctor.place import of_place
+from handrail.doctor.tokens import of_tokens
 from handrail.policy.modes import MEANINGS
-from handrail.registry.generation import IN_PROCESS, Entry
-from handrail.registry.sources.all import ToolSources
+from handrail.registry.generation import IN_PROCESS, Entry, Generation
 from handrail.registry.sources.executables import Confinement
 from handrail.sandbox import tiers
 from handrail.store.folders import Folders, locate
@@ -69,6 +70,7 @@ def of_kernel(kernel: Kernel) -> list[Check]:
     folders = Folders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*of_place(folders), *of_holder(folders), *_files(kernel.config)]
     checks += _tools(kernel.generation.entries.values())
+    checks += of_tokens(kernel.generation, kernel.config, kernel.agent)
     checks += _settings_of_tools(kernel.config, kernel.generation.entries.values())
     if kernel.interrupted:
         ids = ", ".join(one.call_id for one in kernel.interrupted)
@@ -91,8 +93,7 @@ def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[s
     yield from of_opt_outs(found)
     yield from alone("sandbox provider", lambda: _provider_is_there(found))
     if folders is not None:
-        workspace = str(folders.workspace)
-        yield from alone("tools", lambda: _known(found, list(_loaded(found, workspace))))
+        yield from alone("tools", lambda: _known(found, list(_loaded(found, folders))))
 
 
 def _provider_is_there(found: Configuration) -> Iterator[Check]:
@@ -102,6 +103,7 @@ def _provider_is_there(found: Configuration) -> Iterator[Check]:
 
 def _known(found: Configuration, entries: list[Entry]) -> Iterator[Check]:
     yield from _tools(entries)
+    yield from of_tokens(Generation(1, entries), found, AgentManifest())
     unknown = sorted({*found.settings.sandbox.unconfined} - {entry.id for entry in entries})
     if unknown:
         about = f"there is no tool of that id: {', '.join(unknown)}"
@@ -113,10 +115,10 @@ def _settings_of_tools(found: Configuration, entries: Iterable[Entry]) -> Iterat
     """What is set for tools and none of them takes."""
     settings = {entry.spec.id: {key for key, one in entry.spec.config.items() if one.secret} for entry in entries}
     for tool, given in found.settings.tools.items():
-        if extra := sorted(given.config.keys() - settings.get(tool, set())):
-            about = (
-                f"{tool} has no secret setting {', '.join(extra)}" if tool in settings else f"there is no tool {tool}"
-            )
+        if tool not in settings:
+            yield Check(f"tools.{tool}", "warning", f"there is no tool {tool}", "handrail tools lists the ids")
+        elif extra := sorted(given.config.keys() - settings.get(tool, set())):
+            about = f"{tool} has no secret setting {', '.join(extra)}"
             yield Check(f"tools.{tool}", "warning", about, "handrail tools --json shows the settings of each")
 
 
@@ -130,12 +132,11 @@ def _files(found: Configuration) -> Iterator[Check]:
             yield Check("workspace file", "ok", str(found.workspace.path))
 
 
-def _loaded(found: Configuration, workspace: str) -> Iterable[Entry]:
+def _loaded(found: Configuration, folders: Folders) -> Iterable[Entry]:
     """The tools that a start would have, none of which is run."""
-    (_, everybody), (_, of_agent) = found.tool_folders(found.settings.agent)
+    whole = CheckedAgent(AgentManifest(id=found.settings.agent))
     confinement = Confinement(sandbox_of(found), _never, _never)
-    sources = ToolSources(everybody, of_agent, workspace, confinement, secrets=as_configured(found))
-    return sources.load(1).entries.values()
+    return sources_of(found, whole, folders, confinement, as_configured(found)).load(1).entries.values()
 
 
 def _never(_: object) -> NoReturn:

@@ -66,6 +66,7 @@ def of_generation(generation: Generation) -> dict[str, Any]:
             "withheld": entry.withheld,
             "confined_by": entry.confined_by,
             "blocking": entry.blocking,
+            "status": entry.status,
             "foreign": None if entry.foreign is None else [entry.foreign.name, entry.foreign.about],
         }
         for entry in generation.entries.values()
@@ -94,6 +95,7 @@ def generation_of(data: Mapping[str, Any]) -> Generation:
                 told["withheld"],
                 told["confined_by"],
                 told["blocking"],
+                status=told["status"],
                 foreign=None if told["foreign"] is None else Foreign(*told["foreign"]),
             )
         )

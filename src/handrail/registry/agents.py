@@ -26,8 +26,8 @@ from handrail.contract.patterns import has_wildcard
 from handrail.contract.sandbox import Tier
 from handrail.contract.schema import path_text
 from handrail.registry.generation import Entry, Generation, foreign_origin
-from handrail.registry.loading import reason_to_withhold
 from handrail.registry.sources.folders import content_of, loose, problem_with_folder
+from handrail.registry.withholding import Reason, judged, reasons_to_withhold
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 AGENT_FILE = "agent.toml"
@@ -142,13 +142,16 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
     spec = replace(
         entry.spec, requires=requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
     )
-    return replace(
+    made = replace(
         entry,
         spec=spec,
         definition_hash=spec.definition_hash,
         untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
-        withheld=reason_to_withhold(entry.tool, tier, spec, secrets=secrets),
     )
+    reasons = reasons_to_withhold(entry.tool, tier, spec, secrets=secrets)
+    if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
+        reasons.append(Reason(entry.status, entry.withheld))
+    return judged(made, reasons)
 
 
 def _names_any(pattern: str, everything: Generation) -> bool | None:

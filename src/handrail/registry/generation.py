@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest, wire_name
@@ -21,6 +21,12 @@ BUILT_IN = "built-in"
 
 UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
 """The same of programs that run without a sandbox."""
+
+
+Status = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
+"""``system``: ready, nothing had to be given. ``connected``: ready, and somebody configured or approved it. ``available``:
+it needs configuration. ``disabled``: its operator put it out. ``offline``: its source cannot be reached. ``error``: it cannot
+run here. ``quarantined``: a person has to look at it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +63,7 @@ class Entry:
     blocking: bool = False
     untrusted: str = ""
     foreign: Foreign | None = None
+    status: Status = "system"
 
     @property
     def id(self) -> str:
@@ -164,6 +171,7 @@ def described(generation: Generation, difference: Difference | None = None) -> d
             "definition": entry.definition_hash,
             "source": entry.source,
             "withheld": entry.withheld,
+            "status": entry.status,
             "confined_by": entry.confined_by,
         }
         for entry in generation.entries.values()

@@ -6,7 +6,7 @@ overrides a tool of the global folder by the same id.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from handrail.contract.errors import Fault, LoadError
@@ -15,9 +15,11 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
-from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Foreign, Generation, foreign_origin
-from handrail.registry.sources.source import Found, Rank, Source
-from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
+from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
+from handrail.registry.pins import NO_PINS, Pins, reviews
+from handrail.registry.sources.source import Found, Loaded, Rank, Source
+from handrail.registry.withholding import Reason, confinement_of, judged, reasons_to_withhold
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 
 def load_generation(
@@ -28,6 +30,8 @@ def load_generation(
     aliases: Mapping[str, str] | None = None,
     strict: bool = False,
     secrets: SecretStore = NO_SECRETS,
+    pins: Pins = NO_PINS,
+    disabled: Collection[str] = (),
 ) -> Generation:
     """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
 
@@ -35,12 +39,14 @@ def load_generation(
     :param aliases: an operator's further names, alias to id
     :param strict: whether faults of foreign sources are fatal too
     :param secrets: what tools may be given; one that declares another is withheld
+    :param pins: which definitions of foreign tools a person has approved; the others are off until one has
+    :param disabled: ids that the operator has put out
     :raises LoadError: with all faults of the operator's own sources
     """
-    table = _Table(tier, secrets)
+    table = _Table(tier, secrets, pins, frozenset(disabled))
     for source in sources:
         fatal = strict or not source.foreign
-        loaded = source.load()
+        loaded = _loaded(source)
         if source.rank == "built-in":
             table.shipped.update(loaded.aliases)
         (table.faults if fatal else table.quarantined).extend(loaded.faults)
@@ -55,6 +61,18 @@ def load_generation(
     return Generation(number, (row.entry for row in table.rows.values()), names, table.quarantined)
 
 
+def _loaded(source: Source) -> Loaded:
+    """What a source has. One that is not the operator's own keeps nobody from starting, whatever it does."""
+    if not source.foreign:
+        return source.load()
+    try:
+        return source.load()
+    except Exception as error:
+        name = str(getattr(source, "name", type(source).__name__))
+        problem = f"cannot be looked through: {type(error).__name__}: {error}"
+        return Loaded(faults=(Fault(name, "", problem),), name=name)
+
+
 @dataclass(frozen=True, slots=True)
 class _Row:
     entry: Entry
@@ -64,9 +82,11 @@ class _Row:
 class _Table:
     """The tools taken so far, by id, and by wire name."""
 
-    def __init__(self, tier: Tier, secrets: SecretStore) -> None:
+    def __init__(self, tier: Tier, secrets: SecretStore, pins: Pins, disabled: frozenset[str]) -> None:
         self.tier = tier
         self.secrets = secrets
+        self.pins = pins
+        self.disabled = disabled
         self.rows: dict[str, _Row] = {}
         self.ids_by_wire: dict[str, str] = {}
         self.shipped: dict[str, str] = {}
@@ -99,15 +119,27 @@ class _Table:
             schema,
             place,
             definition_hash,
-            withheld=reason_to_withhold(tool, self.tier, secrets=self.secrets),
             confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
             untrusted=foreign_origin(spec, place, foreign=foreign is not None),
             foreign=foreign,
         )
-        self.rows[spec.id] = _Row(entry, rank)
+        self.rows[spec.id] = _Row(judged(entry, self._reasons(entry)), rank)
         self.ids_by_wire[wire_name(spec.id)] = spec.id
         return []
+
+    def _reasons(self, entry: Entry) -> list[Reason]:
+        """Why it is off, if it is."""
+        reasons = reasons_to_withhold(entry.tool, self.tier, secrets=self.secrets)
+        if entry.id in self.disabled:
+            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{entry.id}"] enabled = false'))
+        if entry.foreign is not None:
+            name = entry.foreign.name
+            reasons += [
+                Reason("quarantined", f"{review.reason}; look at it with: handrail sources review {name}")
+                for review in reviews(name, [entry.spec], self.pins).values()
+            ]
+        return reasons
 
     def _clash(self, tool_id: str, rank: Rank, place: str) -> str | None:
         if tool_id in LOCKED_IDS and rank != "built-in":
@@ -143,71 +175,6 @@ class _Table:
                 hint = f"; did you mean {' or '.join(close)}?" if close else ""
                 found.append(Fault("aliases", alias, f"there is no tool {tool_id!r}{hint}"))
         return found
-
-
-def confinement_of(tool: Tool, tier: Tier) -> str:
-    """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
-    holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
-    if not tool.trusted:
-        return holder
-    return f"{IN_PROCESS}+{holder}" if tool.spec.requires.shell else IN_PROCESS
-
-
-def reason_to_withhold(
-    tool: Tool, tier: Tier, spec: ToolSpec | None = None, *, secrets: SecretStore = NO_SECRETS
-) -> str | None:
-    """Why this kernel must not run a sound tool, in a sentence for its operator, or None.
-
-    What cannot be enforced or served is refused; nothing runs with less than it declares, or less confined.
-
-    :param spec: what is asked of the tool, where that is more than its own
-    """
-    spec = spec or tool.spec
-    reasons: list[str] = []
-    if unknown := _unknown_secrets(tool, spec, secrets):
-        reasons.append(f"available, but needs configuration: it declares secrets that are not known here: {unknown}")
-    if unset := _unset_secrets(tool, spec, secrets):
-        reasons.append(f"available, but needs configuration: it has secret settings without a value: {unset}")
-    needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
-    if unset := tuple(needed):
-        reasons.append(
-            f"it needs settings that have no default ({', '.join(unset)}), and nobody can give a tool any yet"
-        )
-    starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
-    if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
-        hosts = ", ".join(spec.requires.net.hosts)
-        why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
-        reasons.append(
-            f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
-            + (f": {why}" if why else "")
-        )
-    if spec.mode != "direct":
-        reasons.append(f"its mode is {spec.mode!r}, and only direct tools are carried out")
-    if tool.trusted and spec.cancellable == "process":
-        reasons.append("it asks for a worker process of its own, and functions run in this process only")
-    if not tier.confines and starts_programs:
-        remedy = f" ({tier.remedy})" if tier.remedy else ""
-        reasons.append(f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}")
-    return "; ".join(reasons) or None
-
-
-def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
-    """The secrets that cannot be handed over, each with what its operator does about it."""
-    if tool.own_secrets is not None:
-        return ", ".join(
-            f"{name} (the process that brought the tool gave none of this name)"
-            for name in spec.secrets
-            if name not in tool.own_secrets
-        )
-    return ", ".join(why for name in spec.secrets if (why := secrets.reason_missing(name)) is not None)
-
-
-def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
-    """The same for settings that are secret and that it cannot do without."""
-    needed = [key for key in secret_settings(spec) if spec.config[key].required]
-    if tool.own_secrets is not None:
-        return ", ".join(f"{key} (a tool that another process brought is given none)" for key in needed)
-    return ", ".join(why for key in needed if (why := secrets.reason_unset(spec, key)) is not None)
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:

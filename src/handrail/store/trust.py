@@ -7,17 +7,14 @@ cannot be read as a record counts as none: then nothing is trusted.
 from __future__ import annotations
 
 import json
-import os
 import re
-import secrets
-import stat
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from handrail.contract.errors import UsageError
+from handrail.store import private
 from handrail.store.folders import Folders, unwritable
 
 FILE_NAME = "trust.json"
@@ -60,24 +57,7 @@ def grant(folders: Folders, sha256: str, *, clock: Callable[[], int]) -> Trust:
     text = json.dumps(
         {"version": VERSION, "workspace": trust.workspace, "sha256": trust.sha256, "at_ns": trust.at_ns}
     ).encode("utf-8", "surrogateescape")
-    target = folders.own / FILE_NAME
-    temporary = folders.own / f".{FILE_NAME}.{secrets.token_hex(6)}"
-    try:
-        descriptor = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), stat.S_IRUSR | stat.S_IWUSR
-        )
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        except BaseException:
-            with suppress(OSError):
-                temporary.unlink()
-            raise
-    except OSError as error:
-        raise unwritable(folders.own, error) from None
+    private.write(folders.own / FILE_NAME, text)
     return trust
 
 
@@ -107,21 +87,9 @@ def everywhere(state: Path) -> list[Trust]:
 
 def _read(path: Path) -> Trust | None:
     """A record that its owner alone could have written; anything else is none."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    except OSError:
+    content = private.read(path, _MAX_BYTES)
+    if content is None:
         return None
-    try:
-        found = os.fstat(descriptor)
-        if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
-            return None
-        if os.name != "nt" and (found.st_uid != os.geteuid() or found.st_mode & 0o077):
-            return None
-        content = os.read(descriptor, _MAX_BYTES)
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
     try:
         data: Any = json.loads(content.decode("utf-8", "surrogateescape"))
         workspace, sha256, at_ns = data["workspace"], data["sha256"], data["at_ns"]

@@ -21,6 +21,7 @@ COMMANDS = {
     "sessions": "List the sessions there are; show, fork or close some.",
     "approve": "Show what waits for a person, and answer it.",
     "explain": "Say how a call would be decided, and by which rule.",
+    "sources": "List sources of tools that are not your own; review and approve what they say.",
     "modes": "List the modes: how much is done without asking, as rules.",
     "log": "Show what happened in this workspace, verify the record of it, or purge it.",
     "mcp": "Serve the tools to an MCP client on stdin and stdout.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.bundles import BundleSource
 from handrail.registry.generation import Generation
 from handrail.registry.loading import load_generation
+from handrail.registry.pins import NO_PINS, Pins
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.offered import offered_sources
 from handrail.registry.sources.plugins import PluginSource
 from handrail.registry.sources.python import PythonSource
 from handrail.registry.sources.source import Source
@@ -45,6 +48,9 @@ class ToolSources:
     :param given: tools given in code
     :param manifest: which of all these the agent has
     :param secrets: what they may be given
+    :param pins: which definitions of foreign tools a person has approved
+    :param disabled: ids that the operator has put out
+    :param further: sources that are not the operator's own
     """
 
     everybody: Path
@@ -54,6 +60,9 @@ class ToolSources:
     given: tuple[Tool, ...] = ()
     manifest: CheckedAgent = CheckedAgent(AgentManifest())  # noqa: RUF009 - both are immutable
     secrets: SecretStore = NO_SECRETS
+    pins: Pins = NO_PINS
+    disabled: frozenset[str] = frozenset()
+    further: Callable[[], Sequence[Source]] = offered_sources
 
     def load(self, number: int) -> Generation:
         """What the agent has of all of them, as generation ``number``.
@@ -86,5 +95,13 @@ class ToolSources:
             FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),
             PythonSource(self.given),
             PluginSource(),
+            *self.further(),
         ]
-        return load_generation(sources, tier=self.confinement.sandbox.tier, number=number, secrets=self.secrets)
+        return load_generation(
+            sources,
+            tier=self.confinement.sandbox.tier,
+            number=number,
+            secrets=self.secrets,
+            pins=self.pins,
+            disabled=self.disabled,
+        )

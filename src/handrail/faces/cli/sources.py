@@ -1,0 +1,180 @@
+"""``handrail sources``: sources of tools that are not the operator's own, and what a person approves of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.config import read
+from handrail.faces.cli.options import Setting, configured
+from handrail.faces.cli.show import columns, note, out, out_json, visible
+
+if TYPE_CHECKING:
+    from handrail.registry.generation import Entry, Generation
+    from handrail.registry.pins import Review, StoredPins
+
+_NOTHING = "nothing of {} waits to be approved"
+
+
+@click.command("sources")
+@click.argument(
+    "action", required=False, type=click.Choice(["review", "approve", "forget"]), metavar="[review|approve|forget]"
+)
+@click.argument("source", required=False)
+@click.argument("tools", nargs=-1, metavar="[TOOL]...")
+@click.option("--yes", is_flag=True, help="approve: do not ask; you have reviewed them.")
+@configured
+def command(setting: Setting, action: str | None, source: str | None, tools: tuple[str, ...], yes: bool) -> int:
+    """List the sources of tools that are not your own; look at what they say, and approve it.
+
+    What a foreign tool says of itself are words of somebody else that a model acts on. Its tools are off until you have
+    approved them as they stand, and off again when one changes, until you have looked at the difference.
+
+    review shows what nobody has approved: new tools whole, changed ones as a difference. approve shows it and asks. forget
+    takes approvals back. Each is for all tools of a SOURCE or those named; what a running kernel has changes with its next
+    generation.
+    """
+    if action is None:
+        return _list(setting)
+    if source is None:
+        raise click.UsageError(f"name a source: handrail sources {action} SOURCE; handrail sources lists them")
+    if action == "review":
+        return _review(setting, source, tools)
+    return _approve(setting, source, tools, yes=yes) if action == "approve" else _forget(setting, source, tools)
+
+
+def _list(setting: Setting) -> int:
+    generation, pins = _looked(setting)
+    rows = [_summary(name, entries, pins) for name, entries in _by_source(generation).items()]
+    if setting.json:
+        faults = [{"source": one.source, "where": one.where, "problem": one.problem} for one in generation.quarantined]
+        out_json({"sources": rows, "faults": faults})
+        return OUTPUT
+    for line in columns((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows):
+        out(line)
+    for fault in generation.quarantined:
+        out(f"quarantined: {visible(str(fault))}")
+    if not rows and not generation.quarantined:
+        out("every tool here is your own; packages add sources by the entry point group handrail.sources")
+    return OUTPUT
+
+
+def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
+    waiting, _ = _waiting(setting, source, tools)
+    if setting.json:
+        out_json([_whole(tool_id, one) for tool_id, one in waiting.items()])
+        return OUTPUT
+    _show(waiting)
+    note(
+        f"to approve them as they stand here: handrail sources approve {source}" if waiting else _NOTHING.format(source)
+    )
+    return OUTPUT
+
+
+def _approve(setting: Setting, source: str, tools: tuple[str, ...], *, yes: bool) -> int:
+    waiting, pins = _waiting(setting, source, tools)
+    if not waiting:
+        out(_NOTHING.format(source))
+        return OUTPUT
+    if not setting.json:
+        _show(waiting)
+    if not yes:
+        if setting.headless or not sys.stdin.isatty():
+            raise click.UsageError("a person approves these; look at them with review, and say --yes")
+        if not click.confirm(f"Approve {', '.join(waiting)} of {source} as shown?", default=False):
+            note("nothing was approved")
+            return ERROR
+    pins.approve(source, [one.now for one in waiting.values()])
+    if setting.json:
+        out_json({"source": source, "approved": {tool_id: one.now.hash for tool_id, one in waiting.items()}})
+    else:
+        out(f"approved {len(waiting)} of {source}: {', '.join(waiting)}")
+    return OUTPUT
+
+
+def _forget(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
+    from handrail.registry.pins import StoredPins
+    from handrail.store.folders import locate
+
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    count = StoredPins(folders.state).forget(source, tools or None)
+    if setting.json:
+        out_json({"source": source, "forgotten": count})
+    else:
+        out(f"{count} of {source} {'is' if count == 1 else 'are'} not approved any more")
+    return OUTPUT
+
+
+def _looked(setting: Setting) -> tuple[Generation, StoredPins]:
+    """All tools there are, none of which runs, and what has been approved."""
+    from handrail.agents import as_configured, sources_of
+    from handrail.authoring.linting import nothing_runs
+    from handrail.confining import sandbox_of
+    from handrail.contract.agent import AgentManifest, CheckedAgent
+    from handrail.registry.pins import StoredPins
+    from handrail.registry.sources.executables import Confinement
+    from handrail.store.folders import locate
+
+    config = read(setting)
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    confinement = Confinement(sandbox_of(config), nothing_runs, nothing_runs)
+    whole = CheckedAgent(AgentManifest(id=config.settings.agent))
+    generation = sources_of(config, whole, folders, confinement, as_configured(config)).load(1)
+    return generation, StoredPins(folders.state)
+
+
+def _waiting(setting: Setting, source: str, tools: Iterable[str]) -> tuple[dict[str, Review], StoredPins]:
+    from handrail.contract.names import nearest
+    from handrail.registry.pins import reviews
+
+    generation, pins = _looked(setting)
+    by_source = _by_source(generation)
+    if source not in by_source:
+        close = nearest(source, by_source, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(by_source) or 'none'}"
+        raise click.UsageError(f"there is no foreign source {source!r}; {hint}")
+    entries = by_source[source]
+    if unknown := [tool_id for tool_id in tools if tool_id not in entries]:
+        raise click.UsageError(f"{source} has no tool {unknown[0]!r}; it has: {', '.join(entries)}")
+    waiting = reviews(source, (entry.spec for entry in entries.values()), pins)
+    wanted = set(tools) or set(waiting)
+    return {tool_id: one for tool_id, one in waiting.items() if tool_id in wanted}, pins
+
+
+def _by_source(generation: Generation) -> dict[str, dict[str, Entry]]:
+    found: dict[str, dict[str, Entry]] = {}
+    for tool_id, entry in generation.entries.items():
+        if entry.foreign is not None:
+            found.setdefault(entry.foreign.name, {})[tool_id] = entry
+    return found
+
+
+def _summary(name: str, entries: Mapping[str, Entry], pins: StoredPins) -> dict[str, object]:
+    from handrail.registry.pins import reviews
+
+    waiting = reviews(name, (entry.spec for entry in entries.values()), pins)
+    ready = sum(entry.withheld is None for entry in entries.values())
+    tools = {tool_id: {"status": entry.status, "reason": entry.withheld} for tool_id, entry in entries.items()}
+    return {"name": name, "ready": ready, "waiting": len(waiting), "tools": tools}
+
+
+def _show(waiting: Mapping[str, Review]) -> None:
+    for tool_id, one in waiting.items():
+        out(f"{tool_id}: {one.reason}")
+        for line in one.difference():
+            out(f"  {visible(line)}")
+
+
+def _whole(tool_id: str, one: Review) -> dict[str, object]:
+    return {
+        "id": tool_id,
+        "reason": one.reason,
+        "hash": one.now.hash,
+        "now": one.now.as_data(),
+        "before": None if one.before is None else one.before.as_data(),
+        "difference": one.difference(),
+    }

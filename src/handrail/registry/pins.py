@@ -1,0 +1,147 @@
+"""Which definitions of foreign tools a person has approved, and what became of them since.
+
+A foreign tool's name, description and schema are words of somebody else that a model will act on. They count once a person
+has approved them as they stand; when one of them changes afterwards the tool is off until a person has looked at the
+difference. What the kernel adds to a tool itself (its limits, its locks) is no part of this.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+from handrail.contract.spec import ToolSpec
+from handrail.store import pins as stored
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a foreign tool says of itself."""
+
+    id: str
+    description: str
+    parameters: Mapping[str, Any] = field(hash=False)
+
+    @staticmethod
+    def of(spec: ToolSpec) -> Definition:
+        return Definition(spec.id, spec.description, spec.parameters)
+
+    @property
+    def hash(self) -> str:
+        """SHA-256 of its canonical JSON, in hexadecimal."""
+        return hashlib.sha256(_canonical(self.as_data()).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def as_data(self) -> dict[str, Any]:
+        return {"id": self.id, "description": self.description, "parameters": dict(self.parameters)}
+
+    def lines(self) -> list[str]:
+        """It as text, in an order that does not depend on how it was sent."""
+        schema = json.dumps(self.parameters, indent=2, sort_keys=True, ensure_ascii=False)
+        return [*self.description.splitlines(), "", *schema.splitlines()]
+
+
+class Pins(Protocol):
+    """What has been approved."""
+
+    def approved(self, source: str) -> Mapping[str, Definition]:
+        """By tool id, the definitions of a source that a person has approved."""
+        ...
+
+
+class _Nothing:
+    def approved(self, source: str) -> Mapping[str, Definition]:
+        return {}
+
+
+NO_PINS: Pins = _Nothing()
+"""Nothing has been approved."""
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPins:
+    """What this user has approved, for all workspaces.
+
+    :param state: the root of all state
+    """
+
+    state: Path
+
+    def approved(self, source: str) -> Mapping[str, Definition]:
+        found: dict[str, Definition] = {}
+        for tool_id, kept in stored.read(self.state, source).items():
+            description, parameters = kept.get("description"), kept.get("parameters")
+            if isinstance(description, str) and isinstance(parameters, dict):
+                found[tool_id] = Definition(tool_id, description, cast("dict[str, Any]", parameters))
+        return found
+
+    def approve(self, source: str, definitions: Iterable[Definition]) -> None:
+        """Approve these from now on, beside what else was approved of the source.
+
+        :raises StartError: when the state folder cannot be written
+        """
+        kept = {**self.approved(source), **{one.id: one for one in definitions}}
+        stored.write(self.state, source, {tool_id: one.as_data() for tool_id, one in kept.items()})
+
+    def forget(self, source: str, tool_ids: Iterable[str] | None = None) -> int:
+        """Approve these no longer; None for all that was. Gives how many there were.
+
+        :raises StartError: when the state folder cannot be written
+        """
+        before = self.approved(source)
+        gone = set(before) if tool_ids is None else set(before) & set(tool_ids)
+        if gone:
+            stored.write(self.state, source, {i: one.as_data() for i, one in before.items() if i not in gone})
+        return len(gone)
+
+
+@dataclass(frozen=True, slots=True)
+class Review:
+    """One tool of a foreign source that waits for a person.
+
+    :param before: what was approved of it, or None for a tool that is new
+    """
+
+    now: Definition
+    before: Definition | None
+
+    @property
+    def reason(self) -> str:
+        """Why it is off."""
+        if self.before is None:
+            return "it is new, and nobody has approved what it says of itself"
+        parts = [
+            what
+            for what, one, other in (
+                ("description", self.before.description, self.now.description),
+                ("parameters", _canonical(self.before.parameters), _canonical(self.now.parameters)),
+            )
+            if one != other
+        ]
+        return f"its {' and '.join(parts)} changed after a person had approved it"
+
+    def difference(self) -> list[str]:
+        """What changed, as the lines of a unified diff; of a new tool, all of it."""
+        if self.before is None:
+            return [f"+{line}" for line in self.now.lines()]
+        found = difflib.unified_diff(self.before.lines(), self.now.lines(), "approved", "now", lineterm="", n=3)
+        return list(found)
+
+
+def reviews(source: str, specs: Iterable[ToolSpec], pins: Pins) -> dict[str, Review]:
+    """The tools of ``source`` that nobody has approved as they are now, by id."""
+    approved = pins.approved(source)
+    found: dict[str, Review] = {}
+    for spec in specs:
+        now, before = Definition.of(spec), approved.get(spec.id)
+        if before is None or before.hash != now.hash:
+            found[spec.id] = Review(now, before)
+    return found
+
+
+def _canonical(value: object) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)

@@ -1,0 +1,112 @@
+"""Whether a sound tool may run here, and what its status is: why not, and who holds it back where it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import NamedTuple
+
+from handrail.contract.sandbox import Tier
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Status
+from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
+
+
+class Reason(NamedTuple):
+    """Why a tool is off, and the status that gives it."""
+
+    status: Status
+    text: str
+
+
+_GRAVEST: tuple[Status, ...] = ("disabled", "quarantined", "offline", "error", "available")
+
+
+def judged(entry: Entry, reasons: Iterable[Reason]) -> Entry:
+    """``entry`` with what keeps it from running here, and the status that follows.
+
+    Without anything in its way it is ``connected`` where somebody had to give it something first, else ``system``.
+    """
+    found = sorted(reasons, key=lambda reason: _GRAVEST.index(reason.status))
+    if found:
+        texts = [f"available, but {one.text}" if one.status == "available" else one.text for one in found]
+        return replace(entry, withheld="; ".join(texts), status=found[0].status)
+    given = entry.foreign is not None or bool(entry.spec.secrets or entry.spec.config)
+    return replace(entry, withheld=None, status="connected" if given else "system")
+
+
+def confinement_of(tool: Tool, tier: Tier) -> str:
+    """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
+    holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
+    if not tool.trusted:
+        return holder
+    return f"{IN_PROCESS}+{holder}" if tool.spec.requires.shell else IN_PROCESS
+
+
+def reasons_to_withhold(
+    tool: Tool, tier: Tier, spec: ToolSpec | None = None, *, secrets: SecretStore = NO_SECRETS
+) -> list[Reason]:
+    """Why this kernel must not run a sound tool, each in a sentence for its operator; none where it may.
+
+    What cannot be enforced or served is refused; nothing runs with less than it declares, or less confined.
+
+    :param spec: what is asked of the tool, where that is more than its own
+    """
+    spec = spec or tool.spec
+    reasons: list[Reason] = []
+    if unknown := _unknown_secrets(tool, spec, secrets):
+        reasons.append(
+            Reason("available", f"needs configuration: it declares secrets that are not known here: {unknown}")
+        )
+    if unset := _unset_secrets(tool, spec, secrets):
+        reasons.append(Reason("available", f"needs configuration: it has secret settings without a value: {unset}"))
+    needed = (key for key, one in spec.config.items() if one.required and one.default is None and not one.secret)
+    if unset := tuple(needed):
+        settings = ", ".join(unset)
+        reasons.append(
+            Reason(
+                "available", f"it needs settings that have no default ({settings}), and nobody can give a tool any yet"
+            )
+        )
+    starts_programs = spec.id not in tier.unconfined and (not tool.trusted or bool(spec.requires.shell))
+    if spec.requires.net.hosts and starts_programs and tier.confines and not tier.opens_hosts:
+        hosts = ", ".join(spec.requires.net.hosts)
+        why = "; ".join(f"{one.detail} ({one.remedy})" for one in tier.mechanisms if one.name == "hosts")
+        reasons.append(
+            Reason(
+                "error",
+                f"it starts programs and requires hosts ({hosts}), and no sandbox here opens the network to single hosts"
+                + (f": {why}" if why else ""),
+            )
+        )
+    if spec.mode != "direct":
+        reasons.append(Reason("error", f"its mode is {spec.mode!r}, and only direct tools are carried out"))
+    if tool.trusted and spec.cancellable == "process":
+        reasons.append(
+            Reason("error", "it asks for a worker process of its own, and functions run in this process only")
+        )
+    if not tier.confines and starts_programs:
+        remedy = f" ({tier.remedy})" if tier.remedy else ""
+        text = f"it starts programs, which cannot be confined on this machine: {tier.detail}{remedy}"
+        reasons.append(Reason("error", text))
+    return reasons
+
+
+def _unknown_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
+    """The secrets that cannot be handed over, each with what its operator does about it."""
+    if tool.own_secrets is not None:
+        return ", ".join(
+            f"{name} (the process that brought the tool gave none of this name)"
+            for name in spec.secrets
+            if name not in tool.own_secrets
+        )
+    return ", ".join(why for name in spec.secrets if (why := secrets.reason_missing(name)) is not None)
+
+
+def _unset_secrets(tool: Tool, spec: ToolSpec, secrets: SecretStore) -> str:
+    """The same for settings that are secret and that it cannot do without."""
+    needed = [key for key in secret_settings(spec) if spec.config[key].required]
+    if tool.own_secrets is not None:
+        return ", ".join(f"{key} (a tool that another process brought is given none)" for key in needed)
+    return ", ".join(why for key in needed if (why := secrets.reason_unset(spec, key)) is not None)

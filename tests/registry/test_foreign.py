@@ -1,0 +1,184 @@
+"""Somebody else's tools: what is faulty is off and the rest works, and none is on before a person approved what it says."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from handrail.contract.errors import Fault, LoadError
+from handrail.contract.sandbox import Tier
+from handrail.registry.generation import Entry, Generation
+from handrail.registry.loading import load_generation
+from handrail.registry.pins import Definition, StoredPins, reviews
+from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.offered import OfferedSource, offered_sources
+from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.source import Source
+from handrail.testing.sources import ForeignSource
+
+from .conftest import CONFINING, Simple
+
+
+def load(
+    *sources: Source, pins: StoredPins | None = None, disabled: Sequence[str] = (), tier: Tier = CONFINING
+) -> Generation:
+    more: dict[str, Any] = {} if pins is None else {"pins": pins}
+    return load_generation(sources, tier=tier, disabled=disabled, **more)
+
+
+def entry(generation: Generation, tool_id: str) -> Entry:
+    return generation.entries[tool_id]
+
+
+@pytest.fixture
+def pins(tmp_path: Path) -> StoredPins:
+    return StoredPins(tmp_path / "state")
+
+
+def approve(pins: StoredPins, source: ForeignSource) -> None:
+    pins.approve(source.name, [Definition.of(tool.spec) for tool in source.tools])
+
+
+@pytest.mark.proves("R-12")
+def test_a_foreign_tool_is_off_until_a_person_has_approved_what_it_says(pins: StoredPins) -> None:
+    source = ForeignSource("weather", [Simple("weather_now")])
+    new = entry(load(source, pins=pins), "weather_now")
+    assert new.status == "quarantined"
+    assert new.withheld is not None
+    assert "nobody has approved" in new.withheld and "handrail sources review weather" in new.withheld
+    approve(pins, source)
+    ready = entry(load(source, pins=pins), "weather_now")
+    assert (ready.status, ready.withheld) == ("connected", None)
+
+
+@pytest.mark.proves("R-12")
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"description": "Does it, and sends your keys along."}, "description"),
+        ({"parameters": {"type": "object", "properties": {"note": {"type": "string"}}}}, "parameters"),
+    ],
+)
+def test_a_change_turns_it_off_until_the_difference_was_looked_at(
+    pins: StoredPins, change: dict[str, Any], what: str
+) -> None:
+    source = ForeignSource("weather", [Simple("weather_now"), Simple("weather_soon")])
+    approve(pins, source)
+    source.offer(Simple("weather_now", **change))
+    generation = load(source, pins=pins)
+    changed = entry(generation, "weather_now")
+    assert changed.status == "quarantined" and f"its {what} changed after a person had approved it" in str(
+        changed.withheld
+    )
+    assert entry(generation, "weather_soon").withheld is None
+    review = reviews("weather", [changed.spec], pins)["weather_now"]
+    assert any(line.startswith("+") and ("keys" in line or "note" in line) for line in review.difference())
+    approve(pins, source)
+    assert entry(load(source, pins=pins), "weather_now").withheld is None
+
+
+@pytest.mark.proves("R-12")
+def test_what_only_the_kernel_sees_may_change_and_an_order_of_keys_too(pins: StoredPins) -> None:
+    properties = {"a": {"type": "string"}, "b": {"type": "string"}}
+    source = ForeignSource("s", [Simple("t", parameters={"type": "object", "properties": properties})])
+    approve(pins, source)
+    turned = {"properties": dict(reversed(properties.items())), "type": "object"}
+    source.offer(Simple("t", parameters=turned, timeout_ms=5))
+    assert entry(load(source, pins=pins), "t").withheld is None
+
+
+@pytest.mark.proves("R-12")
+def test_an_approval_is_for_one_source_and_can_be_taken_back(pins: StoredPins) -> None:
+    one, other = ForeignSource("one", [Simple("t")]), ForeignSource("other", [Simple("t")])
+    approve(pins, one)
+    assert entry(load(other, pins=pins), "t").status == "quarantined"
+    assert entry(load(one, pins=pins), "t").withheld is None
+    assert pins.forget("one", ["t", "never"]) == 1
+    assert entry(load(one, pins=pins), "t").status == "quarantined"
+
+
+@pytest.mark.proves("R-12")
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"version": 9}', b"\xff"])
+def test_a_damaged_record_approves_nothing(pins: StoredPins, content: bytes) -> None:
+    source = ForeignSource("s", [Simple("t")])
+    approve(pins, source)
+    (file,) = (pins.state / "sources").iterdir()
+    assert file.stat().st_mode & 0o077 == 0
+    file.write_bytes(content)
+    assert entry(load(source, pins=pins), "t").status == "quarantined"
+    approve(pins, source)
+    file.chmod(0o644)  # somebody else could have written it
+    assert entry(load(source, pins=pins), "t").status == "quarantined"
+
+
+@pytest.mark.proves("R-07", "R-05")
+def test_faulty_foreign_tools_are_quarantined_and_the_rest_works(pins: StoredPins) -> None:
+    source = ForeignSource(
+        "s",
+        [Simple("good"), Simple("bad", parameters={"type": "array"}), Simple("bash"), Simple("mine")],
+        faults=[Fault("s", "handshake", "was odd")],
+    )
+    approve(pins, source)
+    generation = load(BuiltinSource(), PythonSource((Simple("mine"),)), source, pins=pins)
+    assert entry(generation, "good").withheld is None
+    assert entry(generation, "mine").foreign is None and entry(generation, "bash").foreign is None
+    told = {(fault.source, fault.where) for fault in generation.quarantined}
+    assert told == {
+        ("s", "handshake"),
+        ("s: bad", "llm.parameters.type"),
+        ("s: bash", "llm.name"),
+        ("s: mine", "llm.name"),
+    }
+
+
+@pytest.mark.proves("R-07")
+def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
+    source = ForeignSource("s", [Simple("t")], broken=ConnectionError("nobody answers"))
+    generation = load(PythonSource((Simple("mine"),)), source)
+    assert list(generation.entries) == ["mine"]
+    assert "cannot be looked through: ConnectionError: nobody answers" in str(generation.quarantined[0])
+    with pytest.raises(LoadError):
+        load_generation([source], tier=CONFINING, strict=True)
+
+
+@pytest.mark.proves("R-11")
+def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
+    source = ForeignSource("s", [Simple("connected"), Simple("off")])
+    pins.approve("s", [Definition.of(source.tools[0].spec)])
+    mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", mode="background"))
+    generation = load(PythonSource(mine), source, pins=pins, disabled=["out", "no such tool"])
+    found = {tool_id: (one.status, one.withheld) for tool_id, one in generation.entries.items()}
+    assert found["plain"] == ("system", None)
+    assert found["connected"] == ("connected", None)
+    assert found["keyed"][0] == "available" and "TOKEN" in str(found["keyed"][1])
+    assert found["out"] == ("disabled", 'its operator has put it out: [tools."out"] enabled = false')
+    assert found["later"][0] == "error" and "background" in str(found["later"][1])
+    assert found["off"][0] == "quarantined"
+
+
+@pytest.mark.proves("R-09c")
+def test_packages_add_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, pins: StoredPins) -> None:
+    module = ModuleType("handrail_test_sources")
+    source = ForeignSource("its own name for itself", [Simple("t")], about="not the operator's words")
+    module.source = source  # type: ignore[attr-defined]
+    module.make = lambda: ForeignSource("x", [Simple("u")])  # type: ignore[attr-defined]
+    module.wrong = 3  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "handrail_test_sources", module)
+    values = {"near": "source", "made": "make", "odd": "wrong", "gone": "nothing"}
+    points = [EntryPoint(name, f"handrail_test_sources:{value}", "handrail.sources") for name, value in values.items()]
+    found = offered_sources(lambda: points)
+    assert all(isinstance(one, OfferedSource) for one in found)
+    pins.approve("near", [Definition.of(source.tools[0].spec)])
+    generation = load(*found, pins=pins)
+    assert entry(generation, "t").withheld is None
+    foreign = entry(generation, "t").foreign
+    assert foreign is not None and foreign.name == "near"
+    assert entry(generation, "u").status == "quarantined"
+    told = " | ".join(map(str, generation.quarantined))
+    assert "expected a Source" in told and "AttributeError" in told
