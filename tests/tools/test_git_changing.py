@@ -113,6 +113,7 @@ async def test_branches_are_made_and_checked_out_and_files_put_back(desk: Desk, 
     assert (tracking["branch"], repo.git("config", "branch.theirs.remote")) == ("theirs", "origin")
     made_here = await desk.call("git.create_branch", name="ours", start="origin/theirs", track=True)
     assert made_here == {"branch": "ours", "commit": first, "upstream": "origin/theirs"}
+    assert (await desk.call("git.create_branch", name="größe", start="origin/theirs", track=True))["upstream"]
 
 
 async def test_merge_moves_on_commits_or_lists_the_conflicts(desk: Desk, repo: Repo) -> None:
@@ -176,3 +177,23 @@ async def test_stash_puts_changes_aside_and_takes_them_back(desk: Desk, repo: Re
     assert (await desk.call("git.stash", action="drop"))["done"] == "drop"
     await refused(desk.call("git.stash", action="drop", index=3), "invalid_input", "there is no stash 3")
     await refused(desk.call("git.stash", action="list", message="x"), "invalid_input", "for push")
+
+
+async def test_what_rules_keep_from_programs_is_neither_checked_out_nor_put_aside(desk: Desk, repo: Repo) -> None:
+    repo.commit("first", a="1\n", key="1\n")
+    repo.commit("second", a="2\n", key="2\n")
+    repo.git("branch", "side", "HEAD~1")
+    repo.put("key", "3\n")
+    desk.refuse[str(desk.workspace / "key")] = "a rule denies it"
+    await refused(desk.call("git.checkout", ref="side"), "denied", "allow fs.read key")
+    await refused(desk.call("git.checkout", paths=["key"]), "denied", "key")
+    await refused(desk.call("git.stash"), "denied", "key")
+    assert (desk.workspace / "key").read_text() == "3\n"
+    assert repo.git("branch", "--show-current") == "main"
+    assert (await desk.call("git.checkout", ref="side", paths=["a"]))["restored"] == ["a"]
+
+
+async def test_another_git_at_work_is_a_conflict(desk: Desk, repo: Repo) -> None:
+    repo.put("a", "1\n")
+    repo.put(".git/index.lock", "")
+    await refused(desk.call("git.add", all=True), "conflict", "index.lock")

@@ -163,7 +163,7 @@ class _Reader:
 
 _FLAG = re.compile(r"true|false|yes|no|on|off|[0-9]{1,4}|", re.IGNORECASE)
 _NAME = re.compile(r"(?!-)[A-Za-z0-9_][A-Za-z0-9._/+@-]*")
-_REFERENCE = re.compile(r"(?!-)[A-Za-z0-9._/+@*:^#%=~,-]+")
+_REFERENCE = re.compile(r"(?!-)[^\x00-\x20\x7f\\?\[$`;|&<>\"'()!]+")
 _TEXT = re.compile(r"[^\x00-\x1f\x7f]*")
 _SCHEME = re.compile(r"(?:https?|ssh|git|git\+ssh|ssh\+git|file)://(?!-)[^\s\x00-\x1f\x7f]+", re.IGNORECASE)
 _SCP = re.compile(r"(?!-)[A-Za-z0-9._@\[\]-]+:(?![:-])[^\s\x00-\x1f\x7f]*")

@@ -313,7 +313,7 @@ class Checkout(Tool):
             raise ToolError("`track` switches to a branch, `paths` stays on it; give one of them", kind="invalid_input")
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         ref = [commitish(args["ref"])] if "ref" in args else []
-        await no_filtered(repository, ref[0] if ref else None, paths)
+        await check_writing(repository, ref[0] if ref else None, paths)
         if paths:
             names = b"".join(repository.within(path).encode("utf-8", "surrogateescape") + b"\0" for path in paths)
             await repository.run(
@@ -350,24 +350,43 @@ def in_the_way(error: ToolError) -> ToolError:
     )
 
 
-async def no_filtered(repository: Repository, ref: str | None, paths: Sequence[str] = ()) -> None:
-    """Refuse to write files that a filter, whose program is not run, would have changed on their way.
+async def check_writing(repository: Repository, ref: str | None, paths: Sequence[str] = ()) -> None:
+    """Refuse to write files that would not become what they should: those that rules keep from programs, over which
+    the sandbox has laid something else, and those that a filter, whose program is not run, changes on their way.
 
     :param ref: where they come from; None for the index
-    :raises ToolError: ``unavailable`` where there is one
+    :param paths: none for all that differ between the last commit and ``ref``
+    :raises ToolError: ``denied`` or ``unavailable`` where there is one
     """
-    if not repository.filters:
+    if ref is None:
+        words = ["diff-files"]
+    else:
+        words = ["diff-index", ref] if paths else ["diff", "--no-renames", "--no-ext-diff", "HEAD", ref]
+    options = ("--name-only", "-z", "--ignore-submodules=dirty")
+    about = repository.pathspecs(paths)
+    done = await repository.run(words[0], *options, *words[1:], "--", *about, codes=(0, 128))
+    if done.exit_code:
+        return  # no such commit, or none to compare with: the command itself says which
+    names = [name for name in done.output.split(b"\0") if name]
+    refuse_hidden(repository, await repository.hidden(names))
+    if not repository.filters or not names:
         return
-    words = ["diff", "--name-only", "-z", "--no-renames", "--no-ext-diff", "--ignore-submodules=dirty"]
-    words += [ref] if ref is not None and paths else ["HEAD", ref] if ref is not None else []
-    names = [
-        name for name in (await repository.output(*words, "--", *repository.pathspecs(paths))).split(b"\0") if name
-    ]
-    if not names:
-        return
-    told = (
-        await repository.output("check-attr", "-z", "--stdin", "filter", stdin=b"".join(n + b"\0" for n in names))
-    ).split(b"\0")
+    listed = b"".join(name + b"\0" for name in names)
+    told = (await repository.output("check-attr", "-z", "--stdin", "filter", stdin=listed)).split(b"\0")
     used = {text(value) for value in told[2::3]} & repository.filters
     if used or any(name.rpartition(b"/")[2] == b".gitattributes" for name in names):
         raise ToolError(repository.filtered(f"{len(names)} files would be written"), kind="unavailable")
+
+
+def refuse_hidden(repository: Repository, hidden: Iterable[bytes]) -> None:
+    """
+    :raises ToolError: ``denied`` with the names, where there are any
+    """
+    names = sorted(map(repository.shown, hidden))
+    if names:
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        raise ToolError(
+            f"{', '.join(names[:5])}{more} would have to be read or written, and rules keep that from programs. A rule "
+            f"such as 'allow fs.read {names[0]}' shows it to them; or a person does this",
+            kind="denied",
+        )

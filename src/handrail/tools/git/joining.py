@@ -9,7 +9,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.tools.git import forms
-from handrail.tools.git.changing import TIMEOUT_MS, described, identity, in_the_way, no_filtered
+from handrail.tools.git.changing import TIMEOUT_MS, check_writing, described, identity, in_the_way, refuse_hidden
 from handrail.tools.git.reading import MOST_LISTED, STATUS
 from handrail.tools.git.repository import FOLDER, MAX_OUTPUT, WRITES, Repository, commitish, opened, schema, text
 from handrail.tools.git.showing import difference
@@ -54,11 +54,11 @@ class Merge(Tool):
             raise ToolError("give either `ref`, what to merge, or `abort`: true", kind="invalid_input")
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         if abort:
-            await no_filtered(repository, "HEAD", [repository.top])
+            await check_writing(repository, "HEAD", [repository.top])
             await repository.run("merge", "--abort")
             return {"result": "aborted", **await described(repository)}
         ref = commitish(args["ref"])
-        await no_filtered(repository, ref)
+        await check_writing(repository, ref)
         before = await described(repository)
         how = {"auto": "--ff", "only": "--ff-only", "never": "--no-ff"}[args.get("fast_forward", "auto")]
         words = [
@@ -159,7 +159,7 @@ class Stash(Tool):
         if action == "show":
             return {**chosen, **await difference(repository, [f"{stash}^1", stash], {})}
         if action != "drop":
-            await no_filtered(repository, stash)
+            await check_writing(repository, stash)
         try:
             done = await repository.run("stash", action, "--quiet", stash, codes=(0, 1))
         except ToolError as error:
@@ -180,6 +180,8 @@ async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
             "here; commit to a branch of its own instead (git.create_branch, git.checkout, git.commit)",
             kind="unavailable",
         )
+    state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+    refuse_hidden(repository, await repository.hidden(one.path for one in state.changed if one.worktree != "."))
     before = len(await _list(repository))
     words = ["stash", "push", "--quiet"]
     words += ["--include-untracked"] if args.get("untracked", False) else []
