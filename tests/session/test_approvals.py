@@ -12,7 +12,7 @@ from tests.kernel.doors import Opens, by_both_doors
 
 from handrail import Kernel, tool
 from handrail.contract.errors import ToolError, UsageError
-from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Away, Choice
+from handrail.contract.people import Approval, ApprovalAnswer, ApprovalRequest, Away
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.session import Session
@@ -194,22 +194,6 @@ async def test_a_person_may_give_other_arguments_which_are_judged(tmp_path: Path
         (responded,) = [record.body for record in records if record.kind == "approval-responded"]
         assert responded is not None and responded["changed"] == {"source": "a", "amount": 3}
     assert ran == ["a:3"]
-
-
-@pytest.mark.proves("P-08")
-@pytest.mark.parametrize("choice", ["session-wider", "project-wider"])
-async def test_the_wider_rule_is_stored_as_it_was_shown_and_where_there_is_none_it_is_once(
-    tmp_path: Path, kernel_in: Opens, choice: Choice
-) -> None:
-    person = ScriptedPerson([ApprovalAnswer(choice)] * 3)
-    async with kernel_in(tmp_path) as kernel:
-        session = await kernel.session(attendant=person)
-        for path in ("src/a.txt", "src/b.txt", "top.txt", "other.txt"):
-            assert (await session.call("write", {"path": path, "content": "x"})).ok
-        assert [request.wider for request in person.requests] == ["allow write src/**", None, None]
-        assert [rule.text for rule in kernel.approvals.rules()] == ["allow write src/**"] * (choice == "project-wider")
-        other = await (await kernel.session()).call("write", {"path": "src/c.txt", "content": "x"})
-        assert other.ok is (choice == "project-wider")
 
 
 @pytest.mark.proves("P-07", "P-08")

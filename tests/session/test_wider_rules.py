@@ -1,0 +1,29 @@
+"""Answers that store the wider rule which was shown beside the one for exactly the call."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.kernel.doors import Opens, by_both_doors
+
+from handrail.contract.people import ApprovalAnswer, Choice
+from handrail.testing.kernels import ScriptedPerson
+
+kernel_in = by_both_doors()
+
+
+@pytest.mark.proves("P-08")
+@pytest.mark.parametrize("choice", ["session-wider", "project-wider"])
+async def test_the_wider_rule_is_stored_as_it_was_shown_and_where_there_is_none_it_is_once(
+    tmp_path: Path, kernel_in: Opens, choice: Choice
+) -> None:
+    person = ScriptedPerson([ApprovalAnswer(choice)] * 3)
+    async with kernel_in(tmp_path) as kernel:
+        session = await kernel.session(attendant=person)
+        for path in ("src/a.txt", "src/b.txt", "top.txt", "other.txt"):
+            assert (await session.call("write", {"path": path, "content": "x"})).ok
+        assert [request.wider for request in person.requests] == ["allow write src/**", None, None]
+        assert [rule.text for rule in kernel.approvals.rules()] == ["allow write src/**"] * (choice == "project-wider")
+        other = await (await kernel.session()).call("write", {"path": "src/c.txt", "content": "x"})
+        assert other.ok is (choice == "project-wider")
