@@ -17,12 +17,10 @@ from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.catalog.finding import Searches
-from handrail.catalog.view import CatalogOptions
 from handrail.config import Configuration, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
-from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet, Layer, Variables
 from handrail.contract.rule_texts import RuleEntry, entry_of
@@ -134,7 +132,7 @@ class Rooms:
             appointed.further,
             shared=shared,
             secrets=store,
-            catalog=_catalog(self.config.settings, appointed.manifest),
+            catalog=self.config.settings.catalog.options(appointed.manifest.core),
         )
 
     async def aclose(self) -> None:
@@ -227,14 +225,6 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         tuple(_watchdogs(settings, redactor)),
         programs,
         Searches(folders.own / "search"),
-    )
-
-
-def _catalog(settings: Settings, manifest: AgentManifest) -> CatalogOptions:
-    """How models see the tools, as the operator and the agent's manifest have it."""
-    given = settings.catalog
-    return CatalogOptions(
-        manifest.core, tuple(given.categories.items()), given.index_tokens, given.preload, given.preload_tokens
     )
 
 

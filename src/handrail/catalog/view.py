@@ -76,6 +76,12 @@ class View:
         """The one category of a tool that can be called; :data:`~handrail.catalog.categories.CORE` for a core tool."""
         return self._category.get(tool_id, CORE)
 
+    def category_of(self, entry: Entry) -> str:
+        """The same for any tool of the generation, withheld or not."""
+        if entry.id in self.ready:
+            return self.category(entry.id)
+        return CORE if _is_core(entry) else category_of(entry)
+
     def categories(self) -> list[Category]:
         """Those that have tools, in order."""
         return [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from handrail.catalog.view import CatalogOptions
 from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
@@ -147,6 +148,14 @@ class CatalogSettings(_Table):
             description="What models are told of categories of yours and of foreign sources, by name. The texts of those that ship are fixed."
         ),
     ] = {}
+
+    def options(self, core: tuple[str, ...]) -> CatalogOptions:
+        """As a catalog takes them.
+
+        :param core: what an agent's manifest names
+        """
+        texts = tuple(self.categories.items())
+        return CatalogOptions(core, texts, self.index_tokens, self.preload, self.preload_tokens)
 
 
 class NamedSecret(_Table):

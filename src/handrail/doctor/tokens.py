@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from handrail.catalog.costs import Costs, costs_of
-from handrail.catalog.view import CatalogOptions, view_of
+from handrail.catalog.view import view_of
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.doctor.check import Check
@@ -15,8 +15,7 @@ from handrail.registry.generation import Generation
 def costs_for(generation: Generation, found: Configuration, agent: AgentManifest) -> Costs:
     """What an agent's tools cost at the start of a turn, and in all."""
     given = found.settings.catalog
-    options = CatalogOptions(agent.core, tuple(given.categories.items()), given.index_tokens)
-    return costs_of(view_of(generation, options), given.index_tokens)
+    return costs_of(view_of(generation, given.options(agent.core)), given.index_tokens)
 
 
 def of_tokens(generation: Generation, found: Configuration, agent: AgentManifest) -> Iterator[Check]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "call": "Carry out one tool call and print its result.",
     "tools": "List the tools there are, and what is withheld.",
+    "find": "Find the tools that serve a need, said in plain words.",
     "agents": "List the agents there are, and what is wrong with them.",
     "run": "Give a task to a model and let it work through the tools.",
     "sessions": "List the sessions there are; show, fork or close some.",

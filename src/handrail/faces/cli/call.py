@@ -61,6 +61,9 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
             session.watch(_shown)
         interruption.stop = session.cancel
         answers = await session.turn().call_all([ProposedCall(tool, arguments)])
+        if (wanted := answers[0].result.metadata.get("manual_first")) is not None:
+            await _show_manual(session, str(wanted))
+            answers = await session.turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
         result = answers[0].result
         await _leave(session, result)
@@ -68,6 +71,13 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
     if result.error_kind == "denied" and person is None and not setting.json:
         note("handrail explain, with the same arguments, says what would change that")
     return code
+
+
+async def _show_manual(session: Session, tool: str) -> None:
+    """A tool that models may call only once they have read its manual: a person is shown it beside the result."""
+    manual = await session.call("info", {"tool": tool})
+    if manual.ok:
+        note(f"{tool}, before it is called: {manual.data.get('documentation', '')}")
 
 
 async def _resume(setting: Setting, approval_id: str, interruption: Interruption, *, wait: bool) -> int:

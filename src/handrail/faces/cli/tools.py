@@ -14,19 +14,21 @@ from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.show import columns, console, note, out, out_json, visible
 
 if TYPE_CHECKING:
+    from handrail.catalog.view import View
     from handrail.registry.generation import Entry
 
 
 @click.command("tools")
 @click.option("--cost", is_flag=True, help="What the tools take of a model's context, in tokens, the dearest first.")
+@click.option("--category", metavar="NAME", help="Only those of a category, as browse_tools names it, or core.")
 @equipped
-def command(setting: Setting, cost: bool) -> int:
+def command(setting: Setting, cost: bool, category: str | None) -> int:
     """List the tools there are, and what is withheld; on stderr, the mode in which sessions begin.
 
-    With --json, both views of each: what a model sees, and what the kernel acts on. With --cost, about how many tokens
+    Each has its category, and how it stands when a model's turn begins: core, in view, or to be loaded. With --json, both views of each: what a model sees, and what the kernel acts on. With --cost, about how many tokens
     each tool, each category and each source takes, and how many of them are in view at the start of a turn.
     """
-    return drive(lambda interruption: _costs(setting) if cost else _tools(setting, interruption))
+    return drive(lambda interruption: _costs(setting) if cost else _tools(setting, category, interruption))
 
 
 async def _costs(setting: Setting) -> int:
@@ -43,17 +45,27 @@ async def _costs(setting: Setting) -> int:
     return OUTPUT
 
 
-async def _tools(setting: Setting, interruption: Interruption) -> int:
+async def _tools(setting: Setting, category: str | None, interruption: Interruption) -> int:
+    from handrail.catalog.view import view_of
     from handrail.policy.modes import MEANINGS, read_mode
 
     async with opened(setting) as kernel:
+        view = view_of(kernel.generation, kernel.config.settings.catalog.options(kernel.agent.core))
         entries = list(kernel.generation.entries.values())
         number, mode = kernel.generation.number, read_mode(kernel.rules.mode)
+    if category is not None:
+        entries = _of_category(category, entries, view)
     if setting.json:
-        out_json({"generation": number, "mode": mode, "tools": [_whole(entry) for entry in entries]})
+        out_json({"generation": number, "mode": mode, "tools": [_whole(entry, view) for entry in entries]})
         return OUTPUT
     note(f"handrail: in the mode {mode}: {MEANINGS[mode]}")
-    lines = columns((entry.spec.id, entry.spec.side_effect, entry.source, _about(entry)) for entry in entries)
+    lines = columns(
+        (
+            *(entry.spec.id, view.category_of(entry), view.standing(entry), entry.spec.side_effect),
+            *(entry.source, _about(entry)),
+        )
+        for entry in entries
+    )
     if not sys.stdout.isatty():
         for line in lines:
             out(line)
@@ -77,10 +89,22 @@ def _about(entry: Entry) -> str:
     return entry.spec.description.strip().split("\n")[0]
 
 
-def _whole(entry: Entry) -> dict[str, object]:
+def _of_category(name: str, entries: list[Entry], view: View) -> list[Entry]:
+    """:raises UsageError: naming the categories there are"""
+    from handrail.contract.errors import UsageError
+
+    there = sorted({view.category_of(entry) for entry in entries})
+    if name not in there:
+        raise UsageError(f"there is no category {name!r}; there are {', '.join(there)}")
+    return [entry for entry in entries if view.category_of(entry) == name]
+
+
+def _whole(entry: Entry, view: View) -> dict[str, object]:
     spec = entry.spec
     return {
         "id": spec.id,
+        "category": view.category_of(entry),
+        "view": view.standing(entry),
         "source": entry.source,
         "withheld": entry.withheld,
         "definition_hash": entry.definition_hash,

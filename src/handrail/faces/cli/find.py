@@ -1,0 +1,81 @@
+"""``handrail find``: which tools fit a need, how sure that is, and what speaks for each."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import click
+
+from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.driving import Interruption, drive, opened
+from handrail.faces.cli.options import Setting, equipped
+from handrail.faces.cli.show import columns, console, note, out, out_json, visible
+
+if TYPE_CHECKING:
+    from handrail.contract.doors import Hit
+
+PATIENCE_S = 10.0
+"""How long a search waits until it can go by meaning as well: a model is loaded in about two seconds."""
+
+
+@click.command("find")
+@click.argument("query")
+@click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tools to list at most.")
+@click.option("--words", is_flag=True, help="Do not wait for a search by meaning: go by words where it is not ready.")
+@equipped
+def command(setting: Setting, query: str, limit: int, words: bool) -> int:
+    """Find the tools that serve a need, said in plain words.
+
+    Each is listed with how sure it is that it serves the need (0 to 1, as measured), how it stands beside the first, and
+    what speaks for it. It says so where nothing fits, and exits with 1. It looks where find_tools looks for a model, and
+    brings nothing into anybody's view.
+    """
+    return drive(lambda interruption: _find(setting, query, limit, 0.0 if words else PATIENCE_S, interruption))
+
+
+async def _find(setting: Setting, query: str, limit: int, patience_s: float, interruption: Interruption) -> int:
+    from handrail.contract.errors import ToolError, UsageError
+
+    async with opened(setting) as kernel:
+        try:
+            found = await kernel.find(query, limit=limit, patience_s=patience_s)
+        except ToolError as error:
+            raise UsageError(error.text) from None
+    code = ERROR if found.nothing_fits else OUTPUT
+    if setting.json:
+        out_json(asdict(found))
+        return code
+    if found.nothing_fits:
+        note(f"nothing fits, by {found.means}" + ("; the nearest there are:" if found.hits else ""))
+    else:
+        note(f"by {found.means}")
+    _show(found.hits)
+    return code
+
+
+def _show(hits: tuple[Hit, ...]) -> None:
+    rows = columns(
+        (
+            hit.tool_id,
+            f"{hit.confidence:.2f}{' weak' if hit.weak else ''}",
+            f"{hit.relevance:.2f}",
+            hit.reason or "-",
+            " ".join(hit.description.split()),
+        )
+        for hit in hits
+    )
+    if not sys.stdout.isatty():
+        for row in rows:
+            out(row)
+        return
+    from rich.text import Text
+
+    terminal, width = console(), shutil.get_terminal_size().columns
+    for hit, row in zip(hits, rows, strict=True):
+        shown = visible(row)
+        text = Text(shown if len(shown) <= width else shown[: width - 1] + "…", style="dim" if hit.weak else "")
+        text.stylize("bold", 0, len(hit.tool_id))
+        terminal.print(text)
