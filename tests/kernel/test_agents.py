@@ -24,6 +24,10 @@ from handrail.testing.kernels import ScriptedPerson
 confined = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
 
 
+ONLINE = ("git.clone", "git.push")
+"""The built-in tools that may ask for any public host."""
+
+
 @tool(id="notes.add", side_effect="read", locks=[])
 def add(text: str) -> str:
     """Add a note."""
@@ -218,7 +222,8 @@ async def test_hosts_for_bash_are_its_own_in_that_agent_and_nobody_elses(tmp_pat
         entries = kernel.generation.entries
         assert entries["bash"].spec.requires.net.hosts == ("pypi.org",)
         assert entries["bash"].withheld is None
-        assert [tool_id for tool_id, entry in entries.items() if entry.spec.requires.net.hosts] == ["bash"]
+        online = {tool_id for tool_id, entry in entries.items() if entry.spec.requires.net.hosts}
+        assert online == {"bash", *ONLINE}
         ordinary = await kernel.session(agent="default", rules=["allow bash echo fine"])
         assert (await ordinary.call("bash", {"command": "echo fine"})).ok
 
@@ -231,9 +236,10 @@ async def test_what_an_agent_requires_extends_its_set_and_no_tool_of_it(tmp_path
         assert isinstance(kernel, HeldKernel)
         wide = kernel.own.authority.agent_layer
         narrow = kernel.rooms.context("narrow").authority.agent_layer
-        assert (wide.hosts, narrow.hosts) == (("pypi.org",), ())
+        assert (wide.hosts, narrow.hosts) == (("pypi.org", "*"), ())
         assert not narrow.fs_write and not narrow.shell
-        assert all(not entry.spec.requires.net.hosts for entry in kernel.generation.entries.values())
+        for tool_id, entry in kernel.generation.entries.items():
+            assert entry.spec.requires.net.hosts == (("*",) if tool_id in ONLINE else ())
 
 
 # ── roots ────────────────────────────────────────────────────────────────────────────────────────

@@ -326,6 +326,8 @@ def _no_repository(folder: str, done: Completed) -> ToolError:
         elsewhere = said.partition("not a git repository: ")[2]
         why = f": its .git leads to {elsewhere}, which is not in the workspace" if elsewhere[:1] == "/" else ""
         return ToolError(
-            f"{folder} is in no git repository{why}. git.init makes one, git.clone fetches one", kind="failed"
+            f"{folder} is in no git repository{why}. It has to lie in the workspace, whole: git.init makes one, git.clone "
+            "fetches one",
+            kind="failed",
         )
     return failure(("rev-parse",), done)
