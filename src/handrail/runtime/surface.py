@@ -240,7 +240,9 @@ class CallRuntime:
         interpreter loads): what one tool's programs write there must not run with another's hosts and secrets.
         """
         spec, around = self._spec, self._around
-        more = spec.secrets or secret_settings(spec) or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+        more = (
+            spec.secrets or secret_settings(spec) or spec.requires.net.hosts or VCS_CONFIG in spec.requires.capabilities
+        )
         return around.home_of(spec.id) if more and around.home_of is not None else around.scratch
 
     @property
