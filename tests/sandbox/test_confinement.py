@@ -114,6 +114,25 @@ async def test_the_environment_is_a_list_and_home_is_the_scratch(
     assert "leak" not in whole.out
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "there"),
+    [
+        ("LC_ALL", "zh_CN.GBK", "C.UTF-8"),
+        ("LC_CTYPE", "zh_TW.Big5", "C.UTF-8"),
+        ("LANG", "zh_TW", "C.UTF-8"),
+        ("LC_ALL", "ja_JP.SJIS\nC.UTF-8", "C.UTF-8"),
+        ("LC_ALL", "C", "C"),
+        ("LANG", "de_DE.utf8@euro", "de_DE.utf8@euro"),
+    ],
+)
+async def test_a_shell_reads_its_text_in_no_character_set_with_other_backslashes(
+    confined: Ground, monkeypatch: pytest.MonkeyPatch, name: str, value: str, there: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    ran = await confined.bash(f'printf %s "${name}"')
+    assert ran.out == there
+
+
 async def test_a_read_only_workspace_is_not_written(confined: Ground) -> None:
     (confined.workspace / "f").write_text("as it was")
     ran = await confined.bash("cat f; echo changed > f", workspace_writable=False)

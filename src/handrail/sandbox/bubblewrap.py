@@ -15,7 +15,18 @@ import orjson
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Limits, Process, Profile, Program, Tier
-from handrail.sandbox import cgroups, identity, landlock, launcher, mounts, network, protected, seccomp, toolchains
+from handrail.sandbox import (
+    cgroups,
+    identity,
+    landlock,
+    launcher,
+    locale_names,
+    mounts,
+    network,
+    protected,
+    seccomp,
+    toolchains,
+)
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
@@ -38,8 +49,6 @@ _FIXED = (
     "handrail",
     "--clearenv",
 )
-_KEPT_VARIABLES = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
-"""The only variables of the kernel's own environment that a sandboxed program sees."""
 
 
 def binaries() -> Iterator[str]:
@@ -320,8 +329,8 @@ def _filter(profile: Profile) -> bytes:
 def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str]) -> dict[str, str]:
     """The whole environment: a list of what is let in, never the kernel's own with things taken out."""
     return {
-        "LANG": "C.UTF-8",
-        **{name: value for name in _KEPT_VARIABLES if (value := os.environ.get(name)) is not None},
+        "LANG": locale_names.PLAIN,
+        **locale_names.passed_on(os.environ),
         "PATH": ":".join(found.path),
         "HOME": profile.scratch,
         "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own

@@ -15,6 +15,7 @@ import signal
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import Process, Profile, Program, Tier
+from handrail.sandbox import locale_names
 from handrail.sandbox.pipes import Piped
 from handrail.sandbox.spawn import spawn
 
@@ -22,7 +23,7 @@ NAME = "nothing"
 """What results say that a program was confined by."""
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 _IN_FOLDER = ("/bin/sh", "-c", 'cd -- "$1" && shift && exec "$@"', "sh")
-_KEPT = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ")
+_KEPT = ("PATH", "HOME")
 
 
 class Unconfined:
@@ -37,7 +38,7 @@ class Unconfined:
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
-        environment |= {"TERM": "dumb", **profile.environment}
+        environment |= {**locale_names.passed_on(os.environ), "TERM": "dumb", **profile.environment}
         given = dict(program.descriptors)
         ours: list[int] = []
         theirs: dict[int, int] = {}
