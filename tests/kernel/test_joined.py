@@ -40,7 +40,7 @@ async def test_a_second_kernel_joins_the_first_and_reads_and_writes_through_it(t
         assert verify(joined.log.reader).ok
 
 
-@pytest.mark.proves("L-07")
+@pytest.mark.proves("L-07", "P-04")
 async def test_rules_that_a_process_brings_hold_for_its_own_sessions_only(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, second(tmp_path, rules=["allow write"]) as joined:
         ours, theirs = await held.session(), await joined.session()
@@ -49,6 +49,9 @@ async def test_rules_that_a_process_brings_hold_for_its_own_sessions_only(tmp_pa
         theirs.add_rules("deny write a")
         assert (await theirs.call("write", {"path": "a", "content": ""})).error_kind == "denied"
         assert (await theirs.call("write", {"path": "b", "content": ""})).ok
+        with pytest.raises(ValueError, match="reed"):  # it would keep nothing back, and nobody would know
+            theirs.add_rules("deny write b", "deny reed")
+        assert (await theirs.call("write", {"path": "b", "content": ""})).error_kind == "denied"
         narrower = await joined.session(rules=["deny write *"])
         assert (await narrower.call("write", {"path": "c", "content": ""})).error_kind == "denied"
 

@@ -14,6 +14,7 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.modes import Mode
+from handrail.contract.native import NativeOffer
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext
@@ -28,11 +29,12 @@ from handrail.joining.operations import Refused
 from handrail.joining.requests import HANDED_ON, LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
-from handrail.policy.rules import parse_rule
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
+from handrail.session.reach import check_reach, rules_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, as_proposed
 
+_NOT_FROM_HERE = "the rules of the workspace are judged by the process that holds it, and this one has joined"
 LEAVING_S = 20.0
 """How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
 
@@ -303,10 +305,11 @@ class JoinedSession:
             pass
 
     def add_rules(self, *texts: str) -> None:
-        for text in texts:
-            parse_rule(text, scope="session", source="session")
+        """See :meth:`handrail.session.session.HeldSession.add_rules`."""
+        found = rules_of(texts)
         self._rules += texts
         self._membership.tell("rules", {"session": self.id, "rules": list(texts)})
+        check_reach(found, self._tools)
 
     def set_mode(self, mode: str) -> None:
         self._wanted = replace(self._wanted, mode=given(mode))  # the next holder is told so, too
@@ -419,6 +422,10 @@ class JoinedTurn:
     @property
     def index(self) -> str:
         return self._catalog.index(self.generation)
+
+    @property
+    def native(self) -> list[NativeOffer]:
+        return [NativeOffer(spec, _NOT_FROM_HERE) for spec in self._catalog.native(self.generation)]
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         proposed = [as_proposed(call) for call in calls]

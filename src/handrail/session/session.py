@@ -23,12 +23,12 @@ from handrail.contract.history import History
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
-from handrail.policy.checking import check_loaded, specs_of
 from handrail.policy.modes import given, in_mode
-from handrail.policy.rules import RuleBook, parse_rule
+from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.parked import parked_calls
+from handrail.session.reach import check_reach, rules_of
 from handrail.session.recalling import recalled
 
 CLOSED = "is closed; open another with kernel.session()"
@@ -101,13 +101,9 @@ class HeldSession:
         :raises ValueError: for a text that is no rule; and for those that can match no call of the tools there are, once
             the others hold
         """
-        found = [parse_rule(text, scope="session", source="session") for text in texts]
+        found = rules_of(texts)
         self._lane.rules = self._lane.rules.with_rules(*found)
-        tools = self._generation()
-        known, specs = {*tools.entries, *tools.beyond}, specs_of(tools.entries)
-        for rule in found:
-            parse_rule(rule.text, scope="session", known=known)
-            check_loaded(rule, (), (), specs)
+        check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
         """Go on in another mode; it holds from now on, also for calls that wait for a lock.

@@ -1,0 +1,25 @@
+"""Rules that a session is given while it is open: read, and looked at for those that can match nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from handrail.policy.checking import check_loaded, specs_of
+from handrail.policy.rules import Rule, parse_rule
+from handrail.registry.generation import Generation
+
+
+def rules_of(texts: Iterable[str]) -> list[Rule]:
+    """Rules of the session scope.
+
+    :raises ValueError: for a text that is no rule
+    """
+    return [parse_rule(text, scope="session", source="session") for text in texts]
+
+
+def check_reach(rules: Iterable[Rule], tools: Generation) -> None:
+    """:raises ValueError: for a rule that can match no call of these tools"""
+    known, specs = {*tools.entries, *tools.beyond}, specs_of(tools.entries)
+    for rule in rules:
+        parse_rule(rule.text, scope="session", known=known)
+        check_loaded(rule, (), (), specs)
