@@ -374,6 +374,18 @@ def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
     assert urls.kind_of(url) == kind
 
 
+def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
+    assert urls.same("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
+    for other in (
+        "http://example.org/x.git",
+        "https://example.org/y.git",
+        "https://example.org@evil.example/x.git",
+        "/x.git",
+    ):
+        assert not urls.same("https://example.org/x.git", other)
+    assert "TOP-SECRET" not in urls.without_credentials("https://ann:TOP-SECRET@example.org/x")
+
+
 def test_every_tool_says_what_its_arguments_are_for() -> None:
     for spec, name in itertools.product((tool.spec for tool in GIT_TOOLS), ("parameters",)):
         assert all(one.get("description") for one in getattr(spec, name)["properties"].values()), spec.id
