@@ -12,7 +12,7 @@ from handrail.contract.result import Blob, Result
 from handrail.contract.shapes import from_parts, from_status, recognise, to_parts, to_status
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 def test_a_status_becomes_an_output_whose_summary_survives_a_prompt_mask() -> None:
     result = recognise({"status": "success", "summary": "3 files", "artifact_ref": "hash123"})
     assert result is not None and result.ok
@@ -20,7 +20,7 @@ def test_a_status_becomes_an_output_whose_summary_survives_a_prompt_mask() -> No
     assert result.metadata == {"summary": "3 files", "artifact_ref": "hash123"}
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 def test_a_failed_status_becomes_an_error() -> None:
     result = recognise({"status": "error", "summary": "no such branch", "artifact_ref": None})
     assert result is not None
@@ -32,7 +32,7 @@ def test_a_failed_status_becomes_an_error() -> None:
     )
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 @pytest.mark.parametrize(
     "wire",
     [
@@ -46,7 +46,7 @@ def test_a_status_survives_the_way_there_and_back(wire: dict[str, Any]) -> None:
     assert to_status(from_status(wire)) == wire
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 @pytest.mark.parametrize(
     ("result", "wire"),
     [
@@ -60,7 +60,7 @@ def test_any_result_has_a_status_form(result: Result, wire: tuple[str, str, str 
     assert to_status(result) == dict(zip(("status", "summary", "artifact_ref"), wire, strict=True))
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 @pytest.mark.parametrize(
     "answer",
     [
@@ -108,7 +108,7 @@ def test_an_endless_error_text_is_cut() -> None:
     assert result is not None and len(result.error_text or "") < 5_000
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 @pytest.mark.parametrize(
     ("exit_code", "error", "ok"),
     [(None, None, True), (0, None, True), (1, None, False), (0, "broke", False), (None, "broke", False)],
@@ -123,7 +123,7 @@ def test_parts_succeed_without_an_error_and_with_exit_code_none_or_zero(
     assert (wire["output"], wire["exit_code"], wire["error"] is None) == ("out", exit_code, ok)
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 def test_content_parts_with_an_image_go_both_ways() -> None:
     parts = [
         {"type": "text", "text": "a cat"},
@@ -140,7 +140,7 @@ def test_parts_that_hold_no_image_stay_what_they_are() -> None:
     assert from_parts([link, broken]).data == [link, {"type": "image_url", "problem": "its data: URL is not base64"}]
 
 
-@pytest.mark.proves("K-08a")
+@pytest.mark.proves("K-08")
 def test_a_commands_exit_code_stands_beside_its_output() -> None:
     wire = to_parts(Result.output({"output": "no match\n", "exit_code": 1}))
     assert (wire["output"], wire["exit_code"], wire["error"]) == ("no match\n", 1, None)

@@ -188,7 +188,7 @@ async def test_an_answer_that_breaks_the_protocol_ends_the_process(place: Place,
     await tool.aclose()
 
 
-@pytest.mark.proves("R-03", "K-08a")
+@pytest.mark.proves("R-03", "K-08")
 @pytest.mark.parametrize(
     ("error", "result"),
     [

@@ -1,11 +1,12 @@
 """Results in the shapes of other systems, read into the envelope and written from it.
 
-Inside there is only :class:`~handrail.contract.result.Result`. Four shapes meet it at the edges:
+Inside there is only :class:`~handrail.contract.result.Result`. Five shapes meet it at the edges:
 
 - the *envelope* on the wire: ``{type, data | error_text, metadata}``;
 - the *status* shape: ``{status, summary, artifact_ref}``;
 - *parts*: text or a list of content parts, with an exit code and an error text;
-- the *card*: ``{text, html, title, error}``.
+- the *card*: ``{text, html, title, error}``;
+- MCP's *content*: ``{content, structuredContent, isError}``.
 
 What comes from outside is not believed: of its metadata only what describes the tool's own answer is kept,
 never what the kernel measures or decides.
@@ -84,6 +85,53 @@ def to_card(result: Result) -> dict[str, Any]:
     if isinstance(content, Mapping) and isinstance(cast("Mapping[str, Any]", content).get("text"), str):
         return dict(cast("Mapping[str, Any]", content))
     return {"text": _as_text(cast("object", content))}
+
+
+def from_content(wire: Mapping[str, Any]) -> Result:
+    """MCP's ``{content, structuredContent, isError}``. Structured content is the data where there is some; else one text is
+    the data itself, and several parts are a list. Pictures, sounds and embedded files become :class:`Blob`.
+
+    Source: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result
+    """
+    given: Any = wire.get("content")
+    parts = [_content_part(part) for part in cast("list[Any]", given)] if isinstance(given, list) else []
+    structured: Any = wire.get("structuredContent")
+    if wire.get("isError") is True:
+        text = "\n".join(part for part in parts if isinstance(part, str))
+        rest = [part for part in parts if not isinstance(part, str)]
+        return Result.error("failed", _words(text), structured if structured is not None else rest or None)
+    if structured is None:
+        return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
+    more = [part for part in parts if isinstance(part, Blob)]  # what the structure cannot hold; its texts say it again
+    return Result.output({"structured": structured, "parts": more} if more else structured)
+
+
+def _content_part(part: object) -> object:
+    if not isinstance(part, Mapping):
+        return {"type": "unknown", "problem": "it is no object"}
+    said = cast("Mapping[str, Any]", part)
+    match said.get("type"):
+        case "text":
+            return str(said.get("text", ""))
+        case "image" | "audio":
+            return _blob(said.get("data"), said.get("mimeType"), said)
+        case "resource" if isinstance(said.get("resource"), Mapping):
+            resource = cast("Mapping[str, Any]", said["resource"])
+            if isinstance(resource.get("text"), str):
+                return {"uri": resource.get("uri"), "text": resource["text"]}
+            return _blob(resource.get("blob"), resource.get("mimeType"), said)
+        case _:
+            return dict(said)
+
+
+def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
+    try:
+        body = base64.b64decode(data, validate=True) if isinstance(data, str) else None
+    except binascii.Error:
+        body = None
+    if body is None:
+        return {"type": part.get("type"), "problem": "its data are not base64"}
+    return Blob(body, media_type if isinstance(media_type, str) and media_type else "application/octet-stream")
 
 
 def to_status(result: Result) -> dict[str, Any]:
