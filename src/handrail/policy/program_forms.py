@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 
@@ -14,6 +14,12 @@ class Concern:
 
     reason: str
     words: frozenset[int]
+
+
+def together(*found: Concern | None) -> Concern | None:
+    """All of them as one, for which a rule has to name the words of each; with the first one's reason."""
+    there = [one for one in found if one is not None]
+    return Concern(there[0].reason, frozenset[int]().union(*(one.words for one in there))) if there else None
 
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ksh", "mksh", "ash", "fish", "csh", "tcsh", "rbash", "pwsh"})
@@ -84,12 +90,14 @@ def first_words(what: str, name: str) -> Callable[[Sequence[str]], Concern | Non
     """A form: an option that the program takes only before its operands."""
 
     def form(argv: Sequence[str]) -> Concern | None:
-        for index, word in enumerate(argv[1:], 1):
-            if word[:1] != "-" or word == "--":
-                return None
-            if name[1] in word:
-                return _these(argv, [index], f"{argv[0]} {word} {what}")
-        return None
+        found: list[int] = []
+        index = 1
+        while index < len(argv) and argv[index][:1] == "-" and argv[index] != "--":
+            if name[1] in argv[index]:
+                found.append(index)
+                index += argv[index].find(name[1]) == len(argv[index]) - 1  # its value is the next word
+            index += 1
+        return _these(argv, found, f"{argv[0]} {argv[found[0]]} {what}") if found else None
 
     return form
 
@@ -127,9 +135,12 @@ _OTHER_SCHEME = re.compile(r"(?!https?:)[A-Za-z][A-Za-z0-9+.-]*:/")
 
 def curl(argv: Sequence[str]) -> Concern | None:
     found = [i for i, word in enumerate(argv) if i and (_OTHER_SCHEME.match(word) or "%output{" in word)]
-    if found:
-        return Concern(f"curl {argv[found[0]]} reads or writes past any rule about files", frozenset((0, *found)))
-    return _CURL(argv)
+    past = (
+        Concern(f"curl {argv[found[0]]} reads or writes past any rule about files", frozenset((0, *found)))
+        if found
+        else None
+    )
+    return together(past, _CURL(argv))
 
 
 _LESS = frozenset("NRSFXi")
@@ -193,6 +204,10 @@ def package_runner(argv: Sequence[str]) -> Concern | None:
 _GIT_HARMLESS = frozenset(
     {"--no-pager", "-P", "--version", "-v", "--help", "-h", "--no-optional-locks", "--literal-pathspecs"}
 )
+_GIT_FLAGS = frozenset(
+    {"-p", "--paginate", "--bare", "--no-replace-objects", "--no-lazy-fetch", "--no-advice"}
+    | {"--glob-pathspecs", "--noglob-pathspecs", "--icase-pathspecs"}
+)
 _GIT_WITH_VALUE = frozenset({"-c", "-C", "--git-dir", "--work-tree", "--exec-path", "--namespace", "--config-env"})
 _GIT_LONG = (
     *("--ext-diff", "--textconv", "--output", "--output-directory", "--open-files-in-pager", "--upload-pack", "--exec"),
@@ -218,35 +233,43 @@ _GIT_CONFIG_SCOPES = frozenset({"--global", "--system", "--local", "--worktree",
 
 
 def git(argv: Sequence[str]) -> Concern | None:
+    before: list[Concern] = []
     index = 1
     while index < len(argv) and argv[index][:1] == "-":
         word = argv[index]
+        span = 2 if word in _GIT_WITH_VALUE else 1
         if word not in _GIT_HARMLESS:
-            span = 2 if word in _GIT_WITH_VALUE else 1
-            words = frozenset((0, *range(index, min(index + span, len(argv)))))
-            return Concern(f"git {word} changes the configuration git works by, which can name programs to run", words)
-        index += 1
-    if index == len(argv):
-        return None
+            why = f"git {word} changes the configuration git works by, which can name programs to run"
+            known = span == 2 or "=" in word or word in _GIT_FLAGS
+            end = index + span if known else len(argv)  # otherwise nobody knows which word is git's command
+            before.append(Concern(why, frozenset((0, *range(index, min(end, len(argv)))))))
+        index += span
+    return together(*before, *(_git_command(argv, index) if index < len(argv) else ()))
+
+
+def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
+    """What is the matter with git's command, which stands at ``index``, and with each of the words after it."""
     command, rest = argv[index], argv[index + 1 :]
     if command in _GIT_RUNS or (command == "config" and not _only_reads_config(rest)):
-        return _from(argv, index, f"git {command} runs programs, or sets which are run")
+        yield _from(argv, index, f"git {command} runs programs, or sets which are run")
+        return
     if (command, rest[:1]) in (("bisect", ("run",)), ("bisect", ["run"])) or (
         command == "submodule" and "foreach" in rest
     ):
-        return _from(argv, index, f"git {command} runs a program")
+        yield _from(argv, index, f"git {command} runs a program")
+        return
     short = _GIT_SHORT.get(command, "") + "O"
     for offset, word in enumerate(rest, index + 1):
         if re.match(r"[A-Za-z0-9+-]+::", word):
-            return Concern(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
+            yield Concern(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
         if word[:2] == "--" and not word.startswith("--output-indicator"):
             risky = _is_long(word, _GIT_LONG)
         else:
             risky = word[:1] == "-" and word[:2] != "--" and not frozenset(short).isdisjoint(word[1:])
         if risky:
-            concern = _these(argv, [offset], f"git {command} {word} can write a file or run a program")
-            return None if concern is None else Concern(concern.reason, concern.words | {index})
-    return None
+            why = f"git {command} {word} can write a file or run a program"
+            yield _these(argv, [offset], why)
+            yield Concern(why, frozenset((0, index)))
 
 
 def _only_reads_config(words: Sequence[str]) -> bool:
@@ -267,33 +290,38 @@ def _between(delimiter: str) -> str:
 _ADDRESS = rf"(?:\d+|\$|/{_between('/')}/)"
 _SUBSTITUTE = "|".join(rf"s{d}{_between(d)}{d}(?:[^{d}\\\n]|\\[^\n])*{d}[gpiI0-9]*" for d in ("/", r"\|", "#", ","))
 _PLAIN_SED = re.compile(rf"(?:(?:{_ADDRESS}(?:,{_ADDRESS})?!?)?(?:[pdqlnN=]|{_SUBSTITUTE})(?:;[ ]*|\Z))+")
+_SED_PLAIN_OPTIONS = frozenset(
+    {"--quiet", "--silent", "--regexp-extended", "--posix", "--null-data", "--version", "--help"}
+)
+_SED_WITH_VALUE = re.compile(r"-[nErsuzb]*(?:(?P<script>[ef])|l)|--(?:l[a-z-]*)")
+"""Options whose value is the next word; ``-i`` has what is left of its own."""
 _AWK_RUNS = re.compile(r"system|getline|[|>@]|fflush|close")
 
 
 def sed(argv: Sequence[str]) -> Concern | None:
+    found: list[Concern | None] = []
     scripts: list[int] = []
     operands: list[int] = []
     index = 1
     while index < len(argv):
         word = argv[index]
+        if word == "--":
+            operands += range(index + 1, len(argv))
+            break
         if word in ("-e", "-ne", "-Ee", "-nEe", "-re", "--expression"):
             index += 1
             scripts.append(index)
         elif word.startswith("--expression="):
-            return Concern("a sed script in one word with its option is not judged", frozenset((0, index)))
-        elif word in (
-            "--quiet",
-            "--silent",
-            "--regexp-extended",
-            "--posix",
-            "--null-data",
-            "--version",
-            "--help",
-            "--",
-        ):
+            found.append(Concern("a sed script in one word with its option is not judged", frozenset((0, index))))
+            scripts.append(index)
+        elif word in _SED_PLAIN_OPTIONS:
             pass
         elif word[:1] == "-" and word != "-" and (word[:2] == "--" or not set(word[1:]) <= set("nErsuz")):
-            return _these(argv, [index], f"sed {word} can write files or run commands")
+            found.append(_these(argv, [index], f"sed {word} can write files or run commands"))
+            letter = _SED_WITH_VALUE.fullmatch(word)
+            if letter is not None:
+                index += 1
+                scripts += [index] if letter.group("script") else []
         elif word[:1] != "-" or word == "-":
             operands.append(index)
         index += 1
@@ -301,10 +329,9 @@ def sed(argv: Sequence[str]) -> Concern | None:
         scripts = operands[:1]
     for script in scripts:
         if script < len(argv) and not _PLAIN_SED.fullmatch(argv[script]):
-            return Concern(
-                "this sed script is not plain: sed can write files (w) and run commands (e)", frozenset((0, script))
-            )
-    return None
+            why = "this sed script is not plain: sed can write files (w) and run commands (e)"
+            found.append(Concern(why, frozenset((0, script))))
+    return together(*found)
 
 
 def awk(argv: Sequence[str]) -> Concern | None:
