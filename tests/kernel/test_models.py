@@ -22,7 +22,7 @@ each_provider = pytest.mark.parametrize("kind", ["openai", "anthropic"])
 sent: list[str] = []
 
 
-@tool(id="mail.send", side_effect="external", locks=["outbox:X"])
+@tool(id="mail.send", side_effect="external", locks=["outbox:X"], tier="core")
 async def send(to: str) -> dict[str, str]:
     """Send a mail."""
     sent.append(to)
