@@ -31,6 +31,7 @@ PAGES = (
     "docs/troubleshoot.md",
     "docs/approve.md",
     "docs/git.md",
+    "docs/many-tools.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")

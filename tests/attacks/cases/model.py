@@ -119,6 +119,7 @@ async def _hidden_in_a_description(home: Home) -> str | None:
     try:
         async with home.kernel(name="poisoned") as kernel:
             session = await kernel.session()
+            await session.call("load_tools", {"tool": "helpful"})
             told = [spec.description for spec in session.turn().specs if spec.id == "helpful"]
     except HandrailError:
         return None
