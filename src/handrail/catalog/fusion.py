@@ -8,8 +8,9 @@ for five needs rather than five near-copies of one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from handrail.catalog.lexical import Scores
 
@@ -43,21 +44,15 @@ class Ranked:
     row: int
 
 
-def ranked(rows: Sequence[Row], limit: int) -> list[Ranked]:
+def ranked(rows: Sequence[Row], limit: int, permitted: Callable[[int], bool] | None = None) -> list[Ranked]:
     """The best documents, best first.
 
     :param rows: of the request as a whole, then of its parts where it has several
+    :param permitted: which documents may be among them; all where it is not given
     """
     whole, parts = rows[0], rows[1:]
-    candidates = sorted(
-        {
-            number
-            for row in rows
-            for scores in (row.words, row.meaning)
-            if scores is not None
-            for number in scores.best[:POOL]
-        }
-    )
+    pools = [scores.best for row in rows for scores in (row.words, row.meaning) if scores is not None]
+    candidates = sorted({number for best in pools for number in _first(best, permitted)})
     stands = {number: whole.standing(number) for number in candidates}
     if not parts:
         best = sorted(candidates, key=lambda number: (-stands[number], number))[:limit]
@@ -75,6 +70,10 @@ def ranked(rows: Sequence[Row], limit: int) -> list[Ranked]:
         out.append(Ranked(best_number, left.pop(best_number), part + 1))
         covered = [max(s, c) for s, c in zip(held, covered, strict=True)]
     return out
+
+
+def _first(best: Sequence[int], permitted: Callable[[int], bool] | None) -> list[int]:
+    return list(islice((number for number in best if permitted is None or permitted(number)), POOL))
 
 
 def _added(serves: Sequence[float], covered: Sequence[float]) -> float:

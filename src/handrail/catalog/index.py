@@ -7,12 +7,12 @@ joins in when the embedder's thread has what it needs, and :attr:`Found.means` s
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.confidence import Evidence, confidence, fits
+from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting
 from handrail.catalog.encoding import Encoder, Wish
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Lexical, bag
@@ -30,6 +30,9 @@ PATIENCE_S = 2.0
 
 _PLACES = 2_048
 """Found documents whose terms are kept for giving reasons."""
+
+_JUDGED = 5
+"""Hits at least by which it is judged whether anything fits."""
 
 _WEAK = 0.5
 """Confidence below which a hit says that it is weak."""
@@ -58,12 +61,14 @@ class Found:
 
     :param hits: best first; with ``nothing_fits`` they are the nearest there are
     :param nothing_fits: no tool is likely to serve the request
+    :param fitting: how likely it is that one does, of two equally likely cases
     :param means: what the search went by
     :param note: why it went by words alone where it did; else empty
     """
 
     hits: tuple[Hit, ...]
     nothing_fits: bool
+    fitting: float
     means: Means
     note: str = ""
 
@@ -126,28 +131,60 @@ class Index:
         """Wait until every tool has its vector; whether that is so."""
         return self._encoder is not None and self._ready.wait(timeout_s)
 
-    def search(self, query: str, limit: int = 5, *, patience_s: float = PATIENCE_S) -> Found:
+    def search(
+        self,
+        query: str,
+        limit: int = 5,
+        *,
+        among: Callable[[str], bool] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Found:
         """The tools that serve ``query``, best first, at most ``limit``.
 
         Any text is a request, to be taken literally: patterns and instructions in it mean nothing here.
-        """
-        return self.search_all([query], limit, patience_s=patience_s)
 
-    def search_all(self, queries: Sequence[str], limit: int = 5, *, patience_s: float = PATIENCE_S) -> Found:
+        :param among: which ids may be found; all of them where it is not given
+        """
+        return self.search_all([query], limit, among=among, patience_s=patience_s)
+
+    def search_all(
+        self,
+        queries: Sequence[str],
+        limit: int = 5,
+        *,
+        among: Callable[[str], bool] | None = None,
+        patience_s: float = PATIENCE_S,
+    ) -> Found:
         """The tools that between them serve all of ``queries``: each is a need, and may hold several."""
         texts = _texts(queries)
         if not texts or not self._documents or limit < 1:
-            return Found((), True, "lexical", "" if texts else "the request says nothing")
+            return Found((), True, 0.0, "lexical", "" if texts else "the request says nothing")
         wanted = [terms(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
+        pool = POOL if among is None else max(POOL, len(self._documents))
         rows: list[Row] = []
         for at, each in enumerate(wanted):
-            meaning = vicinity.scores(vectors[at], POOL) if vicinity is not None else None
-            rows.append(Row(self._lexical.scores(each, POOL), meaning))
-        hits = tuple(self._hit(each, rows, wanted, texts) for each in ranked(rows, limit))
-        evidence = [self._evidence(each, rows, wanted) for each in ranked(rows[:1], 2)]
-        nothing = not fits([*evidence, *(self._evidence(each, rows, wanted) for each in ranked(rows, 1))])
-        return Found(hits, nothing, "lexical and meaning" if vicinity is not None else "lexical", note)
+            meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
+            rows.append(Row(self._lexical.scores(each, pool), meaning))
+        order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
+        evidence = [self._evidence(each, rows, wanted) for each in order]
+        fit = fitting(evidence, len(self._documents))
+        hits = [
+            self._hit(each, given, sure, texts)
+            for each, given, sure in zip(
+                order[:limit], evidence, confidences(evidence, len(self._documents)), strict=False
+            )
+        ]
+        return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning" if vicinity is not None else "lexical", note)
+
+    def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
+        if among is None:
+            return None
+
+        def permitted(number: int) -> bool:
+            return among(self._documents[number].id)
+
+        return permitted
 
     def _vectors(self, texts: Sequence[str], patience_s: float) -> tuple[Vicinity | None, Any, str]:
         vicinity, encoder = self._vicinity, self._encoder
@@ -161,22 +198,22 @@ class Index:
         return vicinity, vectors, ""
 
     def _evidence(self, found: Ranked, rows: Sequence[Row], wanted: Sequence[Sequence[str]]) -> Evidence:
-        """What speaks for one document, by the text it serves best or by the whole request, whichever says more."""
-        at = found.row
-        row = rows[at]
-        attainable = self._lexical.attainable(wanted[at])
-        shared = row.words.score(found.number) / attainable if attainable > 0 else 0.0
-        near = row.meaning.score(found.number) if row.meaning is not None else None
-        return Evidence(near, shared, row.standing(found.number))
+        """What speaks for one document, each by the text it serves best."""
+        attainable = [self._lexical.attainable(each) for each in wanted]
+        shared = max(
+            row.words.score(found.number) / most if most > 0 else 0.0
+            for row, most in zip(rows, attainable, strict=True)
+        )
+        near = [row.meaning.score(found.number) for row in rows if row.meaning is not None]
+        standing = max(row.standing(found.number) for row in rows)
+        return Evidence(max(near) if near else None, shared, standing)
 
-    def _hit(self, found: Ranked, rows: Sequence[Row], wanted: Sequence[Sequence[str]], texts: Sequence[str]) -> Hit:
+    def _hit(self, found: Ranked, evidence: Evidence, sure: float, texts: Sequence[str]) -> Hit:
         document = self._documents[found.number]
-        evidence = self._evidence(found, rows, wanted)
-        sure = confidence(evidence)
-        reasons = [*self._shared(document, texts[found.row])]
+        reasons = self._shared(document, texts[found.row])
         if evidence.near is not None:
             reasons.append(f"meaning {evidence.near:.2f}")
-        if len(rows) > 1 and found.row:
+        if found.row:
             reasons.append(f"for “{_short(texts[found.row])}”")
         return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK)
 

@@ -33,7 +33,7 @@ WEIGHTS: Mapping[str, float] = {
 _MOST_TERMS = 64
 """Different terms of one request that are looked up: the first ones."""
 
-_BY_NUMPY = 20_000
+_BY_NUMPY = 1_000
 """Postings of one request from which numpy is worth its start."""
 
 Bag = Mapping[str, float]

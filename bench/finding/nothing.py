@@ -1,0 +1,77 @@
+"""Requests that no tool serves: how many are told so, and what that costs the requests that a tool does serve."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from handrail.catalog.confidence import LEAST
+from handrail.catalog.minilm import MiniLM
+from handrail.catalog.texts import passage
+
+if TYPE_CHECKING:
+    from retrieval import Corpus
+
+    from handrail.catalog.index import Found, Index
+
+ASKED = 400
+"""Requests of each corpus that are put to its own tools, and to those of the others together."""
+
+ALIKE = 0.45
+"""Cosine of two tools' vectors from which one resembles the other."""
+
+LOSSES = (0.01, 0.02, 0.03, 0.05, 0.10)
+
+
+def nothing_fits(held: Sequence[tuple[Corpus, Index]]) -> Iterator[dict[str, Any]]:
+    """One line a corpus: what is detected at each loss of recall@5, the area under the curve, and as shipped."""
+    model = MiniLM()
+    vectors = {corpus.name: model.encode([passage(each) for each in corpus.documents]) for corpus, _ in held}
+    for corpus, index in held:
+        choose = random.Random(11)
+        own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
+        served = [(_fit(found), _recall(found, each["gold"])) for each, found in _asked(index, own)]
+        unserved: list[float] = []
+        others = [other for other, _ in held if other is not corpus]
+        for other in others:
+            at = {each["id"]: number for number, each in enumerate(other.tools)}
+            single = [each for each in other.queries if len(each["gold"]) == 1]
+            for each in choose.sample(single, min(ASKED // len(others), len(single))):
+                gold = vectors[other.name][[at[name] for name in each["gold"]]]
+                alike = (vectors[corpus.name] @ gold.T).max(axis=1) >= ALIKE
+                left = {tool["id"] for tool, out in zip(corpus.tools, alike, strict=True) if not out}
+                unserved.append(_fit(index.search(each["query"], 5, among=left.__contains__, patience_s=60)))
+        total = sum(recall for _, recall in served)
+        row: dict[str, Any] = {"corpus": corpus.name, "method": "nothing fits"}
+        for loss in LOSSES:
+            floor = _floor(served, loss * total)
+            row[f"told at {loss:.0%} lost"] = round(100 * sum(fit < floor for fit in unserved) / len(unserved), 1)
+        better = sum((own_fit > fit) + 0.5 * (own_fit == fit) for own_fit, _ in served for fit in unserved)
+        row["auc"] = round(better / len(served) / len(unserved), 3)
+        row["told as shipped"] = round(100 * sum(fit < LEAST for fit in unserved) / len(unserved), 1)
+        row["lost as shipped"] = round(100 * sum(recall for fit, recall in served if fit < LEAST) / total, 1)
+        yield row
+
+
+def _asked(index: Index, queries: Sequence[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], Found]]:
+    for each in queries:
+        yield each, index.search(each["query"], 5, patience_s=60)
+
+
+def _fit(found: Found) -> float:
+    return found.fitting
+
+
+def _recall(found: Found, gold: Sequence[str]) -> float:
+    return len({hit.id for hit in found.hits} & set(gold)) / len(gold)
+
+
+def _floor(served: Sequence[tuple[float, float]], most: float) -> float:
+    """The highest floor below which no more than ``most`` of recall lies."""
+    lost = 0.0
+    for fit, recall in sorted(served):
+        lost += recall
+        if lost > most:
+            return fit
+    return 1.0

@@ -1,0 +1,288 @@
+"""How well a request finds its tools: ours beside FastMCP's BM25, SQLite's FTS5 and pydantic-ai's keywords, in one run.
+
+    python bench/retrieval.py [--data DIR] [--json] [--limit N] [--cache DIR]
+    python bench/retrieval.py --speed [--json]
+
+``DIR`` is one corpus or a folder of them: ``tools.jsonl`` (id, name, description, parameters), ``queries.jsonl``
+(query, gold: the ids it needs) and ``META.json``. Without it BFCL's single-turn requests are taken from the package
+``bfcl-eval``, which is fetched once into the user's cache. With two corpora or more the requests of one are put to the
+tools of the others, with every tool taken out that resembles one they are for: how many are told "nothing fits".
+``--speed`` measures one search, the first search of a process, and memory, at 10,000 and 100,000 made-up tools.
+
+recall@k counts the tools that a request needs and that are among the first k; all@5 the requests all of whose tools
+are among the first five; ms is the median of one search (of ours "meaning" encodes the requests, those after it find
+them encoded). "not live" are the requests of BFCL that its authors wrote, without those that users sent in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import sqlite3
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from finding.bfcl import bfcl
+
+from handrail.catalog.cache import Cache
+from handrail.catalog.encoding import Encoder
+from handrail.catalog.index import Index
+from handrail.catalog.minilm import MiniLM, missing
+from handrail.catalog.texts import Document
+
+Search = Callable[[str], Sequence[str]]
+"""A request's tools, best first, at most ten."""
+
+
+@dataclass(frozen=True)
+class Corpus:
+    name: str
+    tools: list[dict[str, Any]]
+    queries: list[dict[str, Any]]
+
+    @property
+    def documents(self) -> list[Document]:
+        return [
+            Document(
+                each["id"], each.get("description") or "", each.get("parameters") or None, each.get("category") or ""
+            )
+            for each in self.tools
+        ]
+
+
+def corpora(folder: Path | None, limit: int | None) -> Iterator[Corpus]:
+    """Every corpus under ``folder``, or BFCL's."""
+    if folder is None:
+        tools, queries = bfcl()
+        yield Corpus("bfcl_v4", tools, _some(queries, limit))
+        return
+    found = [folder] if (folder / "tools.jsonl").is_file() else sorted(p.parent for p in folder.glob("*/tools.jsonl"))
+    if not found:
+        sys.exit(f"bench: {folder} holds no corpus: a folder with tools.jsonl and queries.jsonl is needed")
+    for place in found:
+        meta = place / "META.json"
+        name = json.loads(meta.read_text())["name"] if meta.is_file() else place.name
+        yield Corpus(name, _lines(place / "tools.jsonl"), _some(_lines(place / "queries.jsonl"), limit))
+
+
+def _some(queries: list[dict[str, Any]], limit: int | None) -> list[dict[str, Any]]:
+    return queries if limit is None or limit >= len(queries) else random.Random(3).sample(queries, limit)
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+# The methods: each takes a corpus and gives a search over it.
+
+
+def ours_lexical(corpus: Corpus) -> Search:
+    index = Index(corpus.documents)
+    return lambda query: [hit.id for hit in index.search(query, 10).hits]
+
+
+def ours(corpus: Corpus, cache: Cache | None = None) -> tuple[Index, Search]:
+    """Words, meaning and parts, as shipped; ready when every tool has its vector."""
+    index = Index(corpus.documents, encoder=Encoder(MiniLM(), cache))
+    index.wait()
+    return index, lambda query: [hit.id for hit in index.search(query, 10, patience_s=60).hits]
+
+
+def ours_unsplit(index: Index) -> Search:
+    """The same without looking for parts."""
+    import handrail.catalog.index as module
+
+    kept = module.parts
+
+    def search(query: str) -> Sequence[str]:
+        module.parts = lambda request: [request.strip()]
+        try:
+            return [hit.id for hit in index.search(query, 10, patience_s=60).hits]
+        finally:
+            module.parts = kept
+
+    return search
+
+
+def ours_semantic(index: Index) -> Search:
+    """Meaning alone, of the whole request."""
+    import handrail.catalog.fusion as module
+
+    whole, kept = ours_unsplit(index), module.WORDS
+
+    def search(query: str) -> Sequence[str]:
+        module.WORDS = 0.0
+        try:
+            return whole(query)
+        finally:
+            module.WORDS = kept
+
+    return search
+
+
+def fastmcp_bm25(corpus: Corpus) -> Search:
+    """FastMCP's own index over FastMCP's own text of a tool."""
+    from fastmcp.server.transforms.search.bm25 import _BM25Index
+
+    index = _BM25Index()
+    texts: list[str] = []
+    for each in corpus.tools:  # as its _extract_searchable_text: name, description, parameters with theirs
+        parts = [each["name"], each.get("description") or ""]
+        for name, about in ((each.get("parameters") or {}).get("properties") or {}).items():
+            parts += [name, (about.get("description") or "") if isinstance(about, dict) else ""]
+        texts.append(" ".join(part for part in parts if part))
+    index.build(texts)
+    return lambda query: [corpus.tools[number]["id"] for number in index.query(query, 10)]
+
+
+def fts5(corpus: Corpus) -> Search:
+    """SQLite's full-text search, Porter stemming, name weighed three times, any word of the request."""
+    database = sqlite3.connect(":memory:")
+    database.execute(
+        "CREATE VIRTUAL TABLE tools USING fts5(name, description, parameters, tokenize='porter unicode61')"
+    )
+    for number, each in enumerate(corpus.tools):
+        told = json.dumps((each.get("parameters") or {}).get("properties") or {})
+        name = each["name"].replace("_", " ").replace(".", " ")
+        row = (number, name, each.get("description") or "", told)
+        database.execute("INSERT INTO tools(rowid, name, description, parameters) VALUES (?, ?, ?, ?)", row)
+
+    def search(query: str) -> Sequence[str]:
+        words = dict.fromkeys("".join(c if c.isalnum() else " " for c in query.lower()).split())
+        if not words:
+            return []
+        match = " OR ".join(f'"{word}"' for word in list(words)[:200])
+        found = database.execute(
+            "SELECT rowid FROM tools WHERE tools MATCH ? ORDER BY bm25(tools, 3, 1, 1) LIMIT 10", (match,)
+        )
+        return [corpus.tools[number]["id"] for (number,) in found]
+
+    return search
+
+
+def pydantic_ai_keywords(corpus: Corpus) -> Search:
+    """pydantic-ai's own keyword search."""
+    from pydantic_ai.tools import ToolDefinition
+    from pydantic_ai.toolsets._tool_search import keywords_search_fn
+
+    definitions = [ToolDefinition(name=each["id"], description=each.get("description") or "") for each in corpus.tools]
+    context: Any = None
+    return lambda query: keywords_search_fn(context, [query], definitions)[:10]
+
+
+def measure(corpus: Corpus, method: str, search: Search) -> Iterator[dict[str, Any]]:
+    """One method's figures over one corpus, in per cent."""
+    asked: list[tuple[dict[str, Any], Sequence[str], float]] = []
+    for each in corpus.queries:
+        start = time.perf_counter()
+        found = list(search(each["query"]))
+        asked.append((each, found, time.perf_counter() - start))
+    yield _figures(corpus, corpus.name, method, asked)
+    written = [row for row in asked if not row[0].get("split", "").startswith("live")]
+    if 0 < len(written) < len(asked):
+        yield _figures(corpus, f"{corpus.name} (not live)", method, written)
+
+
+def _figures(
+    corpus: Corpus, name: str, method: str, asked: Sequence[tuple[dict[str, Any], Sequence[str], float]]
+) -> dict[str, Any]:
+    sums = {1: 0.0, 3: 0.0, 5: 0.0, 10: 0.0}
+    whole, gain = 0, 0.0
+    for each, found, _ in asked:
+        gold = set(each["gold"])
+        for k in sums:
+            sums[k] += len(gold & set(found[:k])) / len(gold)
+        whole += gold <= set(found[:5])
+        best = sum(1 / math.log2(at + 2) for at in range(min(5, len(gold))))
+        gain += sum(1 / math.log2(at + 2) for at, name in enumerate(found[:5]) if name in gold) / best
+    count = len(asked)
+    return {
+        "corpus": name,
+        "method": method,
+        **{f"recall@{k}": round(100 * value / count, 1) for k, value in sums.items()},
+        "all@5": round(100 * whole / count, 1),
+        "ndcg@5": round(100 * gain / count, 1),
+        "ms": round(1000 * statistics.median(taken for _, _, taken in asked), 2),
+        "queries": count,
+        "tools": len(corpus.tools),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--data", type=Path, help="a corpus, or a folder of corpora; BFCL's where it is not given")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line")
+    parser.add_argument("--limit", type=int, help="only so many requests of each corpus, chosen at random")
+    parser.add_argument("--cache", type=Path, help="keep vectors here between two runs")
+    parser.add_argument("--speed", action="store_true", help="measure time and memory instead")
+    given = parser.parse_args()
+    if given.speed:
+        for row in speed():
+            _print(row, given.json)
+        return
+    if why := missing():
+        sys.exit(f"bench: {why}")
+    cache = Cache(given.cache) if given.cache else None
+    held: list[tuple[Corpus, Index]] = []
+    for corpus in corpora(given.data, given.limit):
+        index, hybrid = ours(corpus, cache)
+        held.append((corpus, index))
+        methods: dict[str, Callable[[], Search]] = {
+            "handrail: words": lambda corpus=corpus: ours_lexical(corpus),
+            "handrail: meaning": lambda index=index: ours_semantic(index),
+            "handrail: words and meaning": lambda index=index: ours_unsplit(index),
+            "handrail: words, meaning, parts": lambda hybrid=hybrid: hybrid,
+            "FastMCP BM25": lambda corpus=corpus: fastmcp_bm25(corpus),
+            "SQLite FTS5": lambda corpus=corpus: fts5(corpus),
+            "pydantic-ai keywords": lambda corpus=corpus: pydantic_ai_keywords(corpus),
+        }
+        for name, made in methods.items():
+            try:
+                search = made()
+            except ImportError as error:
+                print(
+                    f"bench: {name} is left out: {error.name} is not installed (bench/requirements.txt)",
+                    file=sys.stderr,
+                )
+                continue
+            for row in measure(corpus, name, search):
+                _print(row, given.json)
+    if len(held) > 1:
+        from finding.nothing import nothing_fits
+
+        for row in nothing_fits(held):
+            _print(row, given.json)
+
+
+def speed() -> Iterator[dict[str, Any]]:
+    """Each measured in a process of its own."""
+    for count in (10_000, 100_000):
+        with tempfile.TemporaryDirectory() as folder:
+            for what in ("make", "cold", "search"):
+                done = subprocess.run(
+                    [sys.executable, str(Path(__file__).parent / "finding" / "speed.py"), what, str(count), folder],
+                    capture_output=True,
+                    text=True,
+                    check=True,
+                )
+                for line in done.stdout.splitlines():
+                    yield json.loads(line)
+
+
+def _print(row: dict[str, Any], as_json: bool) -> None:
+    print(json.dumps(row) if as_json else "  ".join(f"{name} {value}" for name, value in row.items()), flush=True)
+
+
+if __name__ == "__main__":
+    main()
