@@ -66,7 +66,7 @@ class HeldKernel(Kernel):
         self._sessions: dict[str, HeldSession] = {}
         self._closing: set[str] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor)
+        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
         self.server = Server(self)
         Heeding(self.approvals, self._lane, self._lanes, self._judged_by)
 

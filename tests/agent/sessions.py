@@ -9,6 +9,7 @@ from typing import Any
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.history import History
 from handrail.contract.jsontext import ArgumentText, parse_arguments
+from handrail.contract.native import NativeOffer
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 
@@ -43,6 +44,10 @@ class RecordingTurn:
     def index(self) -> str:
         return self._session.index
 
+    @property
+    def native(self) -> Sequence[NativeOffer]:
+        return self._session.native
+
     async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         return await self._session.answer(list(calls))
 
@@ -60,6 +65,7 @@ class RecordingSession:
         """What :meth:`recall` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
         self.index = ""
+        self.native: list[NativeOffer] = []
         self.begun: list[str] = []
         self.proposed: list[list[ProposedCall]] = []
         self.cancelled: list[str] = []

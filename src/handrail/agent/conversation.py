@@ -107,7 +107,7 @@ class Conversation:
         if message.calls:
             self._open = Exchange(message, tuple(call_ids))
             self._keep(as_data(message, call_ids))
-        elif any(not isinstance(part, Kept) for part in parts):
+        elif any(not isinstance(part, Kept) or part.said for part in parts):
             self._add(message)
 
     def answer(self, answers: Mapping[int, Answer]) -> None:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.history import History
+from handrail.contract.native import NativeOffer
 from handrail.contract.spec import ToolSpec
 
 StopKind = Literal["user", "shutdown", "timeout"]
@@ -23,6 +24,11 @@ class Turn(Protocol):
     @property
     def index(self) -> str:
         """What there is beside these, for the system text."""
+        ...
+
+    @property
+    def native(self) -> Sequence[NativeOffer]:
+        """What the model's provider may carry out itself."""
         ...
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from handrail.agent.budget import BudgetKind
 from handrail.agent.model import TextDelta
@@ -43,6 +44,34 @@ class CallAnswered:
     position: int
     call: ProposedCall
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class NativeWithheld:
+    """A tool that the provider would carry out itself is not offered to this model in this run."""
+
+    tool_id: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NativeUsed:
+    """The provider carried out a tool of its own.
+
+    :param name: as the provider calls it
+    :param tool_id: the registry's id; ``""`` for one that was not offered
+    :param arguments: what the model asked of it, as far as the provider says so
+    :param artifacts: references to what came of it: the provider's JSON first, then what is binary in it
+    :param failed: the provider says that it did not work
+    :param problem: why nothing of it is kept, or ``""``
+    """
+
+    name: str
+    tool_id: str
+    arguments: Mapping[str, Any]
+    artifacts: tuple[str, ...] = ()
+    failed: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,4 +124,15 @@ class RunFinished:
     outcome: RunOutcome
 
 
-LoopEvent = TurnStarted | TextDelta | Delayed | CallProposed | CallAnswered | ReplyCut | BudgetSpent | RunFinished
+LoopEvent = (
+    TurnStarted
+    | TextDelta
+    | Delayed
+    | CallProposed
+    | CallAnswered
+    | NativeWithheld
+    | NativeUsed
+    | ReplyCut
+    | BudgetSpent
+    | RunFinished
+)

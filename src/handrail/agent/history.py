@@ -4,7 +4,7 @@ Each message is one JSON object with ``v`` (the form's version) and ``role``:
 
 - ``user``: ``text``
 - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
-  or ``{"kept": <provider>, "block"}``
+  or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
 - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
   are still without an answer, and a later ``results`` has all of them
 
@@ -111,8 +111,9 @@ def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any
     match part:
         case TextPart(text):
             return {"text": text}
-        case Kept(provider, block):
-            return {"kept": provider, "block": dict(block)}
+        case Kept(provider, block, said, artifacts):
+            kept: dict[str, Any] = {"kept": provider, "block": dict(block)}
+            return {**kept, "said": True, "artifacts": list(artifacts)} if said else kept
         case CallPart(wire_id, name, arguments):
             call_id = next(ids, "")
             return {"call": wire_id, "name": name, "arguments": dict(arguments), "id": call_id}
@@ -192,7 +193,9 @@ class _Reading:
             elif "kept" in data:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
-                    parts.append(Kept(provider, cast("dict[str, Any]", block)))
+                    part = Kept(provider, cast("dict[str, Any]", block), data.get("said") is True, _texts(data))
+                    parts.append(part)
+                    said = said or part.said
         if call_ids:
             self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
         elif said:
@@ -207,6 +210,12 @@ class _Reading:
                 results[new] = CallResult(new, whole_characters(text), data.get("error") is True)
         if len(results) == len(exchange.call_ids):
             self._close(exchange)
+
+
+def _texts(data: Mapping[str, Any]) -> tuple[str, ...]:
+    given: object = data.get("artifacts")
+    items = cast("list[object]", given) if isinstance(given, list) else []
+    return tuple(item for item in items if isinstance(item, str))
 
 
 def _objects(value: object) -> list[dict[str, Any]]:

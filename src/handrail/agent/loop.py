@@ -26,7 +26,17 @@ from handrail.agent.events import (
     RunStatus,
     TurnStarted,
 )
-from handrail.agent.model import AssistantMessage, Message, Model, ModelRequest, ProviderError, StreamCut, TextDelta
+from handrail.agent.model import (
+    AssistantMessage,
+    Message,
+    Model,
+    ModelRequest,
+    NativeGiven,
+    ProviderError,
+    StreamCut,
+    TextDelta,
+)
+from handrail.agent.native import Natives
 from handrail.agent.prompt import system_prompt
 from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
 from handrail.agent.retry import Delayed, RetryPolicy
@@ -110,6 +120,7 @@ class Agent:
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
         self._conversation = Conversation(session.history)
+        self._natives = Natives(model, session.history)
         self._run: _Run | None = None
 
     @property
@@ -214,6 +225,8 @@ class Agent:
             except UsageError as closed:  # somebody stopped the session, or left it
                 run.end("cancelled", str(closed))
                 return
+            for withheld in self._natives.choose(turn.native, (spec.llm_view()["name"] for spec in turn.specs)):
+                yield withheld
             request = self._request(turn)
             dispatch = AfterReply(turn)
             yield TurnStarted(run.spent.turns + 1)
@@ -257,8 +270,11 @@ class Agent:
     def _request(self, turn: Turn) -> ModelRequest:
         specs = turn.specs
         if self._system is None:  # kept from the first run on, so that providers can cache it
-            self._system = system_prompt(self._workspace, specs, index=turn.index, instructions=self._instructions)
-        return ModelRequest(self._system, self.messages, [spec.llm_view() for spec in specs], self._max_output_tokens)
+            self._system = system_prompt(
+                self._workspace, specs, index=turn.index, native=self._natives.offered, instructions=self._instructions
+            )
+        views = [spec.llm_view() for spec in specs]
+        return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._natives.forms)
 
     async def _read(
         self, run: _Run, request: ModelRequest, assembly: ReplyAssembly, dispatch: Dispatch
@@ -272,6 +288,9 @@ class Agent:
                     if isinstance(event, Delayed):
                         yield event
                         continue
+                    if isinstance(event, NativeGiven):
+                        used, event = await self._natives.take(event)  # noqa: PLW2901 - with what is kept of it
+                        yield used
                     news = assembly.feed(event)
                     if isinstance(news, str):
                         yield TextDelta(news)
@@ -394,6 +413,8 @@ def _judge(run: _Run, reply: Reply, refused: tuple[BudgetKind, str] | None) -> N
     if refused is not None:
         run.end("budget", refused[1], refused[0])
     if reply.calls or run.error is not None or run.stopped is not None or run.ended is not None:
+        return
+    if reply.reason == "paused":  # the provider goes on with its own tool when it is asked again
         return
     if reply.reason == "length":
         run.end("length", "the reply met the model's output limit; ask for less at once, or allow more output tokens")

@@ -57,10 +57,36 @@ class CallClosed:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A block of the provider's own (signed reasoning, say) that it wants back unchanged in the history."""
+    """A block of the provider's own (signed reasoning, say) that it wants back unchanged in the history.
+
+    :param said: the reply is made of it, as of its text: the provider used a tool of its own
+    :param artifacts: what is kept of it here
+    """
 
     provider: str
     block: Mapping[str, Any]
+    said: bool = False
+    artifacts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NativeGiven:
+    """The provider carried out a tool of its own, and this came of it.
+
+    :param name: what the provider calls the tool
+    :param provider_id: the provider's own id of this use, or ``""``
+    :param arguments: what the model asked of it, where the provider says so
+    :param content: what came of it, as the provider's JSON
+    :param failed: the provider says that it did not work
+    :param kept: what the provider wants back in the history, where it does
+    """
+
+    name: str
+    provider_id: str
+    arguments: Mapping[str, Any]
+    content: Any
+    failed: bool = False
+    kept: Kept | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +101,7 @@ FinishReason = Literal[
     "end",  # the model has said what it wanted to
     "calls",  # it waits for results
     "length",  # its output limit or its context cut the reply
+    "paused",  # the provider asks for another request, to go on with a tool of its own
     "refused",  # a filter of the provider, or the model, declined
     "other",
 ]
@@ -87,7 +114,7 @@ class Finished:
     reason: FinishReason
 
 
-BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | Kept | Usage | Finished
+BlockEvent = TextDelta | CallOpened | CallArguments | CallClosed | Kept | NativeGiven | Usage | Finished
 
 
 # --- the conversation, in a form of no provider ---------------------------------------------------------------
@@ -157,12 +184,14 @@ class ModelRequest:
 
     :param tools: LLM views (``name``, ``description``, ``parameters``) and nothing else of a tool
     :param max_output_tokens: None leaves the provider's default
+    :param native: what the provider carries out itself, in its own form
     """
 
     system: str
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]]
     max_output_tokens: int | None = None
+    native: Sequence[Mapping[str, Any]] = ()
 
 
 class Model(Protocol):

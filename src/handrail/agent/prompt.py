@@ -26,21 +26,23 @@ def system_prompt(
     specs: Iterable[ToolSpec],
     *,
     index: str = "",
+    native: Iterable[ToolSpec] = (),
     skills: Iterable[str] = (),
     hints: Iterable[str] = (),
     instructions: str = "",
 ) -> str:
     """The text, in fixed order: what holds always, the workspace, the tools (what there is beside those in view, guidance,
-    skills, hints), the operator's instructions.
+    what the provider carries out, skills, hints), the operator's instructions.
 
     :param workspace: the path that the model's relative paths start from; None leaves it out
     :param specs: the tools in view; only ``guidance`` is taken from beyond their LLM view
     :param index: a turn's :attr:`~handrail.contract.session.Turn.index`
+    :param native: what the model's provider carries out itself
     """
     sections = [BASE]
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
-    sections += tool_part(index, specs, skills=skills, hints=hints)
+    sections += tool_part(index, specs, native=native, skills=skills, hints=hints)
     if instructions.strip():
         sections.append("# Instructions\n\n" + instructions.strip())
     return "\n\n".join(sections) + "\n"

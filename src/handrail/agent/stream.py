@@ -21,6 +21,7 @@ from handrail.agent.model import (
     Finished,
     FinishReason,
     Kept,
+    NativeGiven,
     TextDelta,
     TextPart,
     Usage,
@@ -160,6 +161,10 @@ class ReplyAssembly:
             case Kept():
                 self._weigh(len(str(event.block)))
                 self._parts.append(event)
+            case NativeGiven(kept=kept):
+                self._weigh(0 if kept is not None else len(str(event.content)))
+                if kept is not None:
+                    self.feed(kept)
             case Usage():
                 self.usage = event
             case Finished(reason):

@@ -135,6 +135,10 @@ class Interaction:
         active, count = in_view or (self.active, None)
         return view.shown(active.first(count))
 
+    def native(self, generation: Generation) -> tuple[ToolSpec, ...]:
+        """What a model's provider may carry out itself."""
+        return self.look(generation).native
+
     def index(self, generation: Generation) -> str:
         """What there is beside what is in view from the start, for the system text."""
         return index_of(self.look(generation), self.options.index_tokens)

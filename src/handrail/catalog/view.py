@@ -14,6 +14,7 @@ from typing import Literal
 
 from handrail.catalog.categories import CORE, SHIPPED, about, category_of
 from handrail.contract.doors import Category
+from handrail.contract.native import AT_PROVIDER
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import BUILT_IN, Entry, Generation
 
@@ -49,14 +50,17 @@ class View:
     :ivar ready: every tool that can be called, by id
     :ivar members: by category, in the order in which they are shown, the ids of its tools; no core tool among them
     :ivar texts: by category, what models are told of it
+    :ivar native: those that a model's provider carries out itself, which are none of these
     :ivar whole: everything is in view from the start
     """
 
-    __slots__ = ("__weakref__", "_category", "core", "members", "ready", "texts", "whole")
+    __slots__ = ("__weakref__", "_category", "core", "members", "native", "ready", "texts", "whole")
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         ready = {tool_id: entry for tool_id, entry in generation.entries.items() if entry.withheld is None}
         self.ready: Mapping[str, Entry] = MappingProxyType(ready)
+        every = generation.entries.values()
+        self.native = tuple(one.spec for one in every if one.spec.provider_support and one.withheld == AT_PROVIDER)
         core = [tool_id for tool_id, entry in ready.items() if _is_core(entry)]
         core += [tool_id for tool_id in options.core if tool_id in ready]
         self.core: Mapping[str, Entry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})

@@ -19,6 +19,7 @@ from handrail.contract.checked import faults_of, sound_part
 from handrail.contract.errors import Fault
 from handrail.contract.modes import Mode
 from handrail.contract.names import LOCKED_IDS, fault_in_id
+from handrail.contract.native import faults_in_native, native_id
 from handrail.contract.patterns import fault_in_pattern, text_regex
 from handrail.contract.requires import NetRequires, Requires
 from handrail.contract.rule_texts import GivenRule
@@ -99,10 +100,15 @@ class AgentManifest(_Table):
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
     """Alias to id."""
+    native: dict[str, dict[str, dict[str, Any]]] = Field(default_factory=dict[str, dict[str, dict[str, Any]]])
+    """Tools that a model's provider carries out itself: name, then provider, then options. Only those that stand here are
+    offered to a model."""
 
     def has_tool(self, tool_id: str) -> bool:
-        """Whether ``tools`` names it."""
-        return any(tool_matches(pattern, tool_id) for pattern in self.tools)
+        """Whether ``tools`` names it, or ``native`` does."""
+        if any(tool_matches(pattern, tool_id) for pattern in self.tools):
+            return True
+        return bool(self.native) and any(native_id(name) == tool_id for name in self.native)
 
     def as_data(self) -> dict[str, Any]:
         """The manifest as JSON-able data, for watchdogs and listings."""
@@ -253,6 +259,8 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
             yield path_text(("aliases", alias)), problem
         elif alias in LOCKED_IDS:
             yield path_text(("aliases", alias)), f"{alias!r} is a locked id; choose another alias for {tool_id!r}"
+    for steps, problem in faults_in_native(agent.native):
+        yield path_text(("native", *steps)), problem
 
 
 def _fault_in_tool_pattern(pattern: str) -> str | None:

@@ -27,3 +27,12 @@ class History(Protocol):
         :raises LogUnavailable: when they cannot be made durable
         """
         ...
+
+    async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+        """Keep what a provider's own tool gave, and that it did: ``content`` without secrets as an artifact, and each part
+        of it that is binary as another. Gives their references, in that order.
+
+        :param about: which tool, of which provider, asked for what
+        :raises LogUnavailable: when it cannot be kept
+        """
+        ...

@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.events import Event
 from handrail.contract.history import History
+from handrail.contract.native import NativeOffer
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 
@@ -31,6 +32,11 @@ class Turn(Protocol):
     @property
     def index(self) -> str:
         """What there is beside :attr:`specs`, for the system text; ``""`` where that is nothing."""
+        ...
+
+    @property
+    def native(self) -> Sequence[NativeOffer]:
+        """What the model's provider may carry out itself, each with the reason where this session rules it out."""
         ...
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:

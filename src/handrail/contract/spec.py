@@ -112,6 +112,9 @@ class ToolSpec:
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None
+    provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Providers that carry it out themselves, each with the options that it is given; see :mod:`handrail.contract.native`.
+    Empty for every tool that runs here. An agent's manifest alone says it."""
 
     max_output: int = DEFAULT_MAX_OUTPUT
     max_entries: int | None = None
@@ -162,6 +165,7 @@ class ToolSpec:
             for key, c in self.config.items()
         }
         view["targets"] = dict(self.targets)
+        view["provider_support"] = {provider: dict(options) for provider, options in self.provider_support.items()}
         return view
 
     @property

@@ -11,6 +11,7 @@ from handrail.agents import as_configured, sources_of
 from handrail.confining import provider_of, sandbox_of
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, StartError, UsageError
+from handrail.contract.native import AT_PROVIDER
 from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
 from handrail.doctor.confinement import of_opt_outs
@@ -145,6 +146,7 @@ def _never(_: object) -> NoReturn:
 
 def _tools(entries: Iterable[Entry]) -> Iterator[Check]:
     every = list(entries)
+    every = [entry for entry in every if entry.withheld != AT_PROVIDER]
     withheld = [entry for entry in every if entry.withheld is not None]
     yield Check("tools", "ok", f"{len(every) - len(withheld)} ready, {len(withheld)} withheld")
     for entry in withheld:

@@ -198,6 +198,7 @@ class Guest:
             "close": self._close,
             "history": self._history,
             "keep": self._keep_messages,
+            "provided": self._provided,
             "explain": self._explain,
             "find": self._find,
             "reload": self._reload,
@@ -380,6 +381,10 @@ class Guest:
         history = self._session(session).history
         if history is not None:
             await history.keep(entries)
+
+    async def _provided(self, session: str, about: Mapping[str, Any], content: Any) -> Any:
+        history = self._session(session).history
+        return [] if history is None else list(await history.provided(about, content))
 
     def _watch(self, session: str) -> None:
         if session in self._sessions and session not in self._watched:

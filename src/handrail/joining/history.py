@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from handrail.contract.history import Entry
 from handrail.joining.membership import Membership
@@ -23,6 +24,14 @@ class JoinedHistory:
             except ConnectionLost:
                 continue
             return [(position, data) for position, data in told]
+
+    async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+        body = {"session": self._session_id, "about": dict(about), "content": content}
+        while True:  # what is kept is known by its content; that it was used may be on record twice
+            try:
+                return await self._membership.request("provided", body)
+            except ConnectionLost:
+                continue
 
     async def keep(self, entries: Sequence[Entry]) -> None:
         body = {"session": self._session_id, "entries": [[position, dict(data)] for position, data in entries]}

@@ -129,6 +129,7 @@ REQUESTS: Mapping[str, Shape] = {
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry)},
+    "provided": {**_of_session, "about": an_object, "content": anything},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
     "find": {"query": text, "limit": whole, "patience_ms": whole},
     "reload": {"tools": optional(anything)},

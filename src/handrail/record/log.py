@@ -6,6 +6,7 @@ What the bodies hold is the arbiter's business, except for the names that readin
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
   with ``late`` only adds how work ended that its call was already answered for
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
+- ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``; of no call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
 """
 
@@ -41,6 +42,7 @@ Kind = Literal[
     "intended",
     "committed",
     "interrupted",
+    "provided",  # a model's provider carried out a tool of its own
     "redacted",
     "lost",  # so many appended records could not be kept while the log was unable to write
 ]

@@ -17,6 +17,7 @@ from handrail.contract.spec import ToolSpec, faults_in
 from handrail.contract.tool import Tool
 from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Pins, reviews
+from handrail.registry.sources.native import NativeTool
 from handrail.registry.sources.source import Found, Loaded, Rank, Source
 from handrail.registry.withholding import Reason, confinement_of, judged, reasons_to_withhold
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
@@ -179,6 +180,8 @@ class _Table:
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
     found = faults_in(tool.spec)
+    if tool.spec.provider_support and not isinstance(tool, NativeTool):
+        found.append(("provider_support", "only an agent's manifest names what a provider carries out; leave it out"))
     if tool.trusted:
         found += _faults_of_python(tool.spec)
     return found

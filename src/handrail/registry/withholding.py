@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import NamedTuple
 
+from handrail.contract.native import AT_PROVIDER
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -20,6 +21,8 @@ class Reason(NamedTuple):
     text: str
 
 
+PROVIDER = "the model's provider"
+"""``Entry.confined_by`` of what it carries out itself."""
 _GRAVEST: tuple[Status, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
@@ -32,12 +35,16 @@ def judged(entry: Entry, reasons: Iterable[Reason]) -> Entry:
     if found:
         texts = [f"available, but {one.text}" if one.status == "available" else one.text for one in found]
         return replace(entry, withheld="; ".join(texts), status=found[0].status)
+    if entry.spec.provider_support:
+        return replace(entry, withheld=AT_PROVIDER, status="connected")
     given = entry.foreign is not None or bool(entry.spec.secrets or entry.spec.config)
     return replace(entry, withheld=None, status="connected" if given else "system")
 
 
 def confinement_of(tool: Tool, tier: Tier) -> str:
     """Who holds a tool back, as every result says it: ``runtime``, the tier, or both for Python that runs programs."""
+    if tool.spec.provider_support:
+        return PROVIDER
     holder = UNCONFINED if tool.spec.id in tier.unconfined else tier.name
     if not tool.trusted:
         return holder

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.history import Entry
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog, Record
+from handrail.session.provided import split
 from handrail.store.messages import Messages
 
 
@@ -18,8 +23,17 @@ class SessionHistory:
     """
 
     def __init__(
-        self, session_id: str, messages: Messages, redactor: Redactor, *, clock: Callable[[], int] = time.time_ns
+        self,
+        session_id: str,
+        messages: Messages,
+        redactor: Redactor,
+        log: CommitLog,
+        artifacts: Artifacts,
+        *,
+        clock: Callable[[], int] = time.time_ns,
     ) -> None:
+        self._log = log
+        self._artifacts = artifacts
         self._session_id = session_id
         self._messages = messages
         self._redactor = redactor
@@ -32,6 +46,20 @@ class SessionHistory:
         if self._redactor.active:
             entries = [(position, self._without_secrets(data)) for position, data in entries]
         await self._messages.keep(self._session_id, entries, self._clock())
+
+    async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+        plain, files = split(content)  # before what would cut a file's text into pieces
+        plain, redact = self._redactor.value(plain), self._redactor.binary
+        whole = json.dumps(plain, ensure_ascii=False).encode("utf-8", "surrogatepass")
+        stored = [(whole, "application/json"), *((redact(data), media_type) for data, media_type in files)]
+
+        def keep() -> list[str]:
+            return [self._artifacts.put(data, media_type) for data, media_type in stored]
+
+        artifacts = await asyncio.to_thread(keep)
+        told = {**self._redactor.value(dict(about)), "artifacts": artifacts}
+        await self._log.commit([Record("provided", self._session_id, "", told)])
+        return artifacts
 
     def _without_secrets(self, data: Mapping[str, Any]) -> Mapping[str, Any]:
         plain: dict[str, Any] = self._redactor.value(dict(data))

@@ -11,6 +11,8 @@ from typing import Any, cast
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.policy.rules import Rule, parse_rule
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog
 from handrail.runtime.seen import SeenFiles
 from handrail.session.history import SessionHistory
 from handrail.store.opening import Store
@@ -26,6 +28,7 @@ class Lasting:
 
     store: Store
     redactor: Redactor
+    log: CommitLog
 
     def row(self, opened: SessionRow) -> SessionRow:
         """How a session is kept when it is opened: what is known of it from before stays, unless it is said anew.
@@ -75,7 +78,8 @@ class Lasting:
 
     def history(self, session_id: str) -> SessionHistory:
         """Where what is said in it is kept."""
-        return SessionHistory(session_id, self.store.messages, self.redactor)
+        artifacts = Artifacts(self.store.folders.artifacts)
+        return SessionHistory(session_id, self.store.messages, self.redactor, self.log, artifacts)
 
     def last_turn(self, session_id: str, recorded: int) -> int:
         """The highest turn that a call of it is known by: in the log, or in the last reply that was kept. A reply is

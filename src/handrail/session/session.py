@@ -20,10 +20,12 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
+from handrail.contract.native import NativeOffer
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import given, in_mode
+from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
@@ -378,6 +380,11 @@ class HeldTurn:
     def index(self) -> str:
         """What there is beside :attr:`specs`, for the system text."""
         return self._catalog.index(self.generation)
+
+    @property
+    def native(self) -> list[NativeOffer]:
+        """What the model's provider may carry out itself; a rule that denies the tool rules it out."""
+        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self.generation)]
 
     def reply(self) -> Reply:
         """For a stream that submits calls one by one."""

@@ -7,7 +7,7 @@ A call's block is closed by its ``content_block_stop``.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, cast
 
 import anthropic
@@ -33,6 +33,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
+from handrail.agent.providers.anthropic_native import NativeReader, matched
 from handrail.agent.providers.failures import failure
 from handrail.agent.providers.fields import count, get, text
 from handrail.catalog.dialects import ANTHROPIC, Dialect
@@ -50,6 +51,7 @@ _REASONS: dict[str, FinishReason] = {
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "refusal": "refused",
+    "pause_turn": "paused",
 }
 _KEPT_DELTAS = {"thinking_delta": "thinking", "signature_delta": "signature"}
 
@@ -86,7 +88,7 @@ class AnthropicModel:
                 if request.system
                 else anthropic.omit,
                 messages=_messages(request.messages),
-                tools=_tools(request.tools) or anthropic.omit,
+                tools=_tools(request) or anthropic.omit,
                 stream=True,
             )
             async with events:
@@ -124,6 +126,7 @@ class _EventReader:
         self._calls: dict[int, object] = {}
         """Open calls with the input that their start brought: some servers send it there, whole, and no deltas."""
         self._kept: dict[int, dict[str, Any]] = {}
+        self._native = NativeReader()
 
     def read(self, event: RawMessageStreamEvent) -> Iterator[BlockEvent]:
         index = get(event, "index")
@@ -135,7 +138,9 @@ class _EventReader:
             case "content_block_delta" if isinstance(index, int):
                 yield from self._delta(index, get(event, "delta"))
             case "content_block_stop" if isinstance(index, int):
-                if index in self._calls:
+                if self._native.has(index):
+                    yield from self._native.stop(index)
+                elif index in self._calls:
                     if whole := self._calls.pop(index):
                         yield CallArguments(index, json.dumps(whole))
                     yield CallClosed(index)
@@ -163,8 +168,8 @@ class _EventReader:
                 self._kept[index] = {"type": "thinking", "thinking": "", "signature": ""}
             case "redacted_thinking":
                 self._kept[index] = {"type": "redacted_thinking", "data": get(block, "data")}
-            case _:
-                pass
+            case kind:
+                self._native.start(index, kind, block)
 
     def _delta(self, index: int, delta: object) -> Iterator[BlockEvent]:
         kind = get(delta, "type")
@@ -173,6 +178,9 @@ class _EventReader:
                 yield TextDelta(said)
         elif kind == "input_json_delta":
             if piece := text(delta, "partial_json"):
+                if self._native.has(index):
+                    self._native.add(index, piece)
+                    return
                 if index in self._calls:
                     self._calls[index] = None
                 yield CallArguments(index, piece)
@@ -200,8 +208,10 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
         content = list(_content(message))
         if joined and joined[-1][0] == role:
             joined[-1][1].extend(content)
-        else:
+        elif content:
             joined.append((role, content))
+    for number, (_, content) in enumerate(joined):
+        content[:] = matched(content, last=number == len(joined) - 1)
     if joined and joined[-1][0] == "user" and joined[-1][1]:
         joined[-1][1][-1]["cache_control"] = {"type": "ephemeral"}
     return [cast("MessageParam", {"role": role, "content": content}) for role, content in joined]
@@ -231,5 +241,6 @@ def _content(message: Message) -> Iterator[dict[str, Any]]:
                 }
 
 
-def _tools(views: Iterable[Mapping[str, Any]]) -> list[ToolUnionParam]:
-    return [cast("ToolUnionParam", offered(view, ANTHROPIC)[0]) for view in views]
+def _tools(request: ModelRequest) -> list[ToolUnionParam]:
+    own = [offered(view, ANTHROPIC)[0] for view in request.tools]
+    return [cast("ToolUnionParam", tool) for tool in (*own, *request.native)]

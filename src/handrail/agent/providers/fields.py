@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from typing import Any, cast
+
 
 def get(value: object, name: str) -> object:
     """The field, or None where it is missing."""
@@ -18,3 +21,15 @@ def count(value: object, name: str) -> int:
     """The field if it is a positive integer, else 0."""
     found = get(value, name)
     return found if isinstance(found, int) and found > 0 else 0
+
+
+def plain(block: object) -> dict[str, Any] | None:
+    """An SDK's object as the JSON that it was made of; None where it is none."""
+    dump = getattr(block, "model_dump", None)
+    if dump is None:
+        return None
+    try:
+        plain: Any = json.loads(json.dumps(dump(mode="json", exclude_unset=True, warnings=False)))
+    except (TypeError, ValueError, RecursionError):
+        return None
+    return cast("dict[str, Any]", plain) if isinstance(plain, dict) else None

@@ -22,6 +22,7 @@ from handrail.agent.model import (
     FinishReason,
     Message,
     ModelRequest,
+    NativeGiven,
     ProviderBusy,
     ResultsMessage,
     StreamCut,
@@ -30,7 +31,7 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.providers.failures import failure
-from handrail.agent.providers.fields import count, get, text
+from handrail.agent.providers.fields import count, get, plain, text
 from handrail.catalog.dialects import OPENAI_CHAT, Dialect
 from handrail.catalog.fitting import offered
 
@@ -41,7 +42,9 @@ if TYPE_CHECKING:
         ChatCompletionMessageParam,
         ChatCompletionToolUnionParam,
     )
+    from openai.types.chat.completion_create_params import WebSearchOptions
 
+MAX_CITED = 1_000
 _REASONS: dict[str, FinishReason] = {
     "stop": "end",
     "tool_calls": "calls",
@@ -83,6 +86,7 @@ class OpenAIModel:
                 max_completion_tokens=request.max_output_tokens or openai.omit,
                 stream=True,
                 stream_options={"include_usage": True},
+                web_search_options=openai.omit if (wanted := _search(request)) is None else wanted,
             )
             async with chunks:
                 async for chunk in chunks:
@@ -116,6 +120,7 @@ class _ChunkReader:
         self._id: str | None = None
         self._announced = True
         self._open: int | None = None
+        self._cited: list[dict[str, Any]] = []
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
         usage = get(chunk, "usage")
@@ -129,6 +134,7 @@ class _ChunkReader:
         for field in ("content", "refusal"):
             if said := text(delta, field):
                 yield TextDelta(said)
+        self._cite(get(delta, "annotations"))
         fragments = get(delta, "tool_calls")
         if isinstance(fragments, list):
             for fragment in cast("list[object]", fragments):
@@ -139,6 +145,8 @@ class _ChunkReader:
             elif self._open is not None:
                 yield from self._announce("")
             self.finished = True
+            if self._cited:
+                yield NativeGiven("web_search", "", {}, self._cited)
             yield Finished(_REASONS.get(reason, "other"))
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
@@ -161,6 +169,13 @@ class _ChunkReader:
             yield from self._announce("")
             assert self._open is not None
             yield CallArguments(self._open, arguments)
+
+    def _cite(self, annotations: object) -> None:
+        """What a search of the provider's own is said to stand on: all that this API tells of it."""
+        for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
+            cited = plain(get(note, "url_citation"))
+            if cited is not None and len(self._cited) < MAX_CITED:
+                self._cited.append(cited)
 
     def _announce(self, name: str) -> Iterator[BlockEvent]:
         if not self._announced and self._open is not None:
@@ -199,11 +214,19 @@ def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
             ]
             if calls:
                 yield {"role": "assistant", "content": message.text or None, "tool_calls": calls}
-            else:
+            elif message.text:  # what is made of another provider's blocks alone says nothing here
                 yield {"role": "assistant", "content": message.text}
         case ResultsMessage(results):
             for result in results:
                 yield {"role": "tool", "tool_call_id": result.wire_id, "content": result.text}
+
+
+def _search(request: ModelRequest) -> WebSearchOptions | None:
+    """The one tool of the provider's own that this API has is a parameter."""
+    for form in request.native:
+        if "web_search_options" in form:
+            return cast("WebSearchOptions", form["web_search_options"])
+    return None
 
 
 def _tools(views: Iterable[Mapping[str, Any]]) -> list[ChatCompletionToolUnionParam]:

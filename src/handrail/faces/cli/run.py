@@ -193,6 +193,10 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
             return {"event": "result", **told, "result": answer.result.to_dict()}
         case kinds.RunFinished(outcome):
             return {"event": "finished", **asdict(outcome)}
+        case kinds.NativeWithheld(tool_id, reason):
+            return {"event": "native-withheld", "tool": tool_id, "reason": reason}
+        case kinds.NativeUsed():
+            return {"event": "native", **asdict(event)}
         case kinds.BudgetSpent(kind, text):
             return {"event": "budget", "kind": kind, "text": text}
         case kinds.ReplyCut(reason, again):
@@ -232,6 +236,13 @@ class LiveView:
                     self._line("✓ ", name, f"{took}  {shortened(_text_of(result.data))}", "green")
                 else:
                     self._line("✗ ", name, f"{result.error_kind}: {result.error_text}", "red")
+            case kinds.NativeWithheld(tool_id, reason):
+                self._line("! ", tool_id, f"not offered to this model: {reason}", "yellow")
+            case kinds.NativeUsed():
+                asked = shortened(_text_of(dict(event.arguments))) if event.arguments else ""
+                kept = (event.problem and f"not kept: {event.problem}") or ", ".join(event.artifacts)
+                mark, colour = ("✗ ", "red") if event.failed or event.problem else ("✓ ", "green")
+                self._line(mark, event.name, f"by the provider  {asked}  {kept}", colour)
             case kinds.ReplyCut(reason, again):
                 self._line("! ", "the reply broke off", f"{reason}{'; asked again' if again else ''}", "yellow")
             case kinds.Delayed(attempt, attempts, delay_s, reason):

@@ -17,6 +17,7 @@ from handrail.registry.pins import NO_PINS, Pins
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
+from handrail.registry.sources.native import NativeSource
 from handrail.registry.sources.offered import offered_sources
 from handrail.registry.sources.plugins import PluginSource
 from handrail.registry.sources.python import PythonSource
@@ -91,6 +92,7 @@ class ToolSources:
         sources: list[Source] = [
             BundleSource(self.everybody.parent),
             BuiltinSource(),
+            NativeSource(self.manifest.manifest.native),
             FolderSource(self.everybody, "global", self.confinement, (self.workspace,)),
             FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),
             PythonSource(self.given),

@@ -1,0 +1,27 @@
+"""Whether a session's rules leave its model what the provider carries out itself.
+
+No call of it ever comes here to be judged, so only a rule that speaks of all its calls can say anything: a deny of the
+tool, of its side effect, or of the network that a search or a fetch is about.
+"""
+
+from __future__ import annotations
+
+from handrail.contract.native import NativeOffer
+from handrail.contract.requires import CapabilitySet
+from handrail.contract.spec import ToolSpec
+from handrail.policy.questions import Prepared
+from handrail.policy.rules import RuleBook
+
+_REACHES_OUT = ("native.web_search", "native.web_fetch")
+
+
+def ruled(spec: ToolSpec, rules: RuleBook) -> NativeOffer:
+    """``spec`` as a session under ``rules`` may offer it."""
+    verdict = Prepared(spec, rules, CapabilitySet()).judge_targets({}, ())
+    if verdict.action == "deny":
+        return NativeOffer(spec, verdict.reason)
+    if spec.id in _REACHES_OUT:
+        for rule in rules:
+            if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.unconditional:
+                return NativeOffer(spec, f"{rule.text!r} denies what reaches the network")
+    return NativeOffer(spec)
