@@ -17,13 +17,13 @@ def view(*entries: object, **options: object) -> View:
     return View(generation(*entries), CatalogOptions(**options))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 def test_the_seven_categories_are_data_with_texts_of_their_own() -> None:
     assert list(SHIPPED) == ["git", "project", "agent", "hooks", "memory", "files", "system"]
     assert all(text.endswith(".") and len(text) < 120 for text in SHIPPED.values())
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 @pytest.mark.parametrize(
     ("declared", "category"),
     [
@@ -92,7 +92,7 @@ entries = st.builds(
 )
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 @given(st.lists(entries, max_size=30, unique_by=lambda one: one.wire_name))
 def test_every_tool_that_can_be_called_is_core_or_in_exactly_one_category(found: list[object]) -> None:
     made = generation(found)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

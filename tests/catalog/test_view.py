@@ -44,7 +44,7 @@ def test_withheld_tools_neither_count_nor_show() -> None:
     assert len(shown(of, there)) == 20 and "gone" not in View(there, CatalogOptions()).members
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
     there = generation(many(30), CORE)
     assert shown(interaction(core=("reports.t0009", "reports.t0001", "read")), there) == [
@@ -54,7 +54,7 @@ def test_what_the_agents_manifest_names_is_core_after_what_ships() -> None:
     ]
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 def test_an_agent_without_any_way_to_further_tools_sees_all_that_it_has() -> None:
     assert len(shown(interaction(), generation(built_in("read", core=True), many(50)))) == 51
 

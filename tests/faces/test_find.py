@@ -42,7 +42,7 @@ def test_any_other_text_is_a_query(here: Here, query: str) -> None:
     assert here("find", query, "--words").code in (0, 1)
 
 
-@pytest.mark.proves("D-01", "D-06")
+@pytest.mark.proves("D-01a", "D-06")
 def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -> None:
     listed = {tool["id"]: tool for tool in json.loads(here("tools", "--json").out)["tools"]}
     assert (listed["read"]["category"], listed["read"]["view"]) == ("core", "core")

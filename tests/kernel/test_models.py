@@ -144,7 +144,7 @@ async def test_ids_used_twice_in_a_reply_and_again_in_the_next_are_as_many_calls
 
 
 @each_provider
-@pytest.mark.proves("D-09a")
+@pytest.mark.proves("D-09")
 async def test_calls_of_no_name_and_of_an_unknown_one_are_refused_on_record_and_the_run_goes_on(
     kind: Kind, tmp_path: Path
 ) -> None:

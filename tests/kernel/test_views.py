@@ -40,7 +40,7 @@ def shown(specs: Iterable[Any]) -> list[str]:
     return [spec.id for spec in specs]
 
 
-@pytest.mark.proves("D-01", "D-02", "D-03")
+@pytest.mark.proves("D-01a", "D-02", "D-03")
 async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tmp_path: Path, kernel_in: Opens) -> None:
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
@@ -246,7 +246,7 @@ async def test_what_serves_the_users_words_is_in_view_from_the_start_where_that_
         assert shown(session.turn().specs) == [*CORE, *FINDERS]
 
 
-@pytest.mark.proves("D-01")
+@pytest.mark.proves("D-01a")
 async def test_an_agents_core_tools_are_always_in_view(tmp_path: Path, kernel_in: Opens) -> None:
     put_agent(tmp_path, "clerk", 'core = ["stock.t07"]')
     async with kernel_in(tmp_path, tools=MANY, agent="clerk") as kernel:

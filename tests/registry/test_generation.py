@@ -64,7 +64,7 @@ def test_no_name_stands_for_two(ids: list[str], aliases: dict[str, str]) -> None
         Generation(1, [entry(i) for i in ids], aliases)
 
 
-@pytest.mark.proves("D-09a")
+@pytest.mark.proves("D-09")
 def test_the_nearest_of_an_unknown_name_can_be_called() -> None:
     generation = Generation(
         1, [entry("email.send"), entry("email.seen", withheld="no"), entry("read")], {"mail": "email.send"}
