@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 settings.register_profile("handrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("handrail")
