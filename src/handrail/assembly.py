@@ -16,8 +16,9 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
+from handrail.catalog.embedders import ENDPOINT, NONE, Chosen, encoder_of
 from handrail.catalog.finding import Searches
-from handrail.config import Configuration, Settings, WatchdogSettings
+from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
@@ -224,8 +225,21 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
-        Searches(folders.own / "search"),
+        Searches(folders.own / "search", encoder_of(_embedder(settings.search, known))),
     )
+
+
+def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:
+    """What encodes texts for a search by meaning."""
+    if settings.embedder != ENDPOINT:
+        return Chosen(settings.embedder, model=settings.model)
+    if not settings.url or not settings.model:
+        return Chosen(NONE, why_none="embedder is endpoint, and url or model is missing under [search]")
+    if not settings.secret:
+        return Chosen(ENDPOINT, settings.url, settings.model)
+    if (why := known.reason_missing(settings.secret)) is not None:
+        return Chosen(NONE, why_none=f"the endpoint's key is not known: {why}")
+    return Chosen(ENDPOINT, settings.url, settings.model, known.chosen([settings.secret])[settings.secret])
 
 
 def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:

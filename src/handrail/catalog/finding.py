@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from handrail.catalog.categories import category_of
+from handrail.catalog.embedders import Chosen, encoder_of
 from handrail.catalog.view import is_extension
 from handrail.contract.doors import Findings, Hit
 from handrail.contract.errors import ToolError
@@ -47,7 +48,7 @@ class Searches:
         self, folder: Path | None, encoder: Callable[[Cache | None], tuple[Encoder | None, str]] | None = None
     ) -> None:
         self._folder = folder
-        self._make_encoder = encoder or local_encoder
+        self._make_encoder = encoder or encoder_of(Chosen())
         self._threads = ThreadPoolExecutor(2, "handrail-search")
         self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
             weakref.WeakKeyDictionary()
@@ -154,16 +155,6 @@ class Searches:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         self._encoder, self._without = self._make_encoder(self._cache)
-
-
-def local_encoder(cache: Cache | None) -> tuple[Encoder | None, str]:
-    """The model that runs here, where it is installed."""
-    from handrail.catalog.encoding import Encoder
-    from handrail.catalog.minilm import MiniLM, missing
-
-    if (why := missing()) is not None:
-        return None, why
-    return Encoder(MiniLM(), cache), ""
 
 
 def _documents(generation: Generation) -> dict[str, Document]:

@@ -17,7 +17,14 @@ from handrail.config.loading import (
     default_folder,
     load,
 )
-from handrail.config.settings import FILE_NAME, ApprovalSettings, LimitSettings, Settings, WatchdogSettings
+from handrail.config.settings import (
+    FILE_NAME,
+    ApprovalSettings,
+    LimitSettings,
+    SearchSettings,
+    Settings,
+    WatchdogSettings,
+)
 from handrail.config.workspace import WorkspaceFile
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "ConfiguredRule",
     "LimitSettings",
     "Origin",
+    "SearchSettings",
     "Settings",
     "Value",
     "WatchdogSettings",

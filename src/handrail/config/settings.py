@@ -120,6 +120,27 @@ class SandboxSettings(_Table):
         )
 
 
+class SearchSettings(_Table):
+    """``[search]``: what finds tools by meaning."""
+
+    embedder: Annotated[
+        str,
+        Field(
+            min_length=1,
+            description="What encodes texts: local (a small model that runs here), endpoint, fastembed, the name of one that a package adds, or none.",
+        ),
+    ] = "local"
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^(https?://[^\s@]+)?$",
+            description="endpoint: a server that speaks OpenAI's POST /embeddings; its address, ending before that. What tools say and what is searched for is sent there.",
+        ),
+    ] = ""
+    model: Annotated[str, Field(description="endpoint, fastembed: the model's name there.")] = ""
+    secret: Annotated[str, Field(description="endpoint: the secret that is sent as its key.")] = ""
+
+
 class CatalogSettings(_Table):
     """``[catalog]``: what a model sees of many tools."""
 
@@ -266,6 +287,9 @@ class Settings(_Table):
         ),
     ] = SandboxSettings()
     catalog: Annotated[CatalogSettings, Field(description="What a model sees of many tools.")] = CatalogSettings()
+    search: Annotated[SearchSettings, Field(description="What finds tools by meaning. Not in a workspace's file.")] = (
+        SearchSettings()
+    )
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(
@@ -282,6 +306,7 @@ OPERATORS = {
     "watchdogs": "cannot name watchdogs: they run outside the sandbox",
     "secrets": "cannot name secrets: whoever wrote it would choose which of your files and programs are read",
     "tools": "cannot set up tools: whoever wrote it would choose which of your secrets they are given",
+    "search": "cannot choose what searches: whoever wrote it would choose where the texts of tools and requests are sent",
     "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
 }
 """Keys that a workspace's file cannot have, trusted or not, and why."""
