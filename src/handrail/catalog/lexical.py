@@ -182,8 +182,16 @@ class Lexical:
             numbers, held = documents[begin:end], weights[begin:end].astype(float)
             norm = K1 * (1 - B) + K1 * B / self.average * lengths[numbers].astype(float)
             total[numbers] += tells * held / (held + norm)
-        several = min(pool, len(total))
-        best = numpy.argpartition(-total, several - 1)[:several]
-        best = best[numpy.lexsort((best, -total[best]))]
-        best = best[total[best] > 0]
-        return Scores(best.tolist(), float(total.mean()), float(total.std()), lambda number: float(total[number]))
+        best = [number for number in highest(numpy, total, pool) if total[number] > 0]
+        return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+
+
+def highest(numpy: Any, total: Any, count: int) -> list[int]:
+    """The numbers of the ``count`` highest values, highest first; of equal ones the lower number comes first."""
+    several = min(count, len(total))
+    if several == 0:
+        return []
+    least = numpy.partition(total, len(total) - several)[len(total) - several]
+    above = numpy.flatnonzero(total > least)
+    found = numpy.concatenate((above, numpy.flatnonzero(total == least)[: several - len(above)]))
+    return found[numpy.lexsort((found, -total[found]))].tolist()

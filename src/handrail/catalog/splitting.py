@@ -28,7 +28,7 @@ _QUOTED = re.compile(
     r"(?<!\w)\"[^\"]{1,400}\"(?!\w)|(?<!\w)'[^']{1,400}'(?!\w)|“[^”]{1,400}”|```.{1,2000}?```", re.DOTALL
 )
 _HELD = re.compile("\x02([0-9]+)\x03")
-_NO_END = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Inc|St|vs|e\.g|i\.e|etc|No|U\.S|approx)|\b\d+)\.$")
+_NO_END = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Inc|St|vs|e\.g|i\.e|etc|No|U\.S|approx)|^\d+)\.$")
 
 MOST_PARTS = 8
 """Parts of one request that are looked for; what comes later is one more with the last."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 
-from handrail.catalog.lexical import Scores
+from handrail.catalog.lexical import Scores, highest
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
@@ -75,7 +75,7 @@ class Vicinity:
         rows: Any = self._rows
         if self._codes is None:
             total = numpy.einsum("ij,j->i", rows, request)  # by itself, not by BLAS: its threads wait on a busy machine
-            best = _best(total, pool)
+            best = highest(numpy, total, pool)
             return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
         likely = self._likely(request)
         near = numpy.einsum("ij,j->i", rows[likely].astype(numpy.float32), request)
@@ -101,12 +101,3 @@ class Vicinity:
             apart += numpy.bitwise_count(self._codes[:, column] ^ word)
         several = min(_RESCORED, len(apart))
         return numpy.argpartition(apart, several - 1)[:several]
-
-
-def _best(total: Any, pool: int) -> list[int]:
-    """The ``pool`` numbers with the highest scores; of equal ones the lower number comes first."""
-    several = min(pool, len(total))
-    if several == 0:
-        return []
-    found = numpy.argpartition(-total, several - 1)[:several]
-    return found[numpy.lexsort((found, -total[found]))].tolist()

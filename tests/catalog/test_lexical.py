@@ -1,0 +1,99 @@
+"""BM25, by an example worked out by hand, and whatever order and way an index came about."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.catalog import lexical as module
+from handrail.catalog.lexical import B, K1, Lexical, bag
+from handrail.catalog.texts import Document, fields
+from tests.catalog.texts_of import MAIL, tool
+
+THREE = [{"cat": 2.0, "dog": 1.0}, {"cat": 1.0}, {"bird": 4.0, "fish": 2.0}]
+
+
+def test_scores_are_those_worked_out_by_hand() -> None:
+    index = Lexical.of(THREE)
+    found = index.scores(["cat", "dog", "cow"], 10)
+    average = (3 + 1 + 6) / 3
+    idf_cat = math.log(1 + (3 - 2 + 0.5) / (2 + 0.5))
+    idf_dog = math.log(1 + (3 - 1 + 0.5) / (1 + 0.5))
+    norm = K1 * (1 - B + B * 3 / average)
+    first = idf_cat * 2 * (K1 + 1) / (2 + norm) + idf_dog * 1 * (K1 + 1) / (1 + norm)
+    second = idf_cat * 1 * (K1 + 1) / (1 + K1 * (1 - B + B * 1 / average))
+    assert found.score(0) == pytest.approx(first)
+    assert found.score(1) == pytest.approx(second)
+    assert found.score(2) == 0
+    assert list(found.best) == [0, 1]
+    assert found.mean == pytest.approx((first + second) / 3)
+    assert found.deviation == pytest.approx(math.sqrt((first**2 + second**2) / 3 - ((first + second) / 3) ** 2))
+
+
+def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    index = Lexical.of([{f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0} for n in range(200)])
+    plain = index.scores(["t1", "t2", "u3", "none"], 20)
+    monkeypatch.setattr(module, "_BY_NUMPY", 0)
+    quick = index.scores(["t1", "t2", "u3", "none"], 20)
+    assert list(quick.best) == list(plain.best)
+    assert [quick.score(n) for n in range(200)] == pytest.approx([plain.score(n) for n in range(200)], rel=1e-6)
+    assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
+
+
+def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:
+    terms = bag(fields(MAIL))
+    assert terms["email"] > terms["sent" if "sent" in terms else "recipi"]
+    assert terms["subject"] == 1.0 + 0.5
+
+
+def test_a_parameter_inside_a_parameter_and_its_choices_are_found() -> None:
+    inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
+    found = bag(fields(Document("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}})))
+    assert {"colour", "crimson", "teal"} <= set(found)
+
+
+_BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.0]), max_size=4)
+
+
+@given(st.lists(_BAG, max_size=8), st.lists(_BAG, max_size=4), st.data())
+def test_an_index_after_changes_is_the_one_built_anew(
+    before: list[dict[str, float]], new: list[dict[str, float]], data: st.DataObject
+) -> None:
+    stays = data.draw(st.lists(st.sampled_from(range(len(before))), unique=True) if before else st.just([]))
+    order = data.draw(st.permutations([("old", n) for n in stays] + [("new", n) for n in range(len(new))]))
+    kept = {n: at for at, (kind, n) in enumerate(order) if kind == "old"}
+    added = {at: new[n] for at, (kind, n) in enumerate(order) if kind == "new"}
+    changed = Lexical.of(before).changed(kept, added)
+    anew = Lexical.of([before[n] if kind == "old" else new[n] for kind, n in order])
+    assert changed.average == anew.average
+    for wanted in (["a"], ["a", "b", "c"], list("abcdefgh")):
+        one, other = changed.scores(wanted, 10), anew.scores(wanted, 10)
+        assert list(one.best) == list(other.best)
+        assert [one.score(n) for n in range(len(order))] == [other.score(n) for n in range(len(order))]
+
+
+def test_an_index_of_nothing_finds_nothing() -> None:
+    found = Lexical.of([]).scores(["cat"], 5)
+    assert (list(found.best), found.mean, found.deviation) == ([], 0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
+)
+def test_a_schema_of_any_shape_is_read_as_far_as_it_goes(parameters: dict[str, object] | None) -> None:
+    assert "thing" in bag(fields(Document("thing", parameters=parameters)))
+
+
+def test_a_schema_that_holds_itself_ends() -> None:
+    schema: dict[str, object] = {"type": "object"}
+    schema["properties"] = {"again": schema}
+    assert fields(Document("loop", parameters=schema)).parameter_names == "again again again"
+
+
+def test_a_huge_description_counts_with_its_beginning() -> None:
+    huge = tool("huge", "word " * 100_000)
+    assert len(fields(huge).description) <= 2_000

@@ -1,0 +1,105 @@
+"""What counts as a word, and what falls together."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.catalog.splitting import MOST_PARTS, parts
+from handrail.catalog.stemming import stem
+from handrail.catalog.words import terms, words
+
+
+@pytest.mark.parametrize(
+    ("identifier", "expected"),
+    [
+        ("getHTTPStatus_v2", "get http status v 2"),
+        ("AI2sql", "ai 2 sql"),
+        ("email.send", "email send"),
+        ("AusPetrolPrices", "aus petrol prices"),
+        ("mcp__server-tool", "mcp server tool"),
+        ("Zürich café", "zurich cafe"),
+        ("ﬁle ＡＢＣ", "file abc"),
+        ("天気予報", "天気 気予 予報"),
+        ("", ""),
+        ("😀!?", ""),
+    ],
+)
+def test_an_identifier_comes_apart_into_its_words(identifier: str, expected: str) -> None:
+    assert " ".join(words(identifier)) == expected
+
+
+_WORD = st.text("abcdefghijklmnopqrstuvwxyz", min_size=2, max_size=8)
+
+
+@given(st.lists(_WORD, min_size=1, max_size=5))
+def test_every_way_of_joining_words_comes_apart_the_same(several: list[str]) -> None:
+    camel = several[0] + "".join(word.capitalize() for word in several[1:])
+    for joined in ("_".join(several), ".".join(several), "-".join(several), " ".join(several), camel):
+        assert words(joined) == several
+
+
+@given(st.text())
+def test_any_text_has_words_that_are_short_and_not_empty(text: str) -> None:
+    assert all(0 < len(word) <= 40 for word in words(text))
+    assert len(terms(text)) <= len(words(text))
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [  # Snowball's own sample vocabulary
+        ("consistency", "consist"),
+        ("consolations", "consol"),
+        ("knightly", "knight"),
+        ("knocked", "knock"),
+        ("hopping", "hop"),
+        ("hoping", "hope"),
+        ("generously", "generous"),
+        ("dying", "die"),
+        ("exceeds", "exceed"),
+        ("skies", "sky"),
+        ("news", "news"),
+        ("relational", "relat"),
+        ("é", "é"),
+    ],
+)
+def test_inflections_of_a_word_have_one_stem(word: str, expected: str) -> None:
+    assert stem(word) == expected
+
+
+def test_filler_is_no_term() -> None:
+    assert terms("Can you please tell me what the weather is?") == ["weather"]
+
+
+def test_a_request_of_several_needs_comes_apart_at_sentences_and_at_what_is_asked_further() -> None:
+    assert parts("Book a room in Rome, and then tell me tomorrow's weather. Also send Dr. Who the bill!") == [
+        "Book a room in Rome",
+        "then tell me tomorrow's weather",
+        "Also send Dr. Who the bill!",
+    ]
+
+
+@pytest.mark.parametrize(
+    "single",
+    [
+        "What is the price of bread and butter at 3.50 per unit",
+        'Send the message "Feed the cat. Then lock the door; and call me." to Ann',
+        "weather",
+        "",
+        "   ",
+    ],
+)
+def test_one_need_stays_whole(single: str) -> None:
+    assert parts(single) == [single.strip()]
+
+
+def test_a_list_of_many_needs_has_a_bounded_number_of_parts() -> None:
+    found = parts("\n".join(f"Find the capital of country {number}." for number in range(50)))
+    assert len(found) == MOST_PARTS
+    assert "country 49" in found[-1]
+
+
+@given(st.text(max_size=300) | st.text(" .,;\n'\"abAB1", max_size=300))
+def test_any_request_has_parts(text: str) -> None:
+    assert 1 <= len(parts(text)) <= MOST_PARTS
