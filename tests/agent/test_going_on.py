@@ -35,6 +35,9 @@ class KeptHere:
             raise LogUnavailable("the disk is full")
         self.rows.update(entries)
 
+    async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
+        raise LogUnavailable("no model here has tools of its own")
+
     @property
     def roles(self) -> list[str]:
         return [str(row["role"]) for _, row in sorted(self.rows.items())]

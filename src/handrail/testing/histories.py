@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from handrail.testing.provided import fault_in_form, faults_in_search, faults_in_uses
+
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
@@ -17,6 +19,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
     """Why a chat completions request would be refused: every fault found, none for a good one."""
     found = _tool_faults([(_dict(tool.get("function")), "parameters") for tool in _dicts(body.get("tools"))])
+    found += faults_in_search(body)
     if "tools" in body and not body["tools"]:
         found.append("[] is too short - 'tools'")
     messages = _dicts(body.get("messages"))
@@ -61,7 +64,12 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
 
 def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
     """Why a messages request would be refused: every fault found, none for a good one."""
-    found = _tool_faults([(tool, "input_schema") for tool in _dicts(body.get("tools"))])
+    tools = _dicts(body.get("tools"))
+    found = _tool_faults([(tool, "input_schema") for tool in tools if "type" not in tool])
+    for tool in tools:
+        found += fault_in_form(tool) if "type" in tool else []
+    names = [str(tool.get("name")) for tool in tools if "name" in tool]
+    found += [f"tools: Tool names must be unique: {name}" for name in sorted(set(names)) if names.count(name) > 1]
     if not isinstance(body.get("max_tokens"), int):
         found.append("max_tokens: Field required")
     messages = _dicts(body.get("messages"))
@@ -78,6 +86,7 @@ def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
         blocks = _blocks(message.get("content"))
         if not blocks:
             found.append(f"{where}: content is empty")
+        found += faults_in_uses(blocks, where, role=role, last=number == len(messages) - 1)
         results = [block for block in blocks if block.get("type") == "tool_result"]
         if blocks[: len(results)] != results:
             found.append(f"{where}: tool_result blocks must come first in the content")

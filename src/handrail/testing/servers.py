@@ -21,6 +21,7 @@ from typing import Any, Self, cast
 
 from handrail.testing.histories import faults_in_anthropic_request, faults_in_openai_request
 from handrail.testing.models import Pause
+from handrail.testing.provided import Cited, Provided, blocks
 
 _MAX_REQUEST_BYTES = 64 * 1024 * 1024
 
@@ -74,8 +75,8 @@ class Thinking:
     signature: str
 
 
-Part = str | Call | Thinking | Cut | Pause | StreamError | bytes
-"""Text, a call, a break, a wait, an error event, or raw bytes as one event's data."""
+Part = str | Call | Thinking | Provided | Cited | Cut | Pause | StreamError | bytes
+"""Text, a call, what the provider did itself, a break, a wait, an error event, or raw bytes as one event's data."""
 
 
 class Reply:
@@ -315,8 +316,10 @@ class OpenAIServer(ProviderServer):
                         yield chunk({"tool_calls": [{"index": index, "function": {"arguments": text}}]})
                     if part.cut_after is not None:
                         yield Cut()
-                case Thinking():
+                case Thinking() | Provided():
                     pass
+                case Cited():
+                    yield chunk({"annotations": part.annotations()})
                 case StreamError(code, message):
                     yield _Chunk(json.dumps(self._error(code, message)).encode())
                 case bytes():
@@ -394,6 +397,15 @@ class AnthropicServer(ProviderServer):
                     yield delta(number, type="signature_delta", signature=signature)
                     yield event("content_block_stop", index=number)
                     number += 1
+                case Provided():
+                    for block, asked in blocks(part):
+                        yield event("content_block_start", index=number, content_block=block)
+                        for piece in [] if asked is None else _halves(json.dumps(asked)):
+                            yield delta(number, type="input_json_delta", partial_json=piece)
+                        yield event("content_block_stop", index=number)
+                        number += 1
+                case Cited():
+                    pass
                 case StreamError(code, text):
                     yield event("error", error={"type": code, "message": text})
                 case bytes():

@@ -26,10 +26,11 @@ def count(value: object, name: str) -> int:
 def plain(block: object) -> dict[str, Any] | None:
     """An SDK's object as the JSON that it was made of; None where it is none."""
     dump = getattr(block, "model_dump", None)
-    if dump is None:
+    if dump is None and not isinstance(block, dict):
         return None
     try:
-        plain: Any = json.loads(json.dumps(dump(mode="json", exclude_unset=True, warnings=False)))
+        given = cast("Any", block) if dump is None else dump(mode="json", exclude_unset=True, warnings=False)
+        plain: Any = json.loads(json.dumps(given))
     except (TypeError, ValueError, RecursionError):
         return None
     return cast("dict[str, Any]", plain) if isinstance(plain, dict) else None

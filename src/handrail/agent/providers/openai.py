@@ -173,9 +173,9 @@ class _ChunkReader:
     def _cite(self, annotations: object) -> None:
         """What a search of the provider's own is said to stand on: all that this API tells of it."""
         for note in cast("list[object]", annotations) if isinstance(annotations, list) else []:
-            cited = plain(get(note, "url_citation"))
-            if cited is not None and len(self._cited) < MAX_CITED:
-                self._cited.append(cited)
+            cited: object = (plain(note) or {}).get("url_citation")
+            if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
+                self._cited.append(cast("dict[str, Any]", cited))
 
     def _announce(self, name: str) -> Iterator[BlockEvent]:
         if not self._announced and self._open is not None:

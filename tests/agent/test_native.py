@@ -1,0 +1,410 @@
+"""Tools that a model's provider carries out itself: offered in its own form, never run here, and kept as they were given."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+from tests.kernel.guests import joined_kernel
+
+from handrail import tool
+from handrail.agent.events import CallAnswered, LoopEvent, NativeUsed, NativeWithheld, RunFinished
+from handrail.agent.loop import Agent
+from handrail.agent.providers.anthropic import AnthropicModel
+from handrail.agent.providers.openai import OpenAIModel
+from handrail.catalog.dialects import DIALECTS
+from handrail.catalog.native import in_own_form
+from handrail.contract.agent import parse_agent
+from handrail.contract.errors import LoadError
+from handrail.contract.native import NATIVE, NativeOffer, native_spec
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.holding import HeldKernel
+from handrail.kernel import Kernel
+from handrail.record.artifacts import Artifacts
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.provided import Cited, Provided
+from handrail.testing.servers import AnthropicServer, Call, Cut, OpenAIServer, ProviderServer, Reply
+
+SEARCH = """
+[native.web_search.anthropic]
+max_uses = 3
+user_location = {city = "Graz"}
+"""
+FOUND = [
+    {
+        "type": "web_search_result",
+        "url": "https://example.org/",
+        "title": "An example",
+        "encrypted_content": "Ab==",
+        "page_age": None,
+    }
+]
+PIXEL = b"\x89PNG\r\n\x1a\n a pixel"
+
+
+def appoint(folder: Path, native: str) -> Path:
+    manifest = folder / "config" / "agents" / "default" / "agent.toml"
+    manifest.parent.mkdir(parents=True)
+    manifest.write_text(f'id = "default"\n{native}', encoding="utf-8")
+    for place in (folder / "config", folder / "config" / "agents", manifest.parent):
+        place.chmod(0o700)
+    return folder
+
+
+@asynccontextmanager
+async def kernel_with(folder: Path, native: str, **options: Any) -> AsyncGenerator[HeldKernel]:
+    async with temporary_kernel(appoint(folder, native), **options) as kernel:
+        yield kernel
+
+
+async def run(agent: Agent, task: str | None = "go") -> list[LoopEvent]:
+    async with aclosing(agent.run(task)) as events:
+        return [event async for event in events]
+
+
+def of_anthropic(server: ProviderServer) -> AnthropicModel:
+    return AnthropicModel("some-model", api_key=server.key, base_url=server.base_url)
+
+
+def accepted(server: ProviderServer) -> None:
+    assert [request.refused for request in server.requests if request.refused] == []
+    assert server.unplayed == 0
+
+
+def kept(kernel: Kernel, event: NativeUsed) -> list[tuple[str, bytes]]:
+    artifacts = Artifacts(Path(kernel.state_folder) / "artifacts")
+    return [(found.media_type, found.data) for found in map(artifacts.get, event.artifacts)]
+
+
+def used(events: list[LoopEvent]) -> list[NativeUsed]:
+    return [event for event in events if isinstance(event, NativeUsed)]
+
+
+def answered(events: list[LoopEvent]) -> bool:
+    return isinstance(last := events[-1], RunFinished) and last.outcome.ok
+
+
+@pytest.mark.proves("R-10")
+async def test_a_search_of_the_provider_is_offered_in_its_form_and_what_it_gives_is_kept_told_and_sent_back(
+    tmp_path: Path,
+) -> None:
+    replies = (
+        Reply("Let me look. ", Provided("web_search", {"query": "handrails"}, FOUND), "Found."),
+        Reply("Still so."),
+    )
+    async with kernel_with(tmp_path, SEARCH) as kernel, AnthropicServer(*replies) as server:
+        entry = kernel.generation.entries["native.web_search"]
+        assert entry.source == "native" and set(entry.spec.provider_support) == {"anthropic"}
+        assert entry.status == "connected" and entry.confined_by == "the model's provider"
+        model = of_anthropic(server)
+        session = await kernel.session()
+        agent = Agent(session, model)
+        events = await run(agent)
+        assert answered(events) and not [event for event in events if isinstance(event, CallAnswered)]
+        (event,) = used(events)
+        assert (event.name, event.tool_id, event.arguments) == (
+            "web_search",
+            "native.web_search",
+            {"query": "handrails"},
+        )
+        ((media_type, whole),) = kept(kernel, event)
+        assert media_type == "application/json" and json.loads(whole) == FOUND
+        await kernel.log.flush()
+        (record,) = kernel.log.reader.records(kind="provided")
+        assert record.session_id == session.id and record.body is not None
+        assert record.body["artifacts"] == list(event.artifacts) and record.body["tool"] == "native.web_search"
+        assert answered(await run(agent, "and now?"))
+        accepted(server)
+        await model.aclose()
+    first, second = (request.body for request in server.requests)
+    (form,) = [offer for offer in first["tools"] if "type" in offer]
+    assert form == {
+        "type": "web_search_20250305",
+        "name": "web_search",
+        "max_uses": 3,
+        "user_location": {"type": "approximate", "city": "Graz"},
+    }
+    assert {"read", "bash"} <= {offer["name"] for offer in first["tools"]}
+    assert not any(offer["name"].startswith("native") for offer in first["tools"])
+    assert "# Tools of your provider" in first["system"][0]["text"] and "- web_search: " in first["system"][0]["text"]
+    said = [block for block in second["messages"][1]["content"] if block["type"] != "text"]
+    assert [block["type"] for block in said] == ["server_tool_use", "web_search_tool_result"]
+    assert said[0]["input"] == {"query": "handrails"} and said[1]["content"] == FOUND
+
+
+@pytest.mark.proves("R-10")
+async def test_it_is_never_run_here(tmp_path: Path) -> None:
+    replies = Reply(Call("native__web_search", {"query": "x"}), Call("native.web_search")), Reply("I see.")
+    async with kernel_with(tmp_path, SEARCH, rules=["allow *"]) as kernel, AnthropicServer(*replies) as server:
+        model = of_anthropic(server)
+        session = await kernel.session()
+        events = await run(Agent(session, model))
+        results = [event.answer.result for event in events if isinstance(event, CallAnswered)]
+        assert [result.error_kind for result in results] == ["unavailable"] * 2
+        assert all("its model's provider carries it out" in str(result.error_text) for result in results)
+        assert "native.web_search" not in {spec.id for spec in session.view}
+        accepted(server)
+        await model.aclose()
+        found = await kernel.find("search the web and give what was found")
+        assert "native.web_search" not in {hit.tool_id for hit in found.hits}
+
+
+@pytest.mark.proves("R-10")
+async def test_a_reply_that_pauses_is_gone_on_with_and_its_halves_are_one_message(tmp_path: Path) -> None:
+    replies = (
+        Reply("One moment. ", Provided("web_search", {"query": "x"}), finish="pause_turn"),
+        Reply(Provided("web_search", content=FOUND, used=False), "Here it is."),
+        Reply("Yes."),
+    )
+    async with kernel_with(tmp_path, SEARCH) as kernel, AnthropicServer(*replies) as server:
+        model = of_anthropic(server)
+        agent = Agent(await kernel.session(), model)
+        events = await run(agent)
+        assert answered(events) and [event.name for event in used(events)] == ["web_search"]
+        assert server.requests[1].body["messages"][-1]["role"] == "assistant"
+        assert answered(await run(agent, "sure?"))
+        accepted(server)
+        await model.aclose()
+
+
+@pytest.mark.proves("R-10")
+async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_session_again_knows_it(
+    tmp_path: Path,
+) -> None:
+    replies = Reply(Provided("web_search", {"query": "x"}, FOUND)), Reply("Yes.")
+    async with AnthropicServer(*replies) as server:
+        model = of_anthropic(server)
+        async with kernel_with(tmp_path, SEARCH) as kernel:
+            session = await kernel.session()
+            (event,) = used(await run(Agent(session, model)))
+            session_id = session.id
+            await session.suspend()
+        async with temporary_kernel(tmp_path) as kernel:
+            agent = Agent(await kernel.session(session_id), model)
+            assert answered(await run(agent, "sure?"))
+            assert kept(kernel, event)
+            row = next(data for _, data in await kernel_rows(kernel, session_id) if data["role"] == "assistant")
+            assert [part.get("artifacts") for part in row["parts"]] == [[], list(event.artifacts)]
+        accepted(server)
+        await model.aclose()
+    said = server.requests[1].body["messages"][1]["content"]
+    assert [block["type"] for block in said] == ["server_tool_use", "web_search_tool_result"]
+
+
+async def kernel_rows(kernel: HeldKernel, session_id: str) -> list[tuple[int, Mapping[str, Any]]]:
+    return list(await kernel.lasting.history(session_id).read())
+
+
+@pytest.mark.proves("R-10")
+async def test_a_use_without_a_result_leaves_a_history_that_is_taken() -> None:
+    """A reply that breaks off in the middle of a use, with a call that was whole before."""
+    session = RecordingSession()
+    replies = (
+        Reply(Call("echo", {"n": 1}), Provided("web_search", {"query": "x"}), Cut()),
+        Reply(Provided("web_search", content=FOUND, used=False), "ok"),
+        Reply("done"),
+    )
+    async with AnthropicServer(*replies) as server:
+        model = of_anthropic(server)
+        agent = Agent(session, model)
+        await run(agent)
+        assert answered(await run(agent, "again"))
+        accepted(server)
+        await model.aclose()
+
+
+@pytest.mark.proves("R-10")
+async def test_an_image_is_kept_as_a_file_of_its_own_and_no_secret_is_kept_with_it(tmp_path: Path) -> None:
+    code = {
+        "type": "code_execution_result",
+        "stdout": "the word is hunter2hunter2",
+        "stderr": "",
+        "return_code": 0,
+        "content": [
+            {"type": "base64", "media_type": "image/png", "data": base64.b64encode(PIXEL).decode()},
+            f"data:image/gif;base64,{base64.b64encode(b'GIF89a').decode()}",
+        ],
+    }
+    error = {"type": "code_execution_tool_result_error", "error_code": "unavailable"}
+    replies = Reply(
+        Provided("code_execution", {"code": "print()"}, code),
+        Provided("code_execution", {"code": "x"}, error, id="srvtoolu_2"),
+        "Done.",
+    )
+    async with (
+        kernel_with(tmp_path, "[native.code_execution]\n", secrets={"WORD": "hunter2hunter2"}) as kernel,
+        AnthropicServer(replies) as server,
+    ):
+        model = of_anthropic(server)
+        events = await run(Agent(await kernel.session(), model))
+        first, second = used(events)
+        (json_type, whole), image, other = kept(kernel, first)
+        assert json_type == "application/json" and b"hunter2" not in whole and b"WORD" in whole
+        assert image == ("image/png", PIXEL) and other == ("image/gif", b"GIF89a")
+        assert json.loads(whole)["content"][0] == {"file": 1, "media_type": "image/png", "bytes": len(PIXEL)}
+        assert not first.failed and second.failed
+        await model.aclose()
+
+
+@pytest.mark.proves("R-10")
+async def test_chat_completions_have_a_search_for_search_models_and_say_why_nothing_else_is_offered(
+    tmp_path: Path,
+) -> None:
+    native = '[native.web_search.openai-chat]\nsearch_context_size = "low"\n[native.image_generation]\n'
+    replies = [Reply("It is so", Cited(["https://example.org/a"]), Cited(["https://example.org/b"]), ".")]
+    async with kernel_with(tmp_path, native) as kernel, OpenAIServer(*replies, Reply("hm")) as server:
+        searching = OpenAIModel("some-search-model", api_key=server.key, base_url=server.base_url)
+        plain = OpenAIModel("some-model", api_key=server.key, base_url=server.base_url)
+        events = await run(Agent(await kernel.session(), searching))
+        (event,) = used(events)
+        assert event.tool_id == "native.web_search"
+        ((_, whole),) = kept(kernel, event)
+        assert [source["url"] for source in json.loads(whole)] == ["https://example.org/a", "https://example.org/b"]
+        reasons = {one.tool_id: one.reason for one in events if isinstance(one, NativeWithheld)}
+        assert reasons == {
+            "native.image_generation": "the chat completions API has no image_generation, only the responses API"
+        }
+        others = {
+            one.tool_id: one.reason
+            for one in await run(Agent(await kernel.session(), plain))
+            if isinstance(one, NativeWithheld)
+        }
+        assert "only models with 'search' in their name have it" in others["native.web_search"]
+        accepted(server)
+        await searching.aclose()
+        await plain.aclose()
+    first, second = (request.body for request in server.requests)
+    assert first["web_search_options"] == {"search_context_size": "low"} and "web_search_options" not in second
+    assert "image_generation" not in first["messages"][0]["content"]
+    assert "provider" not in second["messages"][0]["content"]
+
+
+@pytest.mark.proves("R-10")
+async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_put_it_out_each_rule_it_out(
+    tmp_path: Path,
+) -> None:
+    async with kernel_with(
+        tmp_path, SEARCH + "[native.code_execution]\n", settings='[tools."native.code_execution"]\nenabled = false\n'
+    ) as kernel:
+        free = await kernel.session()
+        assert [(offer.spec.id, offer.refused) for offer in free.turn().native] == [("native.web_search", None)]
+        for rules in (["deny native.web_search"], ["deny net.fetch"], ["deny *"]):
+            (offer,) = (await kernel.session(rules=rules)).turn().native
+            assert offer.refused is not None and "den" in offer.refused
+        (offer,) = (await kernel.session(mode="plan")).turn().native
+        assert offer.refused is not None
+        async with joined_kernel(tmp_path) as other:
+            (offer,) = (await other.session()).turn().native
+            assert offer.refused is not None and "joined" in offer.refused
+
+
+@pytest.mark.proves("R-10")
+async def test_what_is_ruled_out_is_told_once_with_its_reason_and_not_offered() -> None:
+    session = RecordingSession()
+    spec = native_spec("web_search", {})
+    session.native = [NativeOffer(spec, "a rule denies it")]
+    async with AnthropicServer(Reply(Call("echo", {"n": 1})), Reply("ok")) as server:
+        model = of_anthropic(server)
+        events = await run(Agent(session, model))
+        assert [event for event in events if isinstance(event, NativeWithheld)] == [
+            NativeWithheld("native.web_search", "a rule denies it")
+        ]
+        accepted(server)
+        await model.aclose()
+    assert all("type" not in offer for request in server.requests for offer in request.body["tools"])
+
+
+@pytest.mark.proves("R-10")
+async def test_a_tool_in_view_keeps_its_name() -> None:
+    session = RecordingSession()
+    session.specs = [*session.specs, ToolSpec(id="web_search", description="Ours.", side_effect="read", locks=())]
+    session.native = [NativeOffer(native_spec("web_search", {}))]
+    async with AnthropicServer(Reply("ok")) as server:
+        model = of_anthropic(server)
+        (withheld,) = [e for e in await run(Agent(session, model)) if isinstance(e, NativeWithheld)]
+        assert "another tool in view" in withheld.reason
+        accepted(server)
+        await model.aclose()
+
+
+@pytest.mark.proves("R-10")
+async def test_a_process_that_joined_keeps_what_a_provider_gave_with_the_holder(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel, joined_kernel(tmp_path) as other:
+        session = await other.session()
+        assert session.history is not None
+        (reference,) = await session.history.provided({"name": "web_search"}, {"text": "found"})
+        await kernel.log.flush()
+        (record,) = kernel.log.reader.records(kind="provided")
+        assert record.body is not None and record.body["artifacts"] == [reference]
+
+
+@pytest.mark.proves("R-10")
+@pytest.mark.parametrize(
+    ("native", "said"),
+    [
+        ("[native.wbe_search]", "did you mean 'web_search'?"),
+        ("[native.web_search.nobody]", "'nobody' has no web_search here; those that have are anthropic"),
+        ("[native.web_search.anthropic]\nmax_use = 1", "max_use: unknown argument; did you mean"),
+        ("[native.web_search.anthropic]\nmax_uses = 0", "max_uses: got integer; expected at least 1"),
+        ('[native.web_fetch.anthropic]\nallowed_domains = ["a.b"]\nblocked_domains = ["c.d"]', "exclude each other"),
+        ("[native.code_execution.anthropic]\ntimeout = 1", "timeout: unknown argument"),
+    ],
+)
+def test_what_no_provider_has_and_options_that_it_does_not_take_are_faults_of_the_manifest(
+    native: str, said: str
+) -> None:
+    checked = parse_agent(f'id = "a"\n{native}\n'.encode(), "agent.toml", "a")
+    (fault,) = checked.faults
+    assert fault.where.startswith("native.") and said in fault.problem, fault
+
+
+@pytest.mark.proves("R-10")
+def test_each_support_has_a_form_in_its_providers_own_words() -> None:
+    for name, native in NATIVE.items():
+        for provider, support in native.support.items():
+            given = {key: value["enum"][0] for key, value in support.options.items() if "enum" in value}
+            assert support.problems(given) == []
+            form = in_own_form(native_spec(name, {provider: given}), DIALECTS[provider], "a-search-model")
+            assert isinstance(form, dict)
+            assert form.get("type") == support.type or f"{support.type}_options" in form
+    place = {"openai-responses": {"user_location": {"city": "Graz"}, "allowed_domains": ["a.org"]}}
+    assert in_own_form(native_spec("web_search", place), DIALECTS["openai-responses"], "m") == {
+        "type": "web_search",
+        "user_location": {"type": "approximate", "city": "Graz"},
+        "filters": {"allowed_domains": ["a.org"]},
+    }
+    assert in_own_form(native_spec("code_execution", {}), DIALECTS["openai-responses"], "m") == {
+        "type": "code_interpreter",
+        "container": {"type": "auto"},
+    }
+    assert "gemini" not in NATIVE["web_search"].support
+    assert "the Gemini API has no web_search" in str(
+        in_own_form(native_spec("web_search", {}), DIALECTS["gemini"], "m")
+    )
+    only = in_own_form(native_spec("web_search", {"openai-chat": {}}), DIALECTS["anthropic"], "m")
+    assert only == "the agent's manifest has it for openai-chat only"
+
+
+@pytest.mark.proves("R-10")
+async def test_no_tool_given_in_code_says_that_a_provider_carries_it_out() -> None:
+    @tool(side_effect="read", locks=[])
+    def lookup(name: str) -> str:
+        """Look a name up."""
+        return name
+
+    class Pretender(Tool):
+        spec = native_spec("web_search", {})
+
+        async def execute(self, args: dict[str, Any], runtime: Any) -> object:
+            return None
+
+    with pytest.raises(LoadError, match="only an agent's manifest names what a provider carries out"):
+        async with temporary_kernel(tools=[lookup, Pretender()]):
+            pass
