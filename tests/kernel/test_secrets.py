@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handrail import ApprovalAnswer, Blob, Event, ProposedCall, Runtime, ToolError, tool
+from handrail.policy.watchdog import Opinion, WatchdogCall
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 SECRET = 'hunter2-KkQ9/"x'
@@ -27,13 +30,45 @@ async def fail(how: str) -> str:
     raise RuntimeError(f"defect with {SECRET}")
 
 
+@tool(
+    id="vault.look",
+    side_effect="read",
+    locks=[],
+    requires={"net": {"hosts": ["*"]}},
+    targets={"net.fetch": "{url}"},
+)
+async def look(url: str) -> str:
+    """Look there."""
+    return url
+
+
+@pytest.mark.proves("O-07")
+async def test_what_is_told_of_a_watchdog_that_fails_is_cut_behind_no_half_secret(tmp_path: Path) -> None:
+    async def fails(call: WatchdogCall) -> Opinion:
+        raise RuntimeError("x" * 286 + SECRET)
+
+    async def babbles(call: WatchdogCall) -> Any:
+        return "x" * 185 + SECRET
+
+    for watchdog in (fails, babbles):
+        async with temporary_kernel(
+            tmp_path, tools=[open_vault], rules=["allow vault.*"], secrets={"vault": SECRET}, watchdogs=[watchdog]
+        ) as kernel:
+            session = await kernel.session()
+            answer = await session.call("vault.open", {"key": "x"})
+            assert answer.error_kind == "denied" and "xxx" in str(answer.error_text)
+            assert "hunter2" not in str(answer.error_text)
+            await session.close()
+    assert b"hunter2" not in repr(_on_disk(tmp_path / "state")).encode()
+
+
 @pytest.mark.proves("O-07")
 async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(tmp_path: Path) -> None:
     person = ScriptedPerson(
         [ApprovalAnswer("session", f"because of {SECRET}"), ApprovalAnswer("reject", f"no {SECRET}")]
     )
     seen: list[Event] = []
-    async with temporary_kernel(tmp_path, tools=[open_vault, fail], secrets={"vault": SECRET}) as kernel:
+    async with temporary_kernel(tmp_path, tools=[open_vault, fail, look], secrets={"vault": SECRET}) as kernel:
         session = await kernel.session(attendant=person, rules=["allow vault.fail"])
         session.watch(seen.append)
         answers = await session.turn().call_all(
@@ -45,6 +80,12 @@ async def test_a_registered_secret_is_in_no_answer_record_event_file_or_request(
                 ProposedCall("vault.fail", {SECRET: 1}),
                 ProposedCall("vault.fail", f'{{"how": {SECRET}'),
                 ProposedCall(f"vault.{SECRET}", {}),
+                # Whatever is cut for a message or the record is cut in the middle of it.
+                ProposedCall("v" * 66 + SECRET, {}),
+                ProposedCall("vault.fail", '{"how": ' + "v" * 1978 + SECRET),
+                ProposedCall("vault.fail", "{%s: 1, %s: 1}" % ((json.dumps("v" * 66 + SECRET),) * 2)),
+                ProposedCall("vault.look", {"url": "http:// " + "v" * 178 + SECRET}),
+                ProposedCall("vault.look", {"url": "git@" + "v" * 181 + ":" + SECRET}),
                 ProposedCall("vault.fail", "{", f"call {SECRET}", fault=f"cut at {SECRET}"),
                 ProposedCall("read", {"path": SECRET}),
                 ProposedCall("read", {"path": f"/etc/{SECRET}"}),

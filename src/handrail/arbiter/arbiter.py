@@ -137,7 +137,7 @@ class Arbiter:
             self._propose(call, proposed.arguments)
             if proposed.fault is not None:
                 raise Refusal("resolve", proposed.fault_kind, proposed.fault)
-            name = proposed.name[:80]
+            name = self.shaper.redactor.text(proposed.name)[:80]  # a cut secret would not be found
             text = f"there is no tool {name!r}; {near(call)}" if name else "the call names no tool."
             raise Refusal("resolve", "unknown_tool", text)
         if entry.withheld is not None:
@@ -170,7 +170,7 @@ class Arbiter:
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
         """Record the proposal. Gives what is wrong with arguments that are more than a call may carry."""
         if isinstance(arguments, (str, bytes)):
-            arguments = unparsed(arguments)
+            arguments = unparsed(arguments, self.shaper.redactor)
         if call.resumed:
             call.note("resumed", {"approval": [row.id for row in call.asked], "generation": call.generation.number})
             return None

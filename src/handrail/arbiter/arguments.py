@@ -63,10 +63,10 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
     return value, compact  # pyright: ignore[reportUnknownVariableType]
 
 
-def unparsed(text: str | bytes) -> dict[str, str]:
+def unparsed(text: str | bytes, redactor: Redactor) -> dict[str, str]:
     """What stands in the place of arguments that are no JSON: their head, for whoever asks what was sent."""
-    head = text[:_MAX_HEAD]
-    return {"unparsed": head if isinstance(head, str) else head.decode("utf-8", "replace")}
+    whole = redactor.text(text if isinstance(text, str) else text.decode("utf-8", "replace"))
+    return {"unparsed": whole[:_MAX_HEAD]}
 
 
 def for_the_record(arguments: Any, compact: bytes | None, redactor: Redactor) -> tuple[Any, str | None]:

@@ -89,7 +89,15 @@ class Authorisation:
         call.flush()
         return await call.interruptible(
             "authorise",
-            lambda: lane.authority.watch(verdict, spec, arguments, lane.session_id, call_id=call.id, failed=failed),
+            lambda: lane.authority.watch(
+                verdict,
+                spec,
+                arguments,
+                lane.session_id,
+                call_id=call.id,
+                failed=failed,
+                redact=self._shaper.redactor.text,
+            ),
         )
 
     def again(self, call: Call) -> None:

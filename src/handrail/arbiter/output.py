@@ -419,4 +419,4 @@ def _kind(data: object) -> str:
 def _reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return str(error)[:300]
+    return str(error)

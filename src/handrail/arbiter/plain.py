@@ -134,7 +134,7 @@ class Plain:
         if isinstance(value, os.PathLike):
             return self._text(os.fsdecode(cast("os.PathLike[str]", value)))
         if isinstance(value, BaseException):
-            return self._text(f"{type(value).__name__}: {value}"[:_MAX_FOREIGN_TEXT])
+            return self._text(_foreign(f"{type(value).__name__}: {value}"))
         return None
 
     def _container(self, value: object) -> Any:
@@ -155,7 +155,7 @@ class Plain:
             return self._plain(value.model_dump())
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return self._object([(field.name, getattr(value, field.name)) for field in dataclasses.fields(value)])
-        text = self._text(str(value)[:_MAX_FOREIGN_TEXT])
+        text = self._text(_foreign(str(value)))
         return self._note(text, f"a {type(value).__name__} is not JSON, sent as its text")
 
     def _object(self, items: Sequence[tuple[object, object]]) -> dict[str, Any]:
@@ -188,7 +188,7 @@ class Plain:
             made = self._plain(key)
             return made if isinstance(made, str) else orjson.dumps(made).decode()
         made = self._simple(key)
-        return made if isinstance(made, str) else self._text(str(key)[:_MAX_FOREIGN_TEXT])
+        return made if isinstance(made, str) else self._text(_foreign(str(key)))
 
     def _text(self, text: str) -> str:
         self._left -= len(text) >> 8
@@ -224,11 +224,19 @@ class Plain:
 
     def _note(self, shown: Any, why: str) -> Any:
         if len(self.notes) < _MAX_NOTES:
-            where = "".join(f"[{step}]" if isinstance(step, int) else f".{step[:40]}" for step in self._where[-8:])
+            where = "".join(
+                f"[{step}]" if isinstance(step, int) else f".{step if len(step) <= 40 else '(a long key)'}"
+                for step in self._where[-8:]
+            )
             self.notes.append(f"{where or 'the output'} {why}")
         else:
             self.more_notes += 1
         return shown
+
+
+def _foreign(text: str) -> str:
+    """What an object says of itself: whole, since a secret that is cut is found no more, or not at all."""
+    return text if len(text) <= _MAX_FOREIGN_TEXT else f"(a text of {len(text):,} characters)"
 
 
 def _in_some_order(value: object) -> tuple[str, str]:

@@ -17,6 +17,8 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
 from typing import Literal, cast
 
+from handrail.contract.excerpts import excerpt
+
 Address = IPv4Address | IPv6Address
 
 WEB_PORTS = {"http": 80, "https": 443}
@@ -228,4 +230,4 @@ def _canonical(name: str) -> tuple[str, Address | None]:
 
 
 def _shown(text: str) -> str:
-    return repr(text[:200])
+    return excerpt(text, 200)

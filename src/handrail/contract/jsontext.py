@@ -7,6 +7,8 @@ import math
 import re
 from typing import Any
 
+from handrail.contract.excerpts import excerpt
+
 MAX_ARGUMENT_BYTES = 8 * 1024 * 1024
 MAX_ARGUMENT_DEPTH = 64
 _STRING = re.compile(r'"(?:[^"\\]++|\\(?:.|\Z))*+(?:"|\Z)', re.DOTALL)
@@ -122,7 +124,9 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = sorted({key for key, _ in pairs if key in seen or seen.add(key)})
-        raise ArgumentText(f"name {', '.join(repr(k[:80]) for k in twice[:5])} twice in one object; give each key once")
+        raise ArgumentText(
+            f"name {', '.join(excerpt(k, 80) for k in twice[:5])} twice in one object; give each key once"
+        )
     return found
 
 
@@ -130,7 +134,8 @@ def _finite(text: str) -> float:
     value = float(text)
     if math.isfinite(value):
         return value
-    raise ArgumentText(f"hold {text[:40]}, which is larger than any number that can be kept; send a smaller one")
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    raise ArgumentText(f"hold {shown}, which is larger than any number that can be kept; send a smaller one")
 
 
 def _no_constant(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
@@ -90,10 +90,12 @@ class Authority:
         *,
         call_id: str = "",
         failed: tuple[int, int] = (0, 0),
+        redact: Callable[[str], str] = str,
     ) -> Verdict:
         """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny.
 
         :param failed: how often this very call has failed, and how often of that in a row
+        :param redact: takes registered secrets out of what is told of a watchdog that fails
         """
         watchdogs = self.watchers(spec, failing=failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
@@ -112,7 +114,7 @@ class Authority:
             failed_before=failed[0],
             failed_in_a_row=failed[1],
         )
-        return await watched(verdict, watchdogs, call)
+        return await watched(verdict, watchdogs, call, redact)
 
     def may(self, verdict: Verdict, spec: ToolSpec, *, rules: RuleBook, roots: PathRoots) -> May:
         """The runtime's check of everything a call actually touches, where ask counts as deny.

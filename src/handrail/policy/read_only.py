@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 
+from handrail.contract.excerpts import excerpt
 from handrail.policy import programs, wrappers
 from handrail.policy.shell import Script
 
@@ -217,7 +218,7 @@ def _git(argv: Sequence[str]) -> str | None:
         )
     check = _GIT.get(command)
     if check is None:
-        return f"git {command[:40]} is not known to change nothing"
+        return f"git {excerpt(command, 40)} is not known to change nothing"
     return check(rest)
 
 

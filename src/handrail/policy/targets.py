@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import ToolError
+from handrail.contract.excerpts import excerpt
 from handrail.contract.hosts import read_host, read_url
 from handrail.contract.requires import Capability
 from handrail.contract.spec import ToolSpec, fill, placeholders, properties_of
@@ -190,7 +191,7 @@ def host_of(text: str) -> str:
     """
     if _SSH.match(text):
         raise ToolError(
-            f"{text[:200]!r} is an address for ssh, and only http and https are reached from here; use the https address",
+            f"{excerpt(text, 200)} is an address for ssh, and only http and https are reached from here; use the https address",
             kind="unavailable",
         )
     try:

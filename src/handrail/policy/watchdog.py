@@ -18,17 +18,23 @@ from handrail.policy.verdict import Step, Verdict
 
 Answer = Opinion | Literal["allow"]
 Watchdog = Callable[[WatchdogCall], Answer | Awaitable[Answer]]
-"""A function, sync (run in a thread) or async, or an object such as :class:`ExternalWatchdog`. It gets a copy of the
-arguments, so it cannot change them. Its attribute ``timeout_ms``, if any, replaces the default of 5 s. With a method
+"""A function, sync (run in a thread) or async, or an object such as :class:`ExternalWatchdog`. An async one runs on the
+kernel's own event loop: what computes or blocks without awaiting stops every call of the process, its time-out too, so
+write that as a plain function. It gets a copy of the arguments, so it cannot change them. Its attribute ``timeout_ms``, if any, replaces the default of 5 s. With a method
 ``concerns(spec)`` it says of which tools it looks at calls at all, once for each; with an attribute ``after_failures``
 that is true, only at calls that have failed before."""
 
 
-async def watched(verdict: Verdict, watchdogs: Sequence[Watchdog], call: WatchdogCall) -> Verdict:
-    """Ask each in order until one denies; the strictest answer of all, the verdict's own included, holds."""
+async def watched(
+    verdict: Verdict, watchdogs: Sequence[Watchdog], call: WatchdogCall, redact: Callable[[str], str] = str
+) -> Verdict:
+    """Ask each in order until one denies; the strictest answer of all, the verdict's own included, holds.
+
+    :param redact: takes secrets out of a text, before it is cut: what is left of a cut one would not be found
+    """
     for watchdog in watchdogs:
         name = name_of(watchdog)
-        opinion = await _opinion(watchdog, name, call)
+        opinion = await _opinion(watchdog, name, call, redact)
         reason = opinion.reason.strip()
         step = Step("watchdog", opinion.action, f"{name}: {reason}" if reason else name)
         if STRICTNESS[opinion.action] <= STRICTNESS[verdict.action]:
@@ -48,7 +54,7 @@ def name_of(watchdog: Watchdog) -> str:
     return str(name) if name else type(watchdog).__name__
 
 
-async def _opinion(watchdog: Watchdog, name: str, call: WatchdogCall) -> Opinion:
+async def _opinion(watchdog: Watchdog, name: str, call: WatchdogCall, redact: Callable[[str], str]) -> Opinion:
     timeout_ms = float(getattr(watchdog, "timeout_ms", DEFAULT_TIMEOUT_MS))
     try:
         own = replace(call, arguments=copy.deepcopy(dict(call.arguments)))
@@ -62,8 +68,8 @@ async def _opinion(watchdog: Watchdog, name: str, call: WatchdogCall) -> Opinion
             raise
         return deny("it was cancelled from within")
     except (Exception, SystemExit) as error:  # whatever went wrong in it: a failing watchdog is a no
-        return deny(f"it failed ({type(error).__name__}: {str(error)[:300]})")
-    return _checked(answer, name)
+        return deny(f"it failed ({type(error).__name__}: {redact(str(error))[:300]})")
+    return _checked(answer, name, redact)
 
 
 async def _answer(watchdog: Watchdog, call: WatchdogCall) -> object:
@@ -97,13 +103,14 @@ async def _in_thread(watchdog: Watchdog, call: WatchdogCall) -> object:
     return await done
 
 
-def _checked(answer: object, name: str) -> Opinion:
+def _checked(answer: object, name: str, redact: Callable[[str], str]) -> Opinion:
     """The answer if it is one; anything else, None above all, is a deny."""
     if answer == "allow":
         return allow()
     if isinstance(answer, Opinion) and answer.action in STRICTNESS and isinstance(cast("object", answer.reason), str):
         return answer
-    return deny(f"{name} answered {repr(answer)[:200]}, which is none of allow(), deny(reason), ask(reason)")
+    shown = repr(redact(answer)) if isinstance(answer, str) else redact(repr(answer))
+    return deny(f"{name} answered {shown[:200]}, which is none of allow(), deny(reason), ask(reason)")
 
 
 __all__ = [

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 import h11
 
 from handrail.contract.errors import ToolError
+from handrail.contract.excerpts import excerpt
 
 MAX_HEAD_BYTES = 64 * 1024
 _PIECE = 1 << 16
@@ -40,14 +41,14 @@ Fields = list[tuple[str, str]]
 
 def fault_in_method(method: str) -> str | None:
     if not _TOKEN.fullmatch(method) or method.upper() in ("CONNECT", "TRACE"):
-        return f"{method[:40]!r} is no method to fetch with; use GET, POST or another one of HTTP"
+        return f"{excerpt(method, 40)} is no method to fetch with; use GET, POST or another one of HTTP"
     return None
 
 
 def fault_in_field(name: str, value: str) -> str | None:
     """Why a tool cannot send this header field, or None."""
     if not _TOKEN.fullmatch(name):
-        return f"{name[:100]!r} is no name of a header field"
+        return f"{excerpt(name, 100)} is no name of a header field"
     if name.lower() in _OURS:
         return f"the header field {name!r} is written by the runtime; leave it out"
     if not _VALUE.fullmatch(value) or value != value.strip():
@@ -164,7 +165,7 @@ class _Inflate:
 
     def __init__(self, coding: str) -> None:
         if coding not in ("gzip", "x-gzip", "deflate"):
-            raise _backend(f"the server answered in the coding {coding[:40]!r}, which was not asked for")
+            raise _backend(f"the server answered in the coding {excerpt(coding, 40)}, which was not asked for")
         self._gzip = coding != "deflate"
         self._inflate = zlib.decompressobj(31 if self._gzip else 15)
         self._begun = False

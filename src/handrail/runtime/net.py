@@ -16,12 +16,13 @@ from functools import lru_cache
 from urllib.parse import quote, urljoin
 
 from handrail.contract.errors import ToolError
+from handrail.contract.excerpts import excerpt
 from handrail.contract.hosts import WebAddress, bracketed, read_url
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Response
 from handrail.contract.sandbox import Attempt
 from handrail.runtime.fetching import Body, Exchange, Fields, fault_in_field, fault_in_method
-from handrail.runtime.roots import May, visible
+from handrail.runtime.roots import May
 from handrail.sandbox.egress import Egress, Resolver
 
 MOST_BYTES = 256 * 1024 * 1024
@@ -107,7 +108,7 @@ class CheckedNet:
                 writer.transport.abort()
             if len(passed) >= max_redirects:
                 hops = " → ".join((*passed, str(address)))
-                raise ToolError(f"there are more than {max_redirects} redirects: {hops}"[:2000], kind="limit")
+                raise ToolError(f"there are more than {max_redirects} redirects: {hops}", kind="limit")
             passed.append(str(address))
             method, address, fields, body = following
 
@@ -137,7 +138,7 @@ class CheckedNet:
         except (ssl.SSLError, OSError) as error:
             connection.close()
             text = f"{address.host} cannot be spoken to: {error.strerror or error}"
-            raise ToolError(text[:500], kind="backend") from None
+            raise ToolError(text, kind="backend") from None
         except BaseException:
             connection.close()
             raise
@@ -198,7 +199,7 @@ def _next(
     if status not in _REDIRECTS or location is None:
         return None
     target = urljoin(str(address), quote(location.encode("latin-1"), safe=_UNRESERVED))
-    following = _read(target, f"{address.host} redirects to {visible(location)[:200]}: ")
+    following = _read(target, f"{address.host} redirects to {excerpt(location, 200)}: ")
     if (status == 303 and method != "HEAD") or (status in (301, 302) and method == "POST"):
         method, body = "GET", b""
         fields = [field for field in fields if field[0] not in _OF_A_BODY]

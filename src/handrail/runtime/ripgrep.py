@@ -11,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 from handrail.contract.errors import ToolError
+from handrail.contract.excerpts import excerpt
 from handrail.contract.patterns import path_regex
 from handrail.runtime.roots import is_beneath
 
@@ -143,7 +144,7 @@ def alternatives(pattern: str) -> list[str]:
     while todo:
         if len(done) + len(todo) > _MAX_ALTERNATIVES:
             raise ToolError(
-                f"the braces of {pattern[:200]!r} stand for more than {_MAX_ALTERNATIVES} patterns; use fewer",
+                f"the braces of {excerpt(pattern, 200)} stand for more than {_MAX_ALTERNATIVES} patterns; use fewer",
                 kind="invalid_input",
             )
         text, begin = todo.pop()
@@ -258,7 +259,7 @@ def failure(exit_code: int, said: bytes) -> ToolError | None:
     if exit_code == 2 and _ABOUT_THE_PATTERN.search(text):
         reason = text.removeprefix("rg: ").partition("\n\nConsider enabling")[0]  # options nobody here can set
         return ToolError(
-            f"{reason[:2_000]}\nCorrect the pattern, or set literal to search for it as it stands.",
+            f"{reason}\nCorrect the pattern, or set literal to search for it as it stands.",
             kind="invalid_input",
         )
-    return ToolError(f"ripgrep ended with {exit_code}: {text[:2_000] or 'it said nothing'}", kind="backend")
+    return ToolError(f"ripgrep ended with {exit_code}: {text or 'it said nothing'}", kind="backend")

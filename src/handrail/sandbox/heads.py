@@ -136,7 +136,7 @@ def _lines(head: bytes) -> tuple[bytes, Fields]:
         name, colon, value = line.partition(b":")
         value = value.strip(b" \t")
         if not colon or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
-            raise Malformed(f"{line[:80]!r} is no field")
+            raise Malformed("one of its fields has no name, or characters that none can have")
         fields.append((name.lower(), value))
     return first, fields
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.errors import ToolError
+from handrail.contract.excerpts import excerpt
 from handrail.contract.neutral import OPEN, Shown, neutralised
 from handrail.tools.text import Block, line_end, lines_of, readable
 
@@ -117,9 +118,8 @@ def _check(number: int, operation: dict[str, Any], have: Sequence[str], where: s
     found = [line.removesuffix("\n").removesuffix("\r") for line in have]
     if want != found and want != neutralised("\n".join(found)).split("\n"):
         shown = readable("\n".join(found))
-        cut = f"{shown[:500]}…" if len(shown) > 500 else shown
         raise ToolError(
-            f"operation {number} expects other text at {where}; there is {cut!r}. Nothing was changed: "
+            f"operation {number} expects other text at {where}; there is {excerpt(shown, 500)}. Nothing was changed: "
             "read the file again and correct the line numbers",
             kind="conflict",
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from difflib import SequenceMatcher, get_close_matches
 from itertools import accumulate
 
+from handrail.contract.excerpts import excerpt
+
 MAX_DIFF_LINES = 200
 _MAX_DIFF_LINE = 1_000
 _CONTEXT = 3
@@ -262,4 +264,4 @@ def why_missing(text: str, part: str) -> str:
 
 
 def _quoted(line: str) -> str:
-    return repr(readable(line[:200])) + ("…" if len(line) > 200 else "")
+    return excerpt(readable(line), 200)

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any, cast
 from urllib.parse import parse_qsl, urlsplit
 
+from handrail.contract.excerpts import excerpt
 from handrail.contract.spec import ToolSpec
 from handrail.policy.defaults import SECRET_LIKE
 from handrail.policy.opinions import Opinion, WatchdogCall, allow
@@ -230,7 +231,7 @@ def _secret_in(words: Sequence[str]) -> str | None:
                 continue
             name = path.rsplit("/", 1)[-1]
             if _SECRET_FILES.search(path) or _SECRET_NAMES.match(name):
-                return path[:100]
+                return path if len(path) <= 100 else excerpt(path, 100)
     return None
 
 
@@ -254,7 +255,7 @@ def _push(part: Part, found: Sequence[Part]) -> str | None:
     if words[:1] != ["push"]:
         return None
     if len(words) > 1 and _REMOTE.search(words[1]):
-        return f"git would push to {words[1][:100]}, which is no remote of this repository"
+        return f"git would push to {excerpt(words[1], 100)}, which is no remote of this repository"
     for other in found:
         argv = other.argv
         if other.program == "git" and {"remote", "config"} & set(argv) and {"add", "set-url"} & set(argv):
