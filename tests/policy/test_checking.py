@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.policy.desk import ALL
+from tests.policy.desk import ALL, BASH
 
 from handrail.contract.agent import AgentManifest
 from handrail.contract.requires import Requires, ShellRequires
@@ -42,7 +43,7 @@ CARGO = ToolSpec(
     Requires(shell=(ShellRequires(cmd="cargo"), ShellRequires(cmd="rustc"))),
     targets={"shell.run": "{argv}"},
 )
-SPECS = {spec.id: spec for spec in (*ALL, PAY, CARGO)}
+SPECS = {spec.id: spec for spec in (*ALL, PAY, CARGO)} | {"bash": replace(BASH, only_its_command=True)}
 
 
 def rule(text: str, scope: Any = "session") -> Rule:

@@ -10,7 +10,7 @@ from tests.policy.desk import ALL, BASH, EDIT, FETCH, READ, TODO, TRANSFER, WRIT
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import MODES, Mode
 from handrail.contract.spec import ToolSpec
-from handrail.policy.modes import TEXTS, in_mode, read_mode
+from handrail.policy.modes import MEANINGS, TEXTS, in_mode, read_mode
 from handrail.policy.modes import given as named
 from handrail.tools.git import GIT_TOOLS
 from handrail.tools.shell import Bash
@@ -95,6 +95,15 @@ def test_rules_of_a_project_hold_against_those_of_a_mode_where_they_are_more_spe
         assert desk.judge(SHELL, {"command": "git status"}, rules).action == "ask"
         assert desk.judge(WRITE, {"path": "src/secret"}, rules).action == "deny"
         assert desk.judge(EDIT, {"path": "src/a.py"}, rules).action == "ask"
+
+
+def test_plan_mode_reads_from_the_hosts_that_a_rule_allows_and_from_no_other(desk: Desk) -> None:
+    assert FETCH.side_effect == "read"
+    rules = in_mode(book("allow net.fetch example.org"), "plan")
+    assert desk.judge(FETCH, {"url": "http://example.org/"}, rules).action == "allow"
+    assert desk.judge(FETCH, {"url": "http://example.com/"}, rules).action == "ask"
+    assert desk.judge(TRANSFER, {"source": "a", "target": "b"}, in_mode(book("allow *"), "plan")).action == "deny"
+    assert "reaches the hosts that a rule allows" in MEANINGS["plan"]
 
 
 def test_a_running_call_writes_nothing_in_plan_mode(desk: Desk) -> None:

@@ -23,7 +23,8 @@ _SECRETS = tuple(f"ask fs.write **/{name}" for name in SECRET_LIKE)
 _READING = f"allow bash {READ_ONLY}"
 
 MEANINGS: Mapping[Mode, str] = {
-    "plan": "Looks and thinks: nothing that writes or reaches outside runs; commands proved read-only do.",
+    "plan": "Looks and thinks: nothing runs that writes or changes anything outside; commands proved read-only do, and a tool that "
+    "only reads reaches the hosts that a rule allows.",
     "ask": "Asks about whatever no rule allows. Adds no rule of its own.",
     "accept-edits": "File tools write in the workspace without asking, and commands proved read-only run; the rest is asked about.",
     "auto": "Also runs every command that is understood, since the sandbox holds it; what is unclear is still asked about.",
