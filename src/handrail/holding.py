@@ -254,6 +254,7 @@ class HeldKernel(Kernel):
         self._sessions[session_id] = session
         try:
             await rooms.store.sessions.open(row)
+            await session.catalog.restore()
         except BaseException:
             del self._sessions[session_id]
             raise

@@ -145,7 +145,7 @@ async def test_an_unknown_tool_is_answered_with_the_nearest_by_name_and_by_its_w
     async with kernel_in(tmp_path, tools=MANY) as kernel:
         session = await kernel.session()
         await session.call("find_tools", {"query": "count the stock"})
-        refused = await session.call("search_in_text_of_files", {})
+        refused = await session.call("search_files_regular_expression_line_by_line", {})
         assert refused.error_kind == "unknown_tool" and "grep" in str(refused.error_text)
         assert str(refused.error_text).count(" or ") <= 3
 
@@ -266,6 +266,25 @@ async def test_a_view_follows_new_generations(tmp_path: Path, kernel_in: Opens) 
         assert "stock.t11" in shown(old.specs), "a turn keeps its generation"
         await session.call("load_tools", {"category": "new"})
         assert shown(session.view)[-3:] == ["new.t00", "new.t01", "new.t02"]
+
+
+@pytest.mark.proves("D-03")
+async def test_a_run_that_waited_goes_on_with_what_was_in_view(tmp_path: Path, kernel_in: Opens) -> None:
+    """Also in another process: it is one interaction until the user is answered."""
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        await session.begin("count the stock")
+        await session.call("load_tools", {"category": "stock"})
+        before = shown(session.view)
+        assert len(before) == len(CORE) + len(FINDERS) + 12
+        await session.suspend()
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        again = await kernel.session(session.id)
+        assert shown(again.turn().specs) == before
+        await again.begin("and now something else")
+        assert shown(again.view) == [*CORE, *FINDERS]
+        await again.suspend()
+        assert shown((await kernel.session(session.id)).view) == [*CORE, *FINDERS]
 
 
 async def test_what_was_brought_into_view_outlives_the_holder(tmp_path: Path) -> None:

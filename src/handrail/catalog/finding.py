@@ -112,7 +112,7 @@ class Searches:
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return []
         found = task.result().search(name[:200], count, patience_s=0.0)
-        return [] if found.nothing_fits else [hit.id for hit in found.hits if not hit.weak]
+        return [] if found.nothing_fits else [hit.id for hit in found.hits]
 
     def close(self) -> None:
         """End the threads, as soon as they are free."""

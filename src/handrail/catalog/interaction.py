@@ -6,9 +6,10 @@ whatever is in view.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 from handrail.catalog.active import ActiveSet
 from handrail.catalog.categories import CORE, SHIPPED
@@ -17,11 +18,13 @@ from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
 from handrail.catalog.view import CatalogOptions, View, view_of
 from handrail.contract.doors import BroughtIn, Category, Findings, Manual
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.names import nearest
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import Entry, Generation
 
+_KEPT = ("load_tools", "in_view")
+"""The tool and the key by which a session keeps what was brought into view."""
 _MOST_NEAR = 4
 _MOST_NAMED = 30
 """Categories that an error names."""
@@ -74,6 +77,9 @@ class Interaction:
         self.shown = 0
         """How much of the active set the last turn began with."""
         self.manuals = None if values is None else ManualsRead(session_id, values)
+        self._session_id = session_id
+        self._values = values
+        self._kept: tuple[str, ...] = ()
         self.changed: Callable[[tuple[str, ...]], None] | None = None
         """Told what was brought into view."""
         self._finder = finder
@@ -90,6 +96,24 @@ class Interaction:
         self.active = ActiveSet(brought)
         self.shown = 0
         self._last = None
+
+    async def restore(self) -> None:
+        """Go on with what was in view when the session was open last: a run that waited for a person is still one interaction.
+
+        :raises LogUnavailable: when it cannot be read
+        """
+        kept: object = None if self._values is None else await self._values.get(self._session_id, *_KEPT)
+        if isinstance(kept, list):
+            self._kept = tuple(str(tool_id) for tool_id in cast("list[object]", kept))
+            self.active.bring(self._kept)
+
+    async def keep(self) -> None:
+        """Keep what was brought into view with the session. It is no loss where that cannot be kept."""
+        ids = self.active.first()
+        if self._values is not None and ids != self._kept:
+            with contextlib.suppress(HandrailError):
+                await self._values.put(self._session_id, *_KEPT, list(ids))
+                self._kept = ids
 
     def arrange(self, options: CatalogOptions) -> None:
         """From now on tools are arranged by these."""
@@ -111,6 +135,7 @@ class Interaction:
                 break
             if not hit.weak:
                 self.bring(generation, (hit.tool_id,))
+        await self.keep()
 
     def look(self, generation: Generation) -> View:
         """How ``generation`` is arranged. What is in view from the start stays so, also when there come to be more tools."""
@@ -208,7 +233,7 @@ class InteractionCatalog:
     async def load(self, name: str) -> BroughtIn:
         view = self._of.look(self._generation)
         if (ids := view.members.get(name)) is not None or name in SHIPPED:
-            return self._brought(name, ids or ())
+            return BroughtIn(name, "category", ids or (), await self._bring(ids or ()))
         if name == CORE:
             return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
         entry = self._generation.resolve(name)
@@ -218,12 +243,12 @@ class InteractionCatalog:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if entry.id in view.core:
             return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
-        return BroughtIn(entry.id, "tool", (entry.id,), self._of.bring(self._generation, (entry.id,)))
+        return BroughtIn(entry.id, "tool", (entry.id,), await self._bring((entry.id,)))
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
         if not found.nothing_fits:
-            self._of.bring(self._generation, [hit.tool_id for hit in found.hits])
+            await self._bring([hit.tool_id for hit in found.hits])
         return found
 
     async def manual(self, tool: str) -> Manual:
@@ -238,8 +263,10 @@ class InteractionCatalog:
             await self._of.manuals.note(entry)
         return manual_of(entry, self._of.look(self._generation))
 
-    def _brought(self, name: str, ids: tuple[str, ...]) -> BroughtIn:
-        return BroughtIn(name, "category", ids, self._of.bring(self._generation, ids))
+    async def _bring(self, ids: Iterable[str]) -> tuple[str, ...]:
+        added = self._of.bring(self._generation, ids)
+        await self._of.keep()
+        return added
 
     def _unknown(self, name: str, view: View) -> str:
         names = list(view.members)

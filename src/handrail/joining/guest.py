@@ -291,9 +291,14 @@ class Guest:
         else:
             self._sessions[id] = session
         catalog = session.catalog
-        catalog.begin(interaction, brought)
+        if interaction or brought:  # it goes on with this holder; else with what was kept
+            catalog.begin(interaction, brought)
         catalog.changed = partial(self._brought_in, id, catalog)
-        told: Message = {"turns": session.turns, "catalog": mirror.of_catalog_options(catalog.options)}
+        told: Message = {
+            "turns": session.turns,
+            "catalog": mirror.of_catalog_options(catalog.options),
+            "brought": list(catalog.active.first()),
+        }
         if context is not self.context:
             told["generation"] = mirror.of_generation(context.generation)
         return told

@@ -151,6 +151,7 @@ class JoinedSession:
             self._own = mirror.generation_of(told["generation"])
         self._turns = max(self._turns, told["turns"])
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
+        self._catalog.active.bring(told["brought"])
 
     # ── what its model has in view ───────────────────────────────────────────────────────────────
 

@@ -146,6 +146,7 @@ class HeldSession:
         if number is None or number != self._catalog.number:
             self._catalog.begin(number)
         await self._catalog.preload(self._generation(), text)
+        await self._catalog.keep()
 
     @property
     def view(self) -> list[ToolSpec]:
