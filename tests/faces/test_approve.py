@@ -213,12 +213,15 @@ def test_a_waiting_call_is_woken_by_the_answer_of_another_process(here: Here, ha
     assert (handrail.workspace / "new.txt").exists() and listed(here) == []
 
 
-def test_wait_returns_with_the_next_request(here: Here, handrail: Program) -> None:
-    assert here("call", "read", '{"path": "note.txt"}').code == 0
-    waiting = subprocess.Popen(handrail.command("approve", "--wait", "--json"), stdout=subprocess.PIPE)
-    with waiting:
+@pytest.mark.parametrize("used", [True, False], ids=["used", "new"])
+def test_wait_returns_with_the_next_request(here: Here, handrail: Program, used: bool) -> None:
+    if used:
+        assert here("call", "read", '{"path": "note.txt"}').code == 0
+    command = handrail.command("approve", "--wait", "--json")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
+        assert waiting.stdout is not None and waiting.stderr is not None
+        assert b"waiting until something is asked" in waiting.stderr.readline()
         approval = parked(here)
-        assert waiting.stdout is not None
         assert [row["id"] for row in json.loads(waiting.stdout.read())] == [approval]
         assert waiting.wait(60) == 0
 

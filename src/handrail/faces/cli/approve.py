@@ -7,7 +7,7 @@ import json
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -165,8 +165,12 @@ async def _go_through(
     setting: Setting, request_id: str | None, interruption: Interruption, *, asks: bool, wait: bool
 ) -> int:
     """List what waits, or that one request, and ask where somebody is there to answer."""
+    waits = wait and request_id is None
+    if waits:
+        note("waiting until something is asked")
+        await _until_kept(setting)
     with _reading(setting) as (reader, workspace):
-        if wait and request_id is None:
+        if waits:
             await _until_asked(reader, interruption)
         rows = _chosen(reader, request_id)
         if rows is None:
@@ -288,6 +292,17 @@ async def _forget(setting: Setting, rule_id: str) -> int:
             return ERROR
     out_json(asdict(rule)) if setting.json else out(f"forgotten  {spelled_out(rule.text)}")
     return OUTPUT
+
+
+async def _until_kept(setting: Setting) -> None:
+    """Return when anything is kept of the workspace that can be read."""
+    from handrail.contract.errors import StartError
+
+    while True:
+        with suppress(StartError), _reading(setting) as (reader, _):  # one that is just being made is not whole yet
+            if reader is not None:
+                return
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 async def _until_asked(reader: ApprovalReader | None, interruption: Interruption) -> None:
