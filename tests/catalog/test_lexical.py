@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from handrail.catalog import lexical as module
-from handrail.catalog.lexical import B, K1, Lexical, bag
-from handrail.catalog.texts import Document, fields
 from tests.catalog.texts_of import MAIL, tool
 
-THREE = [{"cat": 2.0, "dog": 1.0}, {"cat": 1.0}, {"bird": 4.0, "fish": 2.0}]
+from handrail.catalog import lexical as module
+from handrail.catalog.lexical import K1, B, Bag, Lexical, bag
+from handrail.catalog.texts import Document, fields
+
+
+def of(weights: Mapping[str, float]) -> Bag:
+    return Bag(weights, sum(weights.values()))
+
+
+THREE = [of({"cat": 2.0, "dog": 1.0}), of({"cat": 1.0}), of({"bird": 4.0, "fish": 2.0})]
 
 
 def test_scores_are_those_worked_out_by_hand() -> None:
@@ -34,7 +40,7 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 
 def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    index = Lexical.of([{f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0} for n in range(200)])
+    index = Lexical.of([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
     plain = index.scores(["t1", "t2", "u3", "none"], 20)
     monkeypatch.setattr(module, "_BY_NUMPY", 0)
     quick = index.scores(["t1", "t2", "u3", "none"], 20)
@@ -44,24 +50,24 @@ def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:
-    terms = bag(fields(MAIL))
+    terms = bag(fields(MAIL)).weights
     assert terms["email"] > terms["sent" if "sent" in terms else "recipi"]
     assert terms["subject"] == 1.0 + 0.5
 
 
 def test_a_parameter_inside_a_parameter_and_its_choices_are_found() -> None:
     inner = {"type": "object", "properties": {"colour": {"enum": ["crimson", "teal"]}}}
-    found = bag(fields(Document("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}})))
+    found = bag(
+        fields(Document("paint", parameters={"properties": {"what": {"type": "array", "items": inner}}}))
+    ).weights
     assert {"colour", "crimson", "teal"} <= set(found)
 
 
-_BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.0]), max_size=4)
+_BAG = st.dictionaries(st.sampled_from("abcdefg"), st.sampled_from([0.5, 1.0, 3.0]), max_size=4).map(of)
 
 
 @given(st.lists(_BAG, max_size=8), st.lists(_BAG, max_size=4), st.data())
-def test_an_index_after_changes_is_the_one_built_anew(
-    before: list[dict[str, float]], new: list[dict[str, float]], data: st.DataObject
-) -> None:
+def test_an_index_after_changes_is_the_one_built_anew(before: list[Bag], new: list[Bag], data: st.DataObject) -> None:
     stays = data.draw(st.lists(st.sampled_from(range(len(before))), unique=True) if before else st.just([]))
     order = data.draw(st.permutations([("old", n) for n in stays] + [("new", n) for n in range(len(new))]))
     kept = {n: at for at, (kind, n) in enumerate(order) if kind == "old"}
@@ -85,13 +91,19 @@ def test_an_index_of_nothing_finds_nothing() -> None:
     [None, {}, {"properties": 5}, {"properties": {"a": None, "b": {"description": 5, "enum": "no"}}}, {"items": [1]}],
 )
 def test_a_schema_of_any_shape_is_read_as_far_as_it_goes(parameters: dict[str, object] | None) -> None:
-    assert "thing" in bag(fields(Document("thing", parameters=parameters)))
+    assert "thing" in bag(fields(Document("thing", parameters=parameters))).weights
 
 
 def test_a_schema_that_holds_itself_ends() -> None:
     schema: dict[str, object] = {"type": "object"}
     schema["properties"] = {"again": schema}
     assert fields(Document("loop", parameters=schema)).parameter_names == "again again again"
+
+
+def test_repetitions_beyond_a_few_count_as_length_only() -> None:
+    few, many = bag(fields(tool("x", "rain " * 3))), bag(fields(tool("x", "rain " * 100)))
+    assert few.weights["rain"] == many.weights["rain"] == 3
+    assert many.length > few.length + 90
 
 
 def test_a_huge_description_counts_with_its_beginning() -> None:

@@ -17,7 +17,8 @@ KEY = 16
 """Bytes of a text's key."""
 
 _MOST_VECTORS = 300_000
-_FORM = 1
+_FORM = 2
+"""Counted up when what is kept is made in another way."""
 
 Tell = Callable[[str], None]
 """Told what was wrong with a file that is made again."""

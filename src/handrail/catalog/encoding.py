@@ -233,13 +233,13 @@ class Encoder:
                     return
                 if self._asked:
                     return  # the rest after the request is answered
+        if missing:
+            self._save()
         wish.ready(self._known)
         self.state = ""
         with self._change:
             if self._wish is wish:
                 self._wish = None
-        if missing:
-            self._save()
 
     def _save(self) -> None:
         """Keep what is in use; what is not goes first when there is too much of it."""

@@ -15,7 +15,7 @@ from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting
 from handrail.catalog.encoding import Encoder, Wish
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
-from handrail.catalog.lexical import Lexical, bag
+from handrail.catalog.lexical import Bag, Lexical, bag
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
 from handrail.catalog.words import filler, terms, words
@@ -113,7 +113,7 @@ class Index:
         out._vicinity, out._places = None, {}
         before = {each.id: number for number, each in enumerate(self._documents)}
         kept: dict[int, int] = {}
-        new: dict[int, Mapping[str, float]] = {}
+        new: dict[int, Bag] = {}
         for number, each in enumerate(out._documents):
             if each.id in coming:
                 new[number] = bag(fields(each))

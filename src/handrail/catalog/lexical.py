@@ -1,7 +1,8 @@
 """BM25 over the fields of tools: which tools share telling words with a request. Needs the standard library only.
 
 What a term weighs in a tool is its count in each field times that field's weight, and BM25 divides by the sum of all
-of them: a description stuffed with keywords pays for each one. Postings lie in flat arrays, which are written to and
+of them. Only the first few of a term's repetitions in a field count for it, all of them count as length: a description
+stuffed with keywords pays for each one. Postings lie in flat arrays, which are written to and
 read from disk as they are; where numpy is loaded already, big catalogues are scored with it, to the same figures.
 """
 
@@ -11,6 +12,7 @@ import heapq
 import math
 import sys
 from array import array
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,17 +38,28 @@ _MOST_TERMS = 64
 _BY_NUMPY = 1_000
 """Postings of one request from which numpy is worth its start."""
 
-Bag = Mapping[str, float]
-"""The terms of one tool with their weights."""
+_REPEATED = 3
+"""Repetitions of a term in one field that count for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bag:
+    """The terms of one tool with their weights, and its length in weights."""
+
+    weights: Mapping[str, float]
+    length: float
 
 
 def bag(found: Fields) -> Bag:
     """The terms of one tool."""
     weights: dict[str, float] = {}
+    length = 0.0
     for name, weight in WEIGHTS.items():
-        for term in terms(getattr(found, name)):
-            weights[term] = weights.get(term, 0.0) + weight
-    return weights
+        counts = Counter(terms(getattr(found, name)))
+        length += weight * counts.total()
+        for term, count in counts.items():
+            weights[term] = weights.get(term, 0.0) + weight * min(count, _REPEATED)
+    return Bag(weights, length)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +109,9 @@ class Lexical:
         """The index of ``bags``, in their order."""
         postings: dict[str, list[tuple[int, float]]] = {}
         for number, each in enumerate(bags):
-            for term, weight in each.items():
+            for term, weight in each.weights.items():
                 postings.setdefault(term, []).append((number, weight))
-        return cls._laid(postings, array("f", (math.fsum(each.values()) for each in bags)))
+        return cls._laid(postings, array("f", (each.length for each in bags)))
 
     def changed(self, kept: Mapping[int, int], added: Mapping[int, Bag]) -> Lexical:
         """The index after a change.
@@ -120,8 +133,8 @@ class Lexical:
         for old, new in kept.items():
             lengths[new] = self.lengths[old]
         for number, each in added.items():
-            lengths[number] = math.fsum(each.values())
-            for term, weight in each.items():
+            lengths[number] = each.length
+            for term, weight in each.weights.items():
                 postings.setdefault(term, []).append((number, weight))
         return self._laid(postings, lengths)
 

@@ -60,10 +60,11 @@ def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[m
         return None
     except OSError as error:
         raise Unusable(f"cannot be opened: {error.strerror}") from None
+    about = os.fstat(descriptor)
+    if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
+        os.close(descriptor)
+        raise Unusable("is no file of this kind")
     with os.fdopen(descriptor, "rb") as file:
-        about = os.fstat(descriptor)
-        if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
-            raise Unusable("is no file of this kind")
         try:
             content = memoryview(file.read())
         except OSError as error:

@@ -1,0 +1,138 @@
+"""What is kept between two starts, and what becomes of a file that is no good."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import numpy
+import pytest
+from tests.catalog.texts_of import ALL, WEATHER, Directions, tool
+
+from handrail.catalog import sealed
+from handrail.catalog.cache import Cache, key_of
+from handrail.catalog.encoding import Encoder
+from handrail.catalog.index import Index
+from handrail.catalog.lexical import Bag, Lexical
+
+VECTORS = {key_of(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
+
+
+def _one(folder: Path, start: str) -> Path:
+    (found,) = folder.glob(f"{start}*")
+    return found
+
+
+def test_vectors_come_back_as_they_were_kept(tmp_path: Path) -> None:
+    Cache(tmp_path).keep_vectors("model", VECTORS)
+    found = Cache(tmp_path).vectors("model")
+    assert found.keys() == VECTORS.keys()
+    assert all((found[key] == VECTORS[key]).all() for key in VECTORS)
+
+
+def test_another_model_has_vectors_of_its_own(tmp_path: Path) -> None:
+    Cache(tmp_path).keep_vectors("model", VECTORS)
+    assert Cache(tmp_path).vectors("another") == {}
+    assert Cache(tmp_path).vectors("model")
+
+
+def test_a_file_of_another_model_under_this_ones_name_is_not_used(tmp_path: Path) -> None:
+    told: list[str] = []
+    cache = Cache(tmp_path, told.append)
+    cache.keep_vectors("model", VECTORS)
+    mine = _one(tmp_path, "vectors-")
+    cache.keep_vectors("another", VECTORS)
+    (other,) = (path for path in tmp_path.glob("vectors-*") if path != mine)
+    other.replace(mine)
+    assert cache.vectors("model") == {}
+    assert "is of another embedder" in told[0]
+
+
+def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "search"
+    Cache(folder).keep_vectors("model", VECTORS)
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(_one(folder, "vectors-").stat().st_mode) == 0o600
+    assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "foreign", "longer", "folder", "pipe", "link"])
+def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: Path) -> None:
+    told: list[str] = []
+    cache = Cache(tmp_path, told.append)
+    cache.keep_vectors("model", VECTORS)
+    path = _one(tmp_path, "vectors-")
+    content = path.read_bytes()
+    path.unlink()
+    if harm == "folder":
+        path.mkdir()
+    elif harm == "pipe":
+        os.mkfifo(path)
+    elif harm == "link":
+        (tmp_path / "elsewhere").write_bytes(content)
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        middle = len(content) // 2
+        path.write_bytes(
+            {
+                "flipped": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+                "cut": content[:-5],
+                "empty": b"",
+                "foreign": b"\x80\x04\x95pickle of somebody's",
+                "longer": content + b"x",
+            }[harm]
+        )
+    assert cache.vectors("model") == {}
+    assert len(told) == 1
+    assert told[0].endswith("it is made again")
+    if harm != "folder":
+        cache.keep_vectors("model", VECTORS)
+        assert cache.vectors("model").keys() == VECTORS.keys()
+
+
+def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
+    sealed.write(tmp_path / "file", {"kind": "x", "sizes": []}, [b"abc"])
+    content = (tmp_path / "file").read_bytes()
+    assert sealed.read(tmp_path / "file", {"kind": "x"}) is not None
+    import hashlib
+
+    lying = content[:-32].replace(b"[3]", b"[9]")
+    (tmp_path / "file").write_bytes(lying + hashlib.blake2b(lying, digest_size=32).digest())
+    with pytest.raises(sealed.Unusable, match="not as long as it says"):
+        sealed.read(tmp_path / "file", {"kind": "x"})
+
+
+def test_a_place_that_cannot_be_written_costs_only_the_keeping(tmp_path: Path) -> None:
+    told: list[str] = []
+    (tmp_path / "file").write_text("in the way")
+    index = Index(ALL, cache=Cache(tmp_path / "file", told.append))
+    assert index.search("weather forecast").hits[0].id == "get_weather"
+    assert any("cannot be" in text for text in told)
+
+
+def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    tools = sorted(ALL, key=lambda each: each.id)
+    keys = [each.key for each in tools]
+    made = Lexical.of([Bag({"cat": 1.0}, 1), Bag({"dog": 2.0}, 2), Bag({"cat": 3.0}, 3), Bag({}, 0)])
+    cache.keep_lexical(keys, made)
+    found = cache.lexical(keys)
+    assert found is not None
+    assert found == made
+    assert cache.lexical(keys[:-1]) is None
+    assert Index(ALL, cache=cache).search("dog").hits[0].id == tools[1].id  # what was kept is searched
+    changed = [*tools[:-1], tool(tools[-1].id, "Something else by now.")]
+    assert cache.lexical([each.key for each in changed]) is None
+
+
+def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
+    first = Directions()
+    index = Index(ALL, encoder=Encoder(first, Cache(tmp_path)))
+    assert index.wait(60)
+    second = Directions()
+    more = tool("translate_text", "Translates text.")
+    index = Index([*ALL, more], encoder=Encoder(second, Cache(tmp_path)))
+    assert index.wait(60)
+    assert second.encoded == ["translate text: Translates text."]
+    assert WEATHER.description in " ".join(first.encoded)

@@ -1,0 +1,91 @@
+"""Comparing vectors: exactly, by signs first, and from the right point of view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy
+import pytest
+
+from handrail.catalog.vectors import Vicinity, center_of, directions
+
+DRAW = numpy.random.default_rng(4)
+
+
+def _unit(rows: Any) -> Any:
+    return (rows / numpy.linalg.norm(rows, axis=1, keepdims=True)).astype(numpy.float32)
+
+
+def _clustered(count: int, width: int) -> Any:
+    """Vectors as texts have them: around topics, none alone."""
+    topics = DRAW.standard_normal((40, width))
+    return _unit(topics[DRAW.integers(0, 40, count)] + 0.7 * DRAW.standard_normal((count, width)))
+
+
+USUAL = _clustered(36, 384)
+
+
+def test_the_best_are_those_with_the_highest_similarity_in_order() -> None:
+    rows = _clustered(500, 96)
+    usual = _clustered(10, 96)
+    request = _unit(_clustered(1, 96))[0]
+    found = Vicinity(rows, usual).scores(request, 10)
+    seen = directions(rows, center_of(rows, usual))
+    assert list(found.best) == sorted(range(500), key=lambda n: (-float(seen[n] @ request), n))[:10]
+    assert found.score(3) == pytest.approx(float(seen[3] @ request), abs=1e-6)
+    assert found.mean == pytest.approx(float((seen @ request).mean()), abs=1e-6)
+
+
+def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> None:
+    rows = _clustered(6_000, 384)
+    exact, signs = Vicinity(rows, USUAL), Vicinity(rows, USUAL, exact_up_to=0)
+    same = total = 0
+    for request in _unit(rows[:30] + 0.05 * DRAW.standard_normal((30, 384))):
+        one, other = exact.scores(request, 10), signs.scores(request, 10)
+        same += len(set(one.best) & set(other.best))
+        total += 10
+        top = one.best[0]
+        assert other.score(top) == pytest.approx(one.score(top), abs=2e-3)
+        assert other.mean == pytest.approx(one.mean, abs=0.02)
+        assert other.deviation == pytest.approx(one.deviation, rel=0.1)
+    assert same / total > 0.95
+
+
+def test_vectors_whose_width_is_no_multiple_of_a_word_are_searched_by_signs_too() -> None:
+    rows = _clustered(300, 100)
+    found = Vicinity(rows, _clustered(5, 100), exact_up_to=0).scores(rows[7], 5)
+    assert found.best[0] == 7
+
+
+def test_a_document_without_a_vector_is_like_nothing() -> None:
+    rows = _clustered(20, 64)
+    rows[5] = 0
+    found = Vicinity(rows, _clustered(5, 64)).scores(rows[2], 20)
+    assert found.score(5) == 0
+    assert found.best[0] == 2
+
+
+@pytest.mark.parametrize("count", [0, 1, 2])
+def test_few_documents_are_no_special_case(count: int) -> None:
+    rows = _clustered(count, 64) if count else numpy.zeros((0, 64), numpy.float32)
+    vicinity = Vicinity(rows, _clustered(5, 64))
+    assert len(vicinity) == count
+    if count:
+        assert vicinity.scores(rows[0], 5).best[0] == 0
+
+
+def test_what_all_requests_share_gives_no_tool_an_advantage() -> None:
+    """A tool that is a little like everything is nearest to requests as they come, and not to what they say."""
+    shared = _unit(DRAW.standard_normal((1, 64)))[0]
+    topics = _unit(DRAW.standard_normal((30, 64)))
+    requests = _unit(topics + 2.0 * shared)
+    tools = _unit(topics + 0.5 * shared)
+    hub = _unit(shared[None, :] + 0.2 * topics.mean(axis=0))
+    rows = numpy.concatenate((hub, tools))
+    raw = [int((rows @ request).argmax()) for request in requests]
+    assert raw.count(0) > 15
+    vicinity = Vicinity(rows, tools[:10])
+    seen = directions(requests, requests.mean(axis=0))
+    best = [vicinity.scores(request, 1).best[0] for request in seen]
+    assert best.count(0) == 0
+    assert sum(found == number + 1 for number, found in enumerate(best)) > 25
