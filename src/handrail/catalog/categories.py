@@ -68,4 +68,4 @@ def about(name: str, entry: Entry, texts: Mapping[str, str]) -> str:
 
 
 def _name(text: str) -> str:
-    return _NOT_IN_A_NAME.sub("-", text.strip())[:MAX_NAME].strip("-.")
+    return _NOT_IN_A_NAME.sub("-", text.strip())[:MAX_NAME].strip("-._")
