@@ -1,7 +1,7 @@
 """Which test proves which requirement row: read from the tests' source, written to ``docs/conformance.md``.
 
-Run ``python -m tests.conformance`` to write the table and ``--check`` to compare it. Nothing is imported or
-run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.
+Run ``python -m tests.conformance`` to write the generated pages, this one and that of :mod:`tests.tool_reference`, and
+``--check`` to compare them. For this one nothing is imported or run: marks are found in the syntax, so the answer does not depend on which tests a machine can run.
 """
 
 from __future__ import annotations
@@ -122,17 +122,20 @@ def _sentence(test: str) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    table = render(ROWS, proofs())
+    from tests import tool_reference  # imports the tools, which the table of proofs does not
+
+    pages = {TABLE: render(ROWS, proofs()), tool_reference.TABLE: tool_reference.render()}
     if arguments == ["--check"]:
-        if not TABLE.exists() or TABLE.read_text(encoding="utf-8") != table:
-            print("docs/conformance.md is out of date; run: make docs", file=sys.stderr)
-            return 1
-        return 0
+        old = [page for page, text in pages.items() if not page.exists() or page.read_text(encoding="utf-8") != text]
+        for page in old:
+            print(f"{page.relative_to(ROOT)} is out of date; run: make docs", file=sys.stderr)
+        return 1 if old else 0
     if arguments:
         print(f"unknown argument {arguments[0]!r}; there is only --check", file=sys.stderr)
         return 2
     TABLE.parent.mkdir(exist_ok=True)
-    TABLE.write_text(table, encoding="utf-8")
+    for page, text in pages.items():
+        page.write_text(text, encoding="utf-8")
     return 0
 
 

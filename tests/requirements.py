@@ -36,6 +36,7 @@ ROWS: dict[str, str] = {
     "R-09d": "Installed packages add what encodes texts for the search by entry point, of which an operator chooses one by name.",
     "R-09a": "Installed packages add tools by entry point.",
     "R-09b": "Installed packages add sandboxes by entry point, of which an operator chooses one by name.",
+    "R-10": "A tool that a model's provider carries out itself stands in the registry by an agent's manifest, is offered to that provider in its own form and never run here; what it gives is kept as artifacts, on record and in a history that is taken, and who cannot have it is told why.",
     "R-14": "Nothing is fetched or installed at run time.",
     "D-10": "About how many tokens each tool, category and source takes, and how many of them are in view, is said.",
     "D-11": "Each provider is offered a tool in its own form and within its schema's limits, with nothing lost and nothing narrower.",
@@ -117,5 +118,6 @@ ROWS: dict[str, str] = {
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",
+    "T-10": "Each shipped tool has one generated row: id, aliases, parameters, result, requires, locks, side effect, where it runs, category; each is called, and gives what its row says.",
 }
 """Row id to what can be seen to hold."""
