@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("handrail")
 
+Made = tuple[dict[str, str], "searching.Index"]
+"""The definitions that an index has, by id, and the index."""
 MAX_QUERY = 8_000
 """Characters of a query that are looked at."""
 _MOST = 50
@@ -53,7 +55,7 @@ class Searches:
         self._indexes: weakref.WeakKeyDictionary[Generation, asyncio.Task[searching.Index]] = (
             weakref.WeakKeyDictionary()
         )
-        self._latest: tuple[dict[str, str], searching.Index] | None = None
+        self._latest: Made | None = None
         """The index that was made last, with the definitions that it has by id."""
         self._encoder: Encoder | None = None
         self._cache: Cache | None = None
@@ -123,30 +125,29 @@ class Searches:
     async def _index(self, generation: Generation) -> searching.Index:
         task = self._indexes.get(generation)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
-            task = asyncio.get_running_loop().create_task(self._made(_documents(generation)))
+            task = asyncio.get_running_loop().create_task(self._made(generation))
             self._indexes[generation] = task
         return await asyncio.shield(task)  # others may wait for the same
 
-    async def _made(self, documents: dict[str, Document]) -> searching.Index:
-        work = partial(self._build, documents, self._latest)
-        index = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        self._latest = ({tool_id: one.version for tool_id, one in documents.items()}, index)
-        return index
+    async def _made(self, generation: Generation) -> searching.Index:
+        work = partial(self._build, generation, self._latest)
+        self._latest = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        return self._latest[1]
 
-    def _build(
-        self, documents: dict[str, Document], latest: tuple[dict[str, str], searching.Index] | None
-    ) -> searching.Index:
+    def _build(self, generation: Generation, latest: Made | None) -> Made:
         from handrail.catalog.index import Index
 
+        documents = _documents(generation)
+        versions = {tool_id: one.version for tool_id, one in documents.items()}
         if latest is not None:
             had, before = latest
             new = [one for tool_id, one in documents.items() if had.get(tool_id) != one.version]
             if 2 * len(new) <= len(documents):
-                return before.with_changes(new, had.keys() - documents.keys())
+                return versions, before.with_changes(new, had.keys() - documents.keys())
         if self._without is None:
             self._begin()
         assert self._without is not None
-        return Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
+        return versions, Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
 
     def _begin(self) -> None:
         from handrail.catalog.cache import Cache

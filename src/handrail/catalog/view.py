@@ -127,13 +127,13 @@ def _apart(name: str, entry: Entry, members: Mapping[str, list[str]], ready: Map
     """``name``, or another for a foreign tool where the operator's own tools have that one already, or the other way
     round: whose text a category has is never in doubt."""
     mine = None if entry.foreign is None else entry.foreign.name
-    for candidate in (name, *(f"{name}-{number}" for number in range(2, len(members) + 3))):
-        if candidate not in members:
-            return candidate
-        other = ready[members[candidate][0]].foreign
+    candidate, number = name, 2
+    while (ids := members.get(candidate)) is not None:
+        other = ready[ids[0]].foreign
         if (None if other is None else other.name) == mine:
-            return candidate
-    raise AssertionError("there are more candidates than categories")
+            break
+        candidate, number = f"{name}-{number}", number + 1
+    return candidate
 
 
 def is_extension(entry: Entry) -> bool:
