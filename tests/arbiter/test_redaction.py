@@ -130,6 +130,13 @@ def ways(value: str) -> dict[str, str]:
         "hex": raw.hex(),
         "HEX": raw.hex().upper(),
         "HTML": html.escape(value),
+        "HTML by number": "".join(f"&#{ord(c)};" for c in value),
+        "HTML by hexadecimal number": "".join(f"&#x{ord(c):x};" for c in value),
+        "HTML by padded number": "".join(f"&#{ord(c):07};" for c in value),
+        "HTML by padded hexadecimal number": "".join(f"&#X{ord(c):08X};" for c in value),
+        "HTML by number, some": "".join(f"&#{ord(c)};" if i % 3 else html.escape(c) for i, c in enumerate(value)),
+        "HTML by number, unfinished": " ".join("".join(f"&#{ord(c)}" for c in value).split(" ")),
+        "repr": repr(value),
         "HTML without quotes": html.escape(value, quote=False),
         "JSON of HTML": json.dumps(html.escape(value)),
         "base64": base64.b64encode(raw).decode(),
@@ -154,6 +161,18 @@ def test_a_value_is_found_in_every_form(value: str) -> None:
             assert "[secret:key]" in redactor.text(text), name
             assert b"[secret:key]" in redactor.binary(text.encode()), name
             assert redactor.found_in(text.encode()), name
+
+
+def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
+    redactor = Redactor({"key": "stop now"})
+    assert redactor.text("&#115;t&#x6F;p&#32no&#000000000119;!") == "[secret:key]!"
+    assert redactor.text("a&#99999999;&#xD800;&#115;top now&#33;") == "a&#99999999;&#xD800;[secret:key]&#33;"
+    for text in ("&#1150;top now", "&#;stop&#32;", "&#xZ;", "&#115;top &#1101;ow"):
+        assert redactor.text(text) is text
+    stream = redactor.stream()
+    assert [stream.feed(piece) for piece in ("a&", "#1", "15;t&#x6", "f;p &#110", "o", "w", "&amp;")] == [
+        "a", "", "", "", "", "[secret:key]", "&amp;"
+    ]  # fmt: skip
 
 
 @settings(max_examples=60, deadline=None)
