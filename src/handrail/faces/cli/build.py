@@ -14,12 +14,12 @@ from handrail.faces.cli.show import note, out, out_json
 
 
 @click.command("build")
-@click.argument("agent", shell_complete=agents)
+@click.argument("name", metavar="AGENT", shell_complete=agents)
 @click.option(
     "--out", "target", metavar="DIR", shell_complete=folders, help="Where to write it. Default: AGENT.bundle here."
 )
 @configured
-def command(setting: Setting, agent: str, target: str | None) -> int:
+def command(setting: Setting, name: str, target: str | None) -> int:
     """Check an agent whole, and freeze it with its tools into a folder that starts anywhere.
 
     The folder is a configuration by itself: start it with --config DIR/handrail.toml. Each file in it stands by its hash;
@@ -32,9 +32,9 @@ def command(setting: Setting, agent: str, target: str | None) -> int:
 
     config = read(setting)
     place = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    folder = Path(target or f"{agent}.bundle")
+    folder = Path(target or f"{name}.bundle")
     try:
-        made = build(config, agent, place, sandbox_of(config), folder)
+        made = build(config, name, place, sandbox_of(config), folder)
     except OSError as error:
         raise StartError(f"{folder} cannot be written: {error.strerror or error}") from None
     if setting.json:
