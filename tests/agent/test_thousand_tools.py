@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from handrail import Agent, Tool
 from handrail.agent.providers.script import ScriptModel
 from handrail.catalog.tokens import estimated, of_json, of_spec
