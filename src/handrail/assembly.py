@@ -141,7 +141,7 @@ class Rooms:
         wrong with some."""
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self.programs.aclose)  # the last
-            ends.callback(self.finder.close)
+            ends.push_async_callback(self.finder.aclose)
             for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
 

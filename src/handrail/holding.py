@@ -149,13 +149,13 @@ class HeldKernel(Kernel):
             headless=headless,
         )
 
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
-        return await self.find_in(self.own, query, limit=limit, patience_s=patience_s)
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
+        return await self.find_in(self.own, query, limit=limit, patience_s=patience_s, by_words=by_words)
 
-    async def find_in(self, context: Context, query: str, *, limit: int, patience_s: float) -> Findings:
+    async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
         """See :meth:`Kernel.find`."""
         catalog = Interaction("", context.catalog, finder=self.rooms.finder)
-        return await catalog.find(context.generation, query, limit=limit, patience_s=patience_s)
+        return await catalog.find(context.generation, query, **how)
 
     async def session(
         self,

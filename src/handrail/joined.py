@@ -221,8 +221,8 @@ class JoinedKernel(Kernel):
         }
         return mirror.explanation_of(await self.membership.request("explain", body, repeatable=True))
 
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
-        body = {"query": query, "limit": limit, "patience_ms": round(patience_s * 1000)}
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
+        body = {"query": query, "limit": limit, "patience_ms": round(patience_s * 1000), "by_words": by_words}
         return findings(await self.membership.request("find", body, repeatable=True))
 
     async def session(

@@ -212,11 +212,12 @@ class Kernel(ABC):
         """
 
     @abstractmethod
-    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0) -> Findings:
+    async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
         """Which of this process's tools fit a need, by words and, where that is installed, by meaning. Runs nothing and
         brings nothing into anybody's view.
 
         :param patience_s: how long to wait where a search by meaning is not possible yet
+        :param by_words: load no model for it
         :raises ToolError: ``invalid_input`` for a query without words
         """
 

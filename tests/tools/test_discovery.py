@@ -45,7 +45,7 @@ class Around:
 async def searches(tmp_path: Path) -> AsyncGenerator[Searches]:
     made = Searches(tmp_path / "search", lambda cache: (None, "meaning is not asked for here"))
     yield made
-    made.close()
+    await made.aclose()
 
 
 @pytest.fixture

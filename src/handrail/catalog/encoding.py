@@ -112,11 +112,17 @@ class Encoder:
         assert self._usual is not None
         return self._usual[1]
 
-    def close(self) -> None:
-        """End the thread after what it is at."""
+    def close(self, wait_s: float = 0.0) -> None:
+        """End the thread after what it is at.
+
+        :param wait_s: how long to wait for that: a thread that is at work in a library when the process ends takes the process
+            down with it
+        """
         with self._change:
             self._closed = True
             self._change.notify_all()
+        if wait_s > 0 and self._thread is not None:
+            self._thread.join(wait_s)
 
     def _start(self) -> None:
         if self._thread is None and not self._closed:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -28,12 +29,15 @@ if TYPE_CHECKING:
     from handrail.catalog.encoding import Encoder
     from handrail.catalog.texts import Document
 
+    Made = tuple[dict[str, str], searching.Index]
+    """The definitions that an index has, by id, and the index."""
+
 logger = logging.getLogger("handrail")
 
-Made = tuple[dict[str, str], "searching.Index"]
-"""The definitions that an index has, by id, and the index."""
 MAX_QUERY = 8_000
 """Characters of a query that are looked at."""
+_PATIENCE_S = 30.0
+"""How long the end waits for a model that is being loaded or asked; none takes as long."""
 _MOST = 50
 """Hits of which those that do not ship with Handrail are taken."""
 
@@ -60,6 +64,7 @@ class Searches:
         self._encoder: Encoder | None = None
         self._cache: Cache | None = None
         self._without: str | None = None
+        self._beginning = threading.Lock()
 
     async def find(
         self,
@@ -70,19 +75,17 @@ class Searches:
         extensions_only: bool = False,
         source: Callable[[Entry], str],
         patience_s: float = 0.0,
+        by_words: bool = False,
     ) -> Findings:
-        """See :meth:`handrail.catalog.interaction.Finder.find`.
-
-        :param patience_s: how long to wait for a search by meaning to become possible
-        """
+        """See :meth:`handrail.catalog.interaction.Finder.find`."""
         asked = query.strip()[:MAX_QUERY]
         if not any(char.isalnum() for char in asked):
             raise ToolError(
                 "the query has no words; say what the tool should do, as in 'send an e-mail'", kind="invalid_input"
             )
-        index = await self._index(generation)
+        index = await self._index(generation, by_words=by_words)
         loop = asyncio.get_running_loop()
-        if patience_s > 0:
+        if patience_s > 0 and not by_words:
             await loop.run_in_executor(self._threads, index.wait, patience_s)
         wanted = max(limit, _MOST) if extensions_only else limit
         found = await loop.run_in_executor(self._threads, index.search, asked, wanted)
@@ -116,14 +119,18 @@ class Searches:
         found = task.result().search(name[:200], count, patience_s=0.0)
         return [] if found.nothing_fits else [hit.id for hit in found.hits]
 
-    def close(self) -> None:
-        """End the threads, as soon as they are free."""
-        if self._encoder is not None:
-            self._encoder.close()
+    async def aclose(self) -> None:
+        """End the threads, when they have done what they are at."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._encoder is not None:
+            await asyncio.to_thread(self._encoder.close, _PATIENCE_S)
 
-    async def _index(self, generation: Generation) -> searching.Index:
+    async def _index(self, generation: Generation, *, by_words: bool) -> searching.Index:
+        """:param by_words: one that no model is loaded for will do"""
         task = self._indexes.get(generation)
+        if task is None and by_words:
+            work = partial(_of_words, generation)
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._made(generation))
             self._indexes[generation] = task
@@ -131,8 +138,9 @@ class Searches:
 
     async def _made(self, generation: Generation) -> searching.Index:
         work = partial(self._build, generation, self._latest)
-        self._latest = await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        return self._latest[1]
+        made = await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        self._latest = made
+        return made[1]
 
     def _build(self, generation: Generation, latest: Made | None) -> Made:
         from handrail.catalog.index import Index
@@ -144,8 +152,9 @@ class Searches:
             new = [one for tool_id, one in documents.items() if had.get(tool_id) != one.version]
             if 2 * len(new) <= len(documents):
                 return versions, before.with_changes(new, had.keys() - documents.keys())
-        if self._without is None:
-            self._begin()
+        with self._beginning:  # two generations may be read at once
+            if self._without is None:
+                self._begin()
         assert self._without is not None
         return versions, Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
 
@@ -156,6 +165,12 @@ class Searches:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         self._encoder, self._without = self._make_encoder(self._cache)
+
+
+def _of_words(generation: Generation) -> searching.Index:
+    from handrail.catalog.index import Index
+
+    return Index(_documents(generation).values(), without="as was asked for")
 
 
 def _documents(generation: Generation) -> dict[str, Document]:

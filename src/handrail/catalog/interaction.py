@@ -42,11 +42,13 @@ class Finder(Protocol):
         extensions_only: bool = False,
         source: Callable[[Entry], str],
         patience_s: float = 0.0,
+        by_words: bool = False,
     ) -> Findings:
         """What fits ``query``, of the tools that can be called.
 
         :param source: whose text a tool's description is, where that is not the operator's
         :param patience_s: how long to wait where a search by meaning is not possible yet
+        :param by_words: load no model for it
         :raises ToolError: ``invalid_input`` for a query without any words
         """
         ...
@@ -192,6 +194,7 @@ class Interaction:
         limit: int,
         extensions_only: bool = False,
         patience_s: float = 0.0,
+        by_words: bool = False,
     ) -> Findings:
         """What fits ``query``. Nothing is brought into view.
 
@@ -205,7 +208,13 @@ class Interaction:
             return "" if entry.foreign is None else view.category(entry.id)
 
         return await self._finder.find(
-            generation, query, limit=limit, extensions_only=extensions_only, source=source, patience_s=patience_s
+            generation,
+            query,
+            limit=limit,
+            extensions_only=extensions_only,
+            source=source,
+            patience_s=patience_s,
+            by_words=by_words,
         )
 
     def near(self, generation: Generation, name: str) -> list[str]:

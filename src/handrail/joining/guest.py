@@ -101,7 +101,7 @@ class Host(Protocol):
         headless: bool,
     ) -> Explanation: ...
 
-    async def find_in(self, context: Context, query: str, *, limit: int, patience_s: float) -> Findings: ...
+    async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
 
     def further_operations(self) -> Mapping[str, Handler]:
         """What else every process that joined may ask for, by its name among the requests."""
@@ -412,9 +412,11 @@ class Guest:
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 
-    async def _find(self, query: str, limit: int, patience_ms: int) -> Any:
+    async def _find(self, query: str, limit: int, patience_ms: int, by_words: bool) -> Any:
         patience_s = min(max(patience_ms, 0), _MAX_PATIENCE_MS) / 1000
-        found = await self._host.find_in(self.context, query, limit=max(limit, 1), patience_s=patience_s)
+        found = await self._host.find_in(
+            self.context, query, limit=max(limit, 1), patience_s=patience_s, by_words=by_words
+        )
         return asdict(found)
 
     async def _explain(

@@ -131,7 +131,7 @@ REQUESTS: Mapping[str, Shape] = {
     "keep": {**_of_session, "entries": each(an_entry)},
     "provided": {**_of_session, "about": an_object, "content": anything},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
-    "find": {"query": text, "limit": whole, "patience_ms": whole},
+    "find": {"query": text, "limit": whole, "patience_ms": whole, "by_words": flag},
     "reload": {"tools": optional(anything)},
     "flush": {},
     "fork": {"id": text, "forked": text},

@@ -24,7 +24,7 @@ PATIENCE_S = 10.0
 @click.command("find")
 @click.argument("query")
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tools to list at most.")
-@click.option("--words", is_flag=True, help="Do not wait for a search by meaning: go by words where it is not ready.")
+@click.option("--words", is_flag=True, help="Go by words only, which needs no model to be loaded.")
 @equipped
 def command(setting: Setting, query: str, limit: int, words: bool) -> int:
     """Find the tools that serve a need, said in plain words.
@@ -33,15 +33,15 @@ def command(setting: Setting, query: str, limit: int, words: bool) -> int:
     what speaks for it. It says so where nothing fits, and exits with 1. It looks where find_tools looks for a model, and
     brings nothing into anybody's view.
     """
-    return drive(lambda interruption: _find(setting, query, limit, 0.0 if words else PATIENCE_S, interruption))
+    return drive(lambda interruption: _find(setting, query, limit, words, interruption))
 
 
-async def _find(setting: Setting, query: str, limit: int, patience_s: float, interruption: Interruption) -> int:
+async def _find(setting: Setting, query: str, limit: int, words: bool, interruption: Interruption) -> int:
     from handrail.contract.errors import ToolError, UsageError
 
     async with opened(setting) as kernel:
         try:
-            found = await kernel.find(query, limit=limit, patience_s=patience_s)
+            found = await kernel.find(query, limit=limit, patience_s=PATIENCE_S, by_words=words)
         except ToolError as error:
             raise UsageError(error.text) from None
     code = ERROR if found.nothing_fits else OUTPUT
