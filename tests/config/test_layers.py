@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
-from handrail.config import Settings, load
+from handrail.config import Settings, check_apart, load
 from handrail.config.given import OTHERS, variable
 from handrail.config.settings import keys
 from handrail.contract.errors import LoadError, UsageError
@@ -220,3 +220,15 @@ def test_a_ceiling_of_this_machine_stands_over_a_trusted_workspaces_and_can_be_s
     assert refused.origin.kind == "workspace" and "a workspace's file cannot change it" in refused.not_in_force
     wider = layers.load({"HANDRAIL_CEILING": json.dumps({"fs": {"read": ["docs"]}})}).settings.ceiling
     assert wider is not None and wider.fs.read == ("docs",)
+
+
+def test_a_path_that_climbs_is_what_it_is_by_its_name_and_no_link_on_its_way_leads_elsewhere(tmp_path: Path) -> None:
+    for name in ("ws", "mine", "planted/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "mine" / "handrail.toml").write_text('mode = "plan"\n')
+    (tmp_path / "planted" / "mine").mkdir()
+    (tmp_path / "planted" / "mine" / "handrail.toml").write_text('mode = "auto"\n')
+    (tmp_path / "ws" / "sub").symlink_to(tmp_path / "planted" / "deep")
+    found = load(tmp_path / "ws" / "sub" / ".." / ".." / "mine" / "handrail.toml", environment={})
+    assert found.settings.mode == "plan" and found.file == tmp_path / "mine" / "handrail.toml"
+    check_apart(found, tmp_path / "ws")

@@ -151,7 +151,8 @@ def load(
     :raises UsageError: for a flag that is no ``KEY=VALUE``
     """
     faults: list[Fault] = []
-    path = (Path(file) if file is not None else default_folder() / FILE_NAME).absolute()
+    # Without "..": what is opened does not depend on links on the way, which may lead through the workspace.
+    path = Path(os.path.abspath(file if file is not None else default_folder() / FILE_NAME))  # noqa: PTH100
     layers: list[Layer] = []
     content = _attempt(faults, lambda: content_of(path))
     if content is not None and (read := _attempt(faults, lambda: parsed(path, content))) is not None:
