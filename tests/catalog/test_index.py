@@ -176,6 +176,25 @@ def test_an_embedder_that_fails_is_told_of_and_words_go_on() -> None:
     assert (found.means, found.note, found.hits[0].id) == ("lexical", "the endpoint said 500", "book_hotel")
 
 
+def test_nobody_waits_for_meaning_beyond_a_failure() -> None:
+    embedder = Directions()
+    embedder.broken = "the endpoint said 500"
+    index = Index(ALL, encoder=Encoder(embedder))
+    assert not index.wait()
+    assert index.search("hotel room").note == "the endpoint said 500"
+
+
+def test_the_end_waits_for_no_embedder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("handrail.catalog.encoding._HANGS_S", 0.01)
+    embedder = Directions(until=threading.Event())
+    encoder = Encoder(embedder)
+    Index(ALL, encoder=encoder)
+    assert embedder.entered.wait(60)
+    encoder.close(3600)
+    assert embedder.until is not None
+    embedder.until.set()
+
+
 def test_encoding_tells_how_far_it_is() -> None:
     told: list[tuple[int, int]] = []
     many = [tool(f"tool_{n}", f"Does thing {n}.") for n in range(40)]

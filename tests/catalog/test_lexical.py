@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 
 import pytest
 from hypothesis import given
@@ -47,6 +50,16 @@ def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(quick.best) == list(plain.best)
     assert [quick.score(n) for n in range(200)] == pytest.approx([plain.score(n) for n in range(200)], rel=1e-6)
     assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
+
+
+def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    half = ModuleType("numpy")
+    half.__spec__ = ModuleSpec("numpy", None)
+    half.__spec__._initializing = True  # type: ignore[attr-defined] # as the import system says it
+    monkeypatch.setitem(sys.modules, "numpy", half)
+    monkeypatch.setattr("handrail.catalog.lexical._BY_NUMPY", 0)
+    index = Lexical.of(THREE)
+    assert list(index.scores(["bird"], 5).best) == [2]
 
 
 def test_names_count_more_than_what_is_said_and_parameters_are_read() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import numpy
@@ -15,6 +16,7 @@ from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
 from handrail.catalog.lexical import Bag, Lexical
+from handrail.catalog.texts import passage
 
 VECTORS = {key_of(name): numpy.arange(4, dtype=numpy.float16) + at for at, name in enumerate("abc")}
 
@@ -128,11 +130,36 @@ def test_the_words_of_a_catalogue_are_kept_and_those_of_another_are_not_taken(tm
 
 def test_a_second_start_encodes_only_what_is_new(tmp_path: Path) -> None:
     first = Directions()
-    index = Index(ALL, encoder=Encoder(first, Cache(tmp_path)))
+    encoder = Encoder(first, Cache(tmp_path))
+    index = Index(ALL, encoder=encoder)
     assert index.wait(60)
+    encoder.close(60)
     second = Directions()
     more = tool("translate_text", "Translates text.")
     index = Index([*ALL, more], encoder=Encoder(second, Cache(tmp_path)))
     assert index.wait(60)
     assert second.encoded == ["translate text: Translates text."]
     assert WEATHER.description in " ".join(first.encoded)
+
+
+def test_what_was_encoded_when_a_process_ends_is_not_encoded_again_by_the_next(tmp_path: Path) -> None:
+    many = [tool(f"tool_{number}", f"Does thing {number}.") for number in range(64)]
+    some, ended = threading.Event(), threading.Event()
+
+    def told(done: int, total: int) -> None:
+        some.set()
+        ended.wait(60)
+
+    first = Directions()
+    encoder = Encoder(first, Cache(tmp_path), progress=told)
+    Index(many, encoder=encoder)
+    assert some.wait(60)
+    encoder.close()
+    ended.set()
+    encoder.close(60)
+    second = Directions()
+    index = Index(many, encoder=Encoder(second, Cache(tmp_path)))
+    assert index.wait(60)
+    of_tools = {passage(each) for each in many}
+    assert 0 < len(of_tools.intersection(first.encoded)) < 64
+    assert of_tools.intersection(second.encoded) == of_tools.difference(first.encoded)

@@ -31,6 +31,9 @@ _PAUSE_S = 30.0
 
 _SAVE_EVERY_S = 60.0
 
+_HANGS_S = 5.0
+"""A batch that takes longer is not waited for at the end: no model on this machine takes as long."""
+
 Progress = Callable[[int, int], None]
 """Told how many of how many texts are encoded."""
 
@@ -74,6 +77,7 @@ class Encoder:
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._rest_until = 0.0
+        self._unsaved = False
         self._closed = False
         self._usual: tuple[Any, Any] | None = None
         self.state = "not started"
@@ -112,17 +116,28 @@ class Encoder:
         assert self._usual is not None
         return self._usual[1]
 
+    def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
+        """Wait for the ``done`` of a wish, not beyond a failure; whether it came."""
+        with self._change:
+            self._change.wait_for(
+                lambda: done.is_set() or self._closed or time.monotonic() < self._rest_until, timeout_s
+            )
+        return done.is_set()
+
     def close(self, wait_s: float = 0.0) -> None:
-        """End the thread after what it is at.
+        """End the thread after what it is at, and keep what was encoded.
 
         :param wait_s: how long to wait for that: a thread that is at work in a library when the process ends takes the process
-            down with it
+            down with it. One that hangs is not waited for
         """
         with self._change:
             self._closed = True
             self._change.notify_all()
-        if wait_s > 0 and self._thread is not None:
-            self._thread.join(wait_s)
+        until = time.monotonic() + wait_s
+        while self._thread is not None and self._thread.is_alive() and (now := time.monotonic()) < until:
+            if self._busy_since is not None and now - self._busy_since > _HANGS_S:
+                break
+            self._thread.join(min(0.1, until - now))
 
     def _start(self) -> None:
         if self._thread is None and not self._closed:
@@ -153,11 +168,14 @@ class Encoder:
                     self._fail(str(error), asked)
                 except Exception as error:
                     self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
+            if self._unsaved:
+                self._save()
         finally:
             with self._change:
                 self._closed = True
                 for asked in self._asked:
                     asked.answered.set()
+                self._change.notify_all()
 
     def _due(self) -> bool:
         return self._wish is not None and time.monotonic() >= self._rest_until
@@ -170,6 +188,7 @@ class Encoder:
                 if each is not None:
                     each.answered.set()
             self._asked.clear()
+            self._change.notify_all()
 
     def _encode(self, texts: Sequence[str]) -> Vectors:
         self._busy_since = time.monotonic()
@@ -186,11 +205,13 @@ class Encoder:
         self._embedder.load()
         import numpy
 
+        self.state = "the model is at its first texts"
         texts = {key_of(text): text for text in (*REQUESTS, *TOOLS)}
         missing = [key for key in texts if key not in self._known]
         if missing:
             for key, row in zip(missing, self._encode([texts[key] for key in missing]), strict=True):
                 self._known[key] = row.astype(numpy.float16)
+            self._unsaved = True
         rows = [
             numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
             for several in (REQUESTS, TOOLS)
@@ -229,6 +250,7 @@ class Encoder:
             some = missing[begin : begin + _AT_ONCE]
             for key, row in zip(some, self._encode([texts[key] for key in some]), strict=True):
                 self._known[key] = row.astype(numpy.float16)
+            self._unsaved = True
             if self._progress is not None:
                 self._progress(total - len(missing) + begin + len(some), total)
             if time.monotonic() - saved > _SAVE_EVERY_S:
@@ -246,6 +268,7 @@ class Encoder:
         with self._change:
             if self._wish is wish:
                 self._wish = None
+            self._change.notify_all()
 
     def _save(self) -> None:
         """Keep what is in use; what is not goes first when there is too much of it."""
@@ -255,3 +278,4 @@ class Encoder:
         spare = [key for key in self._known if key not in used][-max(2_000, len(used)) :]
         self._known = {key: self._known[key] for key in (*spare, *used) if key in self._known}
         self._cache.keep_vectors(self._embedder.fingerprint, self._known)
+        self._unsaved = False

@@ -128,8 +128,8 @@ class Index:
         return len(self._documents)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every tool has its vector; whether that is so."""
-        return self._encoder is not None and self._ready.wait(timeout_s)
+        """Wait until every tool has its vector, not beyond a failure of the embedder; whether that is so."""
+        return self._encoder is not None and self._encoder.wait(self._ready, timeout_s)
 
     def search(
         self,

@@ -168,7 +168,7 @@ class Lexical:
             if place is not None:
                 places.append((place, self.tells(term) * (K1 + 1)))
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
-        numpy: Any = sys.modules.get("numpy")
+        numpy = _loaded_numpy()
         if numpy is not None and postings >= _BY_NUMPY:
             return self._by_numpy(numpy, places, pool)
         found: dict[int, float] = {}
@@ -197,6 +197,12 @@ class Lexical:
             total[numbers] += tells * held / (held + norm)
         best = [number for number in highest(numpy, total, pool) if total[number] > 0]
         return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+
+
+def _loaded_numpy() -> Any:
+    """numpy where it is loaded; None while another thread is still at importing it, which nobody waits for here."""
+    numpy = sys.modules.get("numpy")
+    return None if getattr(getattr(numpy, "__spec__", None), "_initializing", False) else numpy
 
 
 def highest(numpy: Any, total: Any, count: int) -> list[int]:
