@@ -112,9 +112,9 @@ class HeldKernel(Kernel):
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
         given = None if tools is None else tuple(tools)
-        for context in self._others.values():
-            context.shelf.reload(given)
-        return self.own.shelf.reload(given)
+        for context in tuple(self._others.values()):
+            await context.shelf.reload(given)
+        return await self.own.shelf.reload(given)
 
     async def explain(
         self, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule] = (), headless: bool = True

@@ -78,7 +78,7 @@ class ConfigKey:
     default: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class ToolSpec:
     """Everything declared about one tool. Immutable: a change is another spec with another hash.
 
@@ -151,7 +151,7 @@ class ToolSpec:
 
     def runtime_view(self) -> dict[str, Any]:
         """Everything else, JSON-able, as the log and ``handrail tools --json`` show it to an operator."""
-        view = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _LLM_VIEW}
+        view = {name: getattr(self, name) for name in _RUNTIME_VIEW}
         view["requires"] = self.requires.model_dump(mode="json")
         view["locks"] = None if self.locks is None else [str(lock) for lock in self.locks]
         view["locks_background"] = [str(lock) for lock in self.locks_background]
@@ -177,6 +177,9 @@ class ToolSpec:
                 "utf-8", "surrogatepass"
             )
         ).hexdigest()
+
+
+_RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
 
 
 def inferred_targets(parameters: Mapping[str, Any], side_effect: SideEffect) -> dict[str, str]:
@@ -266,8 +269,19 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     return found
 
 
+def _plain(value: object) -> bool:
+    """Whether all its texts are seen to be printable ASCII at one look; most are."""
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return "\\" not in text and text.isascii() and text.isprintable()
+
+
 def _unseen_in(value: object) -> str | None:
     """What in the texts that a model is told people would not see, or see otherwise: it could say what nobody approved."""
+    if _plain(value):
+        return None
     rest: list[Any] = [value]
     passed: set[int] = set()
     while rest:

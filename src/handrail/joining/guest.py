@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -137,9 +138,9 @@ class Guest:
         self._host = server.host
         self._connection = connection
         self._sessions: dict[str, HeldSession] = {}
-        self._watched: dict[str, Callable[[], None]] = {}
-        """By session: how to stop."""
+        self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
         self._generations: dict[int, Generation] = {}
+        self._reloading = asyncio.Lock()
         self._forgotten = 0
         """The number of the last one that is not kept any more."""
         self._contexts: dict[str, Context] = {}
@@ -426,21 +427,22 @@ class Guest:
         return mirror.of_explanation(explained)
 
     async def _reload(self, tools: object) -> Any:
-        before = self._brought.tools
-        try:
-            given = None if tools is None else self._brought.replaced(tools)
-            if given and self.context.shared:
-                difference = self._part()
-            else:
-                given = None if self.context.shared else given
-                for context in self._contexts.values():
-                    if context is not self.context:
-                        context.shelf.reload(given)
-                difference = self.context.shelf.reload(given)
-        except HandrailError:
-            self._brought.tools = before
-            raise
-        return mirror.of_difference(difference)
+        async with self._reloading:
+            before = self._brought.tools
+            try:
+                return mirror.of_difference(await self._reloaded(tools))
+            except HandrailError:
+                self._brought.tools = before
+                raise
+
+    async def _reloaded(self, tools: object) -> Difference:
+        given = None if tools is None else self._brought.replaced(tools)
+        if self.context.shared and given:
+            return self._part()
+        given = given if not self.context.shared else None
+        for context in [one for one in self._contexts.values() if one is not self.context]:
+            await context.shelf.reload(given)
+        return await self.context.shelf.reload(given)
 
 
 def _cut_short(result: Result) -> bool:

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.sandbox import Tier
-from handrail.contract.schema import InvalidSchema, Schema, compile_schema
-from handrail.contract.spec import ToolSpec, faults_in
+from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.registry.checking import checked
 from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Pins, reviews
 from handrail.registry.sources.native import NativeTool
@@ -99,27 +99,21 @@ class _Table:
         """Add one tool, or say everything that is wrong with it."""
         tool, place = found.tool, found.place
         spec = tool.spec
-        problems = [Fault(place, where, problem) for where, problem in _faults_in_tool(tool)]
-        schema: Schema | None = None
-        try:
-            schema = compile_schema(spec.parameters)
-        except InvalidSchema as error:
-            problems += [
-                Fault(place, f"llm.parameters.{where}".rstrip("."), problem) for where, problem in error.problems
-            ]
+        known = checked(spec)
+        faults = (*known.problems, *_faults_in_tool(tool))
+        problems = [Fault(place, where, problem) for where, problem in faults]
         if clash := self._clash(spec.id, rank, place):
             problems.append(Fault(place, "llm.name", clash))
-        if problems or schema is None:
+        if problems or known.schema is None:
             return problems
-        definition_hash = spec.definition_hash
         if spec.only_its_command and spec.id in self.tier.unconfined:
             spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
         entry = Entry(
             spec,
             tool,
-            schema,
+            known.schema,
             place,
-            definition_hash,
+            known.definition_hash,
             confined_by=confinement_of(tool, self.tier),
             blocking=bool(getattr(tool, "blocking", False)),
             untrusted=foreign_origin(spec, place, foreign=foreign is not None),
@@ -179,7 +173,7 @@ class _Table:
 
 
 def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
-    found = faults_in(tool.spec)
+    found: list[tuple[str, str]] = []
     if tool.spec.provider_support and not isinstance(tool, NativeTool):
         found.append(("provider_support", "only an agent's manifest names what a provider carries out; leave it out"))
     if tool.trusted:

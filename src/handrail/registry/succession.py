@@ -47,6 +47,7 @@ class Succession:
         self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._open: dict[int, Tool] = {}
         self._ending: set[asyncio.Task[None]] = set()
+        self.closed = False
         self._keep_open(first)
 
     @property
@@ -78,6 +79,7 @@ class Succession:
 
         :raises ExceptionGroup: of what went wrong, after every tool was told
         """
+        self.closed = True
         tools, self._open = tuple(self._open.values()), {}
         problems = await _end([tool for tool in tools if self._shared.give_back(tool)])
         if self._ending:

@@ -6,11 +6,13 @@ tools, except where a process brought tools of its own: these belong to its sess
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
+from handrail.contract.errors import UsageError
 from handrail.contract.requires import Layer
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
@@ -47,6 +49,7 @@ class Shelf:
         """Whether sessions have worked with it."""
         self.authorities: list[Authority] = []
         """Those that judge by what the agent's tools require."""
+        self._reloading = asyncio.Lock()
         self.watchers: list[Callable[[Generation], None]] = []
         """Told of each new generation."""
 
@@ -56,17 +59,30 @@ class Shelf:
             self.is_on_record = True
             self._publish(self.succession.current, None)
 
-    def reload(self, given: Iterable[Tool] | None = None) -> Difference:
-        """Look through the sources again and publish what they have as the next generation, in one step.
+    async def reload(self, given: Iterable[Tool] | None = None) -> Difference:
+        """Look through the sources again, in a thread, and publish what they have as the next generation, in one step.
+        Calls go on meanwhile.
 
         :param given: instead of the tools given in code before; None leaves those as they are
         :raises LoadError: with every fault; the current generation stays
+        :raises UsageError: when the kernel was closed meanwhile
         """
-        sources = self._sources if given is None else replace(self._sources, given=tuple(given))
-        generation = sources.load(self._numbers())
+        tools = None if given is None else tuple(given)
+        async with self._reloading:  # one after the other, so that the numbers rise
+            sources = self._sources if tools is None else replace(self._sources, given=tools)
+            number = self._numbers()
+            generation, layer = await asyncio.to_thread(self._look, sources, number, self.succession.living)
+            return self._follow(sources, generation, layer)
+
+    def _look(self, sources: ToolSources, number: int, living: Iterable[Generation]) -> tuple[Generation, Layer]:
+        generation = sources.load(number)
+        return generation, self._layer((generation, *living))
+
+    def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
+        if self.succession.closed:
+            raise UsageError("the kernel was closed while its tools were looked through; open it anew")
         difference = self.succession.publish(generation)
         self._sources = sources
-        layer = self._layer(self.succession.living)
         for authority in self.authorities:
             authority.agent_layer = layer
         if self.is_on_record:
