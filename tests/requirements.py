@@ -46,6 +46,7 @@ ROWS: dict[str, str] = {
     "D-04": "What is in view decides nothing about calls; a blind call that does not fit is answered with the tool's schema.",
     "D-05": "find_tools looks for tools by words and meaning among those that can be called, and brings the hits into view.",
     "D-06": "tool_search looks among tools that do not ship with Handrail; up to 20 tools are in view from the start.",
+    "D-07": "One index is searched by words and meaning together, without a model, a network or a key unless one was chosen; below a floor the answer is that nothing fits.",
     "D-08": "The system text names the tools of each category within a budget of tokens; the words on a foreign source are its operator's; the best tools for a user's text can be brought into view beforehand.",
     "D-09": "An unknown tool is answered with the nearest few, by name and by words.",
     "D-12": "The prompt's part on tools is in one order, and the same bytes for the same tools.",
