@@ -141,3 +141,19 @@ async def test_an_index_follows_generations_and_reads_only_what_is_new(searches:
     assert "fax.send" not in str(gone.data)
     assert searches.near(more, "fax_transmit_send")[0] == "fax.send"
     assert searches.near(generation(CORE, number=4), "fax_send") == [], "there is no index of that yet"
+
+
+async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keeping(tmp_path: Path) -> None:
+    (tmp_path / "search").write_text("in the way")
+    searches = Searches(tmp_path / "search", lambda cache: (None, "meaning is not asked for here"))
+    try:
+        of = Interaction("s", CatalogOptions(), Memory(), searches)
+        found = await called(of, FindTools(), {"query": "patch lines of a file", "limit": 1})
+        assert found.data["tools"][0]["id"] == "file.patch"
+    finally:
+        await searches.aclose()
+
+
+async def test_a_search_among_extensions_that_finds_none_names_the_search_among_all(of: Interaction) -> None:
+    found = await called(of, ToolSearch(), {"query": "zymurgy quokka"})
+    assert found.data["nothing_fits"] is True and "find_tools looks through all" in found.data["message"]

@@ -161,8 +161,7 @@ class Searches:
     def _begin(self) -> None:
         from handrail.catalog.cache import Cache
 
-        if self._folder is not None:
-            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._folder is not None:  # made by what is first kept in it, where it can be
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
         self._encoder, self._without = self._make_encoder(self._cache)
 

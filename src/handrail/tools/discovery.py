@@ -20,6 +20,10 @@ MAX_DESCRIPTION = 200
 """Characters of a tool's description in a list of hits."""
 MAX_HITS = 10
 _REQUIRES = Requires(capabilities=("catalog",))
+_NOT_FROM_OUTSIDE = (
+    "Nothing fits (compared by {by}): no tool from an MCP server or extension does this. find_tools looks through all "
+    "tools, those of Handrail among them."
+)
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
 
 
@@ -157,7 +161,7 @@ class ToolSearch(Tool):
         hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
         if not hits:
-            told |= {"nothing_fits": True, "message": _advice([findings], 0, 1)}
+            told |= {"nothing_fits": True, "message": _NOT_FROM_OUTSIDE.format(by=findings.means)}
         return _with_sources(told, hits)
 
 
