@@ -108,3 +108,8 @@ def test_every_tool_that_can_be_called_is_core_or_in_exactly_one_category(found:
         assert len({None if one is None else one.name for one in sources}) == 1
         assert all(arranged.category(tool_id) == name for tool_id in members)
     assert sum(one.tool_count for one in arranged.categories()) == len(ready) - len(arranged.core)
+
+
+@pytest.mark.parametrize("name", ["git", "Git", "GIT ", "git\n", "Core", "OWN"])
+def test_a_foreign_source_by_the_name_of_what_ships_is_told_from_it_in_any_case(name: str) -> None:
+    assert category_of(entry("x.y", foreign=Foreign(name))) == f"{name.strip()}-source"

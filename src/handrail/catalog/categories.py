@@ -44,7 +44,7 @@ def category_of(entry: Entry) -> str:
     """
     if entry.foreign is not None:
         name = _name(entry.foreign.name) or "foreign"
-        return f"{name}-source" if name in SHIPPED or name in (CORE, OWN) else name
+        return f"{name}-source" if name.lower() in (*SHIPPED, CORE, OWN) else name
     spec = entry.spec
     name = _name(spec.category or "") or (_name(spec.id.partition(".")[0]) if "." in spec.id else OWN)
     return f"{name}-tools" if name == CORE else name
