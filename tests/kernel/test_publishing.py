@@ -30,7 +30,7 @@ async def test_calls_are_carried_out_while_the_next_generation_is_made() -> None
             return "done"
 
     given: list[Any] = [Slow]
-    async with temporary_kernel() as kernel:
+    async with temporary_kernel(rules=["allow *"]) as kernel:
         session = await kernel.session()
         reloading = asyncio.create_task(kernel.reload(given))
         try:
