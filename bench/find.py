@@ -157,7 +157,7 @@ def show(place: Path, data: Path | None, limit: int | None, hits: int, queries: 
     timed([*command, "--words", queries[0]], "by words, the first time")
     start = time.perf_counter()
     while True:
-        shown = subprocess.run([*command, queries[0]], check=False, capture_output=True, text=True)
+        shown = subprocess.run([*command, "--wait", "300", queries[0]], check=False, capture_output=True, text=True)
         if "words only" not in shown.stderr or "are encoded" not in shown.stderr:
             break
         print(f"  {shown.stderr.strip().splitlines()[-1]}")

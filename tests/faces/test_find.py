@@ -52,3 +52,13 @@ def test_tools_says_of_each_its_category_and_whether_it_is_in_view(here: Here) -
     assert all(line.startswith("git.") and " git " in line for line in git)
     wrong = here("tools", "--category", "gti")
     assert wrong.code == 2 and "core, files, git" in wrong.err
+
+
+@pytest.mark.proves("D-05")
+def test_the_ways_to_tools_are_not_offered_as_tools(here: Here) -> None:
+    found = json.loads(
+        here("find", "find and load tools, browse their categories", "--words", "--limit", "50", "--json").out
+    )
+    ids = {hit["tool_id"] for hit in found["hits"]}
+    assert ids.isdisjoint({"find_tools", "load_tools", "browse_tools", "tool_search", "info"})
+    assert ids

@@ -21,7 +21,7 @@ from handrail.catalog.embedders import Chosen, encoder_of
 from handrail.catalog.view import is_extension
 from handrail.contract.doors import Findings, Hit
 from handrail.contract.errors import ToolError
-from handrail.registry.generation import Entry, Generation
+from handrail.registry.generation import BUILT_IN, Entry, Generation
 
 if TYPE_CHECKING:
     from handrail.catalog import index as searching
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("handrail")
 
+_WAYS = frozenset({"browse_tools", "load_tools", "find_tools", "tool_search", "info"})
+"""Whoever searches has these already."""
 MAX_QUERY = 8_000
 """Characters of a query that are looked at."""
 _PATIENCE_S = 30.0
@@ -189,5 +191,5 @@ def _documents(generation: Generation) -> dict[str, Document]:
             version=entry.definition_hash,
         )
         for tool_id, entry in generation.entries.items()
-        if entry.withheld is None
+        if entry.withheld is None and not (entry.source == BUILT_IN and tool_id in _WAYS)
     }

@@ -25,23 +25,31 @@ PATIENCE_S = 10.0
 @click.argument("query")
 @click.option("--limit", type=click.IntRange(1, 100), default=10, show_default=True, help="Tools to list at most.")
 @click.option("--words", is_flag=True, help="Go by words only, which needs no model to be loaded.")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0),
+    default=PATIENCE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to wait until it can go by meaning: a large catalogue is read once, about 100 tools a second.",
+)
 @equipped
-def command(setting: Setting, query: str, limit: int, words: bool) -> int:
+def command(setting: Setting, query: str, limit: int, words: bool, wait: float) -> int:
     """Find the tools that serve a need, said in plain words.
 
     Each is listed with how sure it is that it serves the need (0 to 1, as measured), how it stands beside the first, and
     what speaks for it. It says so where nothing fits, and exits with 1. It looks where find_tools looks for a model, and
     brings nothing into anybody's view.
     """
-    return drive(lambda interruption: _find(setting, query, limit, words, interruption))
+    return drive(lambda interruption: _find(setting, query, limit, words, wait, interruption))
 
 
-async def _find(setting: Setting, query: str, limit: int, words: bool, interruption: Interruption) -> int:
+async def _find(setting: Setting, query: str, limit: int, words: bool, wait: float, interruption: Interruption) -> int:
     from handrail.contract.errors import ToolError, UsageError
 
     async with opened(setting) as kernel:
         try:
-            found = await kernel.find(query, limit=limit, patience_s=PATIENCE_S, by_words=words)
+            found = await kernel.find(query, limit=limit, patience_s=wait, by_words=words)
         except ToolError as error:
             raise UsageError(error.text) from None
     code = ERROR if found.nothing_fits else OUTPUT
