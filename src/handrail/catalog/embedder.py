@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import numpy
@@ -39,4 +39,13 @@ class Embedder(Protocol):
 
         :raises EmbedderError: it cannot be done now
         """
+        ...
+
+
+@runtime_checkable
+class Turning(Protocol):
+    """An embedder that knows how requests lie to the tools that serve them."""
+
+    def turned(self, requests: Vectors) -> Vectors:
+        """Directions of requests, each turned to where the tools for it are more likely to be."""
         ...

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.embedder import Embedder, EmbedderError
+from handrail.catalog.embedder import Embedder, EmbedderError, Turning
 from handrail.catalog.usual import REQUESTS, TOOLS
 
 if TYPE_CHECKING:
@@ -225,6 +225,8 @@ class Encoder:
 
         assert self._usual is not None
         seen = directions(self._encode(asked.texts), self._usual[0])
+        if isinstance(self._embedder, Turning):
+            seen = self._embedder.turned(seen)
         with self._change:
             asked.vectors = dict(zip(asked.texts, seen, strict=True))
             self._recent.update(asked.vectors)
