@@ -15,7 +15,7 @@ from handrail.catalog.active import ActiveSet
 from handrail.catalog.interaction import Interaction, InView
 from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
 from handrail.contract.errors import ToolError
-from handrail.registry.generation import Generation
+from handrail.registry.generation import Foreign, Generation
 
 NAMES = [one.id for one in CORE]
 
@@ -36,6 +36,18 @@ def test_up_to_twenty_tools_are_in_view_from_the_start_and_above_that_the_core_o
 
 
 @pytest.mark.proves("D-06")
+def test_a_few_tools_of_ones_own_are_in_view_however_many_ship() -> None:
+    shipped = [built_in(f"git.t{n}", category="git") for n in range(30)]
+    theirs = entry("x_a", foreign=Foreign("x"))
+    of = interaction()
+    few = generation(CORE, shipped, many(3), theirs)
+    assert shown(of, few) == [*(one.id for one in CORE), "reports.t0000", "reports.t0001", "reports.t0002"]
+    assert View(few, CatalogOptions()).standing(few.entries["reports.t0001"]) == "in view"
+    assert View(few, CatalogOptions()).standing(theirs) == "to be loaded"
+    more = generation(CORE, shipped, many(MOST_IN_VIEW - len(CORE) + 1))
+    assert shown(interaction(), more) == [one.id for one in CORE]
+
+
 def test_withheld_tools_neither_count_nor_show() -> None:
     there = generation(CORE, many(15), many(30, "gone", withheld="no"), built_in("git.x", core=True, withheld="no"))
     of = interaction()

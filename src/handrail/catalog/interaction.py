@@ -143,8 +143,7 @@ class Interaction:
         """How ``generation`` is arranged. What is in view from the start stays so, also when there come to be more tools."""
         if self._view is None or self._last is None or self._last() is not generation:
             self._view, self._last = view_of(generation, self.options), weakref.ref(generation)
-            if self._view.whole:
-                self.active.bring(tool_id for tool_id in self._view.ready if tool_id not in self._view.core)
+            self.active.bring(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
         return self._view
 
     def turn(self, generation: Generation) -> InView:

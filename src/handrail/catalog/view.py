@@ -52,9 +52,10 @@ class View:
     :ivar texts: by category, what models are told of it
     :ivar native: those that a model's provider carries out itself, which are none of these
     :ivar whole: everything is in view from the start
+    :ivar first: the ids that are in view from the start beside the core: all, or the operator's own few
     """
 
-    __slots__ = ("__weakref__", "_category", "core", "members", "native", "ready", "texts", "whole")
+    __slots__ = ("__weakref__", "_category", "core", "first", "members", "native", "ready", "texts", "whole")
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         ready = {tool_id: entry for tool_id, entry in generation.entries.items() if entry.withheld is None}
@@ -66,6 +67,11 @@ class View:
         self.core: Mapping[str, Entry] = MappingProxyType({tool_id: ready[tool_id] for tool_id in dict.fromkeys(core)})
         # An agent that has no way to what is not in view sees all that it has.
         self.whole = len(ready) <= MOST_IN_VIEW or not any(finder in ready for finder in FINDERS)
+        others = [tool_id for tool_id in ready if tool_id not in self.core]
+        own = [tool_id for tool_id in others if is_extension(ready[tool_id]) and ready[tool_id].foreign is None]
+        # Who gives a model a few tools of their own wants it to have them, however many ship.
+        few = own if len(self.core) + len(own) <= MOST_IN_VIEW else []
+        self.first = frozenset(others if self.whole else few)
         members: dict[str, list[str]] = {}
         for tool_id, entry in sorted(ready.items(), key=lambda one: one[1].foreign is not None):
             if tool_id not in self.core:
@@ -103,7 +109,7 @@ class View:
             return "withheld"
         if entry.id in self.core:
             return "core"
-        return "in view" if self.whole else "to be loaded"
+        return "in view" if entry.id in self.first else "to be loaded"
 
 
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weakref.WeakKeyDictionary()
