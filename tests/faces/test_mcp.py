@@ -287,8 +287,6 @@ async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withhe
     put_tool(tools, "weather", secrets=["WEATHER_KEY"])
     config.write_text('rules = ["allow *"]\n')
     async with connected(handrail, "--config", str(config)) as client:
-        assert not {"shown", "edge", "masked", "weather"} & set(await listed(client))
-        await client.call_tool("load_tools", {"category": "own"})
         assert {"shown", "edge", "masked"} == set(await listed(client)) & {"shown", "edge", "masked", "weather"}
         shown, edge, masked, weather = [
             envelope(await client.call_tool(name, {})) for name in ("shown", "edge", "masked", "weather")
