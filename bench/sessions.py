@@ -22,6 +22,8 @@ from handrail.agent.conversation import Conversation
 from handrail.agent.history import as_data
 from handrail.agent.model import AssistantMessage, CallPart, CallResult, Message, ResultsMessage, TextPart, UserMessage
 from handrail.arbiter.redaction import Redactor
+from handrail.record.artifacts import Artifacts
+from handrail.record.log import CommitLog
 from handrail.session.history import SessionHistory
 from handrail.store.opening import Store
 from handrail.store.sessions import SessionRow
@@ -69,7 +71,8 @@ async def measure(folder: Path, count: int, rounds: int) -> None:
     (folder / "workspace").mkdir()
     store = Store.open(folder / "workspace", folder / "state")
     await store.sessions.open(SessionRow("ses_long", 1))
-    history = SessionHistory("ses_long", store.messages, Redactor())
+    artifacts = Artifacts(store.folders.artifacts)
+    history = SessionHistory("ses_long", store.messages, Redactor(), CommitLog(store.database), artifacts)
     made = messages(count)
     rows = [(n, as_data(m, ["ses_long/1.0", "ses_long/1.1"])) for n, m in enumerate(made)]
     for start in range(0, count, 500):
