@@ -15,13 +15,17 @@ EventKind = Literal[
     "waiting",  # for locks
     "started",
     "progress",
+    "log",  # a message of the tool's: level, data, logger
     "finished",
+    "offers-changed",  # of the session, no call's: which tools, resources or prompts there are, or are in view
+    "resource-updated",  # of the session: a resource that it has subscribed to, under uri
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened to one call. ``at_ns`` is wall-clock time in nanoseconds."""
+    """One thing that happened to one call, or to the session itself, where ``call_id`` and ``tool_id`` are empty.
+    ``at_ns`` is wall-clock time in nanoseconds."""
 
     kind: EventKind
     session_id: str

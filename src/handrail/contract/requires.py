@@ -28,6 +28,10 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
     "catalog": "look through the tools there are, and bring some into the model's view",
+    "elicit": "put a form of its own, or an address to visit, to the person at the client",
+    "sample": "have the client's model write something",
+    "roots": "learn which folders the client works in",
+    "offers": "read resources and prompts of the sources that there are",
     "vcs.config": "change version-control configuration, by an allow-list of keys",
 }
 """The closed list behind ``requires.capabilities``; an unknown name is a fault at load."""

@@ -1,0 +1,78 @@
+"""The client at a face, as far as it can do more than call: answer forms, lend its model, name its roots.
+
+These are MCP's client features, in MCP's own shapes. A face that has such a client gives the session a :class:`Peer`; a
+tool reaches it through ``runtime.peer``, each request by a capability of its own: ``elicit``, ``sample``, ``roots``.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/client
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+AskMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
+
+CAPABILITY_OF: Mapping[AskMethod, str] = {
+    "elicitation/create": "elicit",
+    "sampling/createMessage": "sample",
+    "roots/list": "roots",
+}
+"""What a tool must require to ask for it."""
+
+LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
+"""Of RFC 5424, the least grave first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to the client.
+
+    :param params: as MCP writes them
+    :param origin: who asks, where that is not the operator's own tool: the name of a foreign source
+    """
+
+    method: AskMethod
+    params: Mapping[str, Any]
+    origin: str = ""
+
+
+class Peer(Protocol):
+    """What a face gives a session."""
+
+    def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
+        """Whether the client said that it answers such a request, with these parameters (a form, a URL, tools)."""
+        ...
+
+    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        """Put several requests at once, each under a key, and give every answer under its key, as MCP writes results.
+        It may take as long as a person takes; cancelled when the call is stopped.
+
+        :param call_id: the call on whose behalf: the one that the client made, whatever calls that one has made since
+        :raises ToolError: ``unavailable`` where the client does not answer such requests, or has gone
+        """
+        ...
+
+    def let_go(self, call_id: str) -> None:
+        """The client need not hold the line: where its transport allows, it is hung up and comes back for the answer."""
+        ...
+
+
+class PeerDoor(Protocol):
+    """What a tool sees of it: ``runtime.peer``."""
+
+    def offers(self, method: AskMethod, params: Mapping[str, Any] | None = None) -> bool:
+        """Whether asking makes sense: the tool has the capability, and the client answers such requests."""
+        ...
+
+    async def ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        """See :meth:`Peer.ask`. The time that it takes is not the tool's: no time-out counts it.
+
+        :raises ToolError: ``denied`` without the capability of each method; ``unavailable`` where there is no such client
+        """
+        ...
+
+    def let_go(self) -> None:
+        """See :meth:`Peer.let_go`."""
+        ...
