@@ -13,7 +13,7 @@ from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
 
 
-@click.command("mcp")
+@click.group("mcp", invoke_without_command=True)
 @common
 def command(setting: Setting) -> int:
     """Serve the tools to an MCP client on stdin and stdout.
@@ -21,6 +21,8 @@ def command(setting: Setting) -> int:
     Nobody is asked: what no rule allows is denied. Put it into a client's configuration as the command
     `handrail mcp --workspace DIR`.
     """
+    if click.get_current_context().invoked_subcommand is not None:
+        return OUTPUT
     if find_spec("mcp") is None:
         raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
     if sys.stdin.isatty():
