@@ -23,6 +23,7 @@ from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
 from handrail.contract.doors import Findings
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
@@ -164,6 +165,7 @@ class HeldKernel(Kernel):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
+        peer: Peer | None = None,
         rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,
@@ -175,6 +177,7 @@ class HeldKernel(Kernel):
             self._context(agent),
             id,
             attendant=attendant,
+            peer=peer,
             rules=rules,
             mode=mode,
             topic=topic,
@@ -205,6 +208,7 @@ class HeldKernel(Kernel):
         id: str | None,
         *,
         attendant: Attendant | None,
+        peer: Peer | None = None,
         rules: Iterable[AnyRule],
         mode: str | None = None,
         topic: str | None,
@@ -230,6 +234,7 @@ class HeldKernel(Kernel):
             sandbox=rooms.sandbox,
             values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
             attendant=attendant,
+            peer=peer,
             topic=row.topic,
             client=client,
             seen=lasting.seen(session_id),
@@ -319,11 +324,8 @@ class HeldKernel(Kernel):
     # ── what processes that joined need of it ────────────────────────────────────────────────────
 
     def welcome(self) -> dict[str, Any]:
-        return {
-            "workspace": self.workdir,
-            "token": self.rooms.store.lease.token,
-            "tier": mirror.of_tier(self.tier),
-        }
+        tier = mirror.of_tier(self.tier)
+        return {"workspace": self.workdir, "token": self.rooms.store.lease.token, "tier": tier}
 
     def context_of(
         self,

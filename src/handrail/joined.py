@@ -18,6 +18,7 @@ from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
 from handrail.contract.doors import Findings
 from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant, question_of
 from handrail.contract.rule_texts import as_data
 from handrail.contract.runtime import ClientContext
@@ -232,6 +233,7 @@ class JoinedKernel(Kernel):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
+        peer: Peer | None = None,
         rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,

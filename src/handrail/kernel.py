@@ -18,6 +18,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.doors import Findings
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
+from handrail.contract.peer import Peer
 from handrail.contract.people import ApprovalDesk, Attendant
 from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
@@ -229,6 +230,7 @@ class Kernel(ABC):
         agent: str | None = None,
         headless: bool = True,
         attendant: Attendant | None = None,
+        peer: Peer | None = None,
         rules: Iterable[AnyRule] = (),
         mode: str | None = None,
         topic: str | None = None,
@@ -241,6 +243,7 @@ class Kernel(ABC):
         :param agent: another agent than this kernel's
         :param headless: nobody can be asked; ignored when there is an ``attendant``
         :param attendant: how to reach the person who can be asked
+        :param peer: the client at the face, where it can do more than call: what ``runtime.peer`` of its tools reaches
         :param rules: further rules of this session only, as long as it is open
         :param mode: another mode than this kernel's, as long as it is open
         :raises UsageError: when it is open already, or another agent's

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from handrail.contract.doors import Catalog
+from handrail.contract.errors import ToolError
+from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
@@ -65,8 +67,14 @@ class _Doors:
     def reached(self, attempt: Attempt) -> None:
         pass
 
-    def tell(self, message: str, fraction: float | None) -> None:
-        return None
+    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
+        return
+
+    def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
+        return
+
+    def peer(self, require: Callable[[str], None]) -> PeerDoor:
+        raise ToolError("there is no client here", kind="unavailable")
 
     def answered(self, questions: Sequence[Question]) -> None:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import pytest
 
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
@@ -49,8 +50,14 @@ class Doors:
     def reached(self, attempt: Attempt) -> None:
         pass
 
-    def tell(self, message: str, fraction: float | None) -> None:
+    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
         return
+
+    def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
+        return
+
+    def peer(self, require: Callable[[str], None]) -> PeerDoor:
+        raise ToolError("there is no client here", kind="unavailable")
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
         return None

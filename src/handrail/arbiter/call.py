@@ -130,6 +130,8 @@ class Call:
     """What they said yes to, to be used when it begins."""
     told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
     """The questions that were asked before it began, and their answers."""
+    client_asks: int = 0
+    """How many things it, and the calls that it has made, have asked of the client at the face."""
     reached: tuple[Attempt, ...] = ()
     """The hosts that it wanted to reach, each once; the first of very many."""
 

@@ -57,6 +57,10 @@ class Execution:
     _overdue: bool = False
     _grace: asyncio.TimerHandle | None = None
     _requests: int = 0
+    _timer: asyncio.TimerHandle | None = None
+    _pauses: int = 0
+    _left_s: float | None = None
+    """Of its time-out, while that is paused."""
     told: Callable[[StopReason], None] | None = None
     """Called each time it is told to stop, before its work is: for work whose end is not in this process's hands."""
 
@@ -88,6 +92,33 @@ class Execution:
             self._strike(self._task)
             # Work that swallows its cancellation is told again: it has no task of its own to be left behind in.
             self.loop.call_later(self.grace_s, self._insist, self._task)
+
+    def pause(self) -> None:
+        """From here on its time-out does not count, until each pause has its :meth:`resume`: somebody else is waited for."""
+        self._pauses += 1
+        if self._timer is not None:
+            self._left_s = max(self._timer.when() - self.loop.time(), 0.0)
+            self._timer.cancel()
+            self._timer = None
+
+    def resume(self) -> None:
+        """Its time-out counts again, from where it was; see :meth:`pause`."""
+        self._pauses -= 1
+        if not self._pauses and self._left_s is not None:
+            self._timer = self.loop.call_later(self._left_s, self.stop, "timeout")
+            self._left_s = None
+
+    def _count_down(self, timeout_s: float) -> None:
+        if self._pauses:
+            self._left_s = timeout_s
+        else:
+            self._timer = self.loop.call_later(timeout_s, self.stop, "timeout")
+
+    def _stop_counting(self) -> None:
+        self._left_s = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     async def inline(self, work: Coroutine[Any, Any, Any], timeout_s: float | None = None) -> Any:
         """Await ``work`` in this task.
@@ -130,7 +161,8 @@ class Execution:
         self._task = task
         if self.reason is not None:  # stopped in its first step
             self.stop(self.reason)
-        timer = None if timeout_s is None else self.loop.call_later(timeout_s, self.stop, "timeout")
+        if timeout_s is not None:
+            self._count_down(timeout_s)
         struck: asyncio.CancelledError | None = None
         try:
             return await _Begun(work, first)
@@ -142,8 +174,8 @@ class Execution:
             raise _own_failure(error) from error
         finally:
             self._task = None
-            if timer is not None:
-                timer.cancel()
+            if timeout_s is not None:
+                self._stop_counting()
             while self._requests:
                 self._requests -= 1
                 task.uncancel()
@@ -170,7 +202,7 @@ class Execution:
         child.add_done_callback(self._wake)
         self._child = child
         self._cancellable = cancellable
-        timer = self.loop.call_later(timeout_s, self.stop, "timeout")
+        self._count_down(timeout_s)
         try:
             while not (child.done() or self._overdue):
                 self._waiter = self.loop.create_future()
@@ -180,7 +212,7 @@ class Execution:
                     self.owed = cancellation
                     self.stop("user")
         finally:
-            timer.cancel()
+            self._stop_counting()
             if self._grace is not None:
                 self._grace.cancel()
                 self._grace = None

@@ -16,11 +16,13 @@ from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
+from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.contract.peer import LogLevel
 from handrail.contract.requires import Capability
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
@@ -223,18 +225,16 @@ class _Doors:
         may = lane.authority.may(call.verdict, call.entry.spec, rules=lane.rules, roots=lane.around.roots)
         return partial(_without_secrets, may, call.redactor) if call.redactor.active else may
 
-    def tell(self, message: str, fraction: float | None) -> None:
-        emit = partial(self.of.emit, "progress", {"message": message, "fraction": fraction})
-        home = self.of.execution.loop
-        try:
-            here = asyncio.get_running_loop() is home
-        except RuntimeError:
-            here = False
-        if here:
-            emit()
-        else:  # a tool's thread, perhaps with a loop of its own: whoever watches lives on the kernel's
-            with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
-                home.call_soon_threadsafe(emit)
+    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None:
+        if self.of.watched:
+            on_the_loop(self.of, partial(self.of.emit, "progress", far_along(message, fraction, done, total)))
+
+    def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
+        if self.of.watched:
+            on_the_loop(self.of, partial(self.of.emit, "log", said(level, data, logger)))
+
+    def peer(self, require: Callable[[str], None]) -> CallPeer:
+        return CallPeer(self.of, require)
 
     def reached(self, attempt: Attempt) -> None:
         call = self.of
@@ -246,7 +246,8 @@ class _Doors:
         return [list(answer) for answer in told[1]] if told is not None and tuple(told[0]) == tuple(questions) else None
 
     async def ask(self, questions: Sequence[Question]) -> list[list[str]]:
-        return await self.runs.asking.during(self.of, questions)
+        with not_counted(self.of):
+            return await self.runs.asking.during(self.of, questions)
 
     def catalog(self) -> Catalog:
         if (catalog := self.of.lane.catalog) is None:

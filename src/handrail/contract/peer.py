@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 AskMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
 
@@ -23,6 +23,32 @@ CAPABILITY_OF: Mapping[AskMethod, str] = {
 
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 """Of RFC 5424, the least grave first."""
+
+LOG_LEVELS: tuple[LogLevel, ...] = get_args(LogLevel)
+
+AskKind = Literal["form", "url", "sample", "sample-tools", "sample-context", "roots"]
+"""What a client can say that it answers, apart."""
+
+ASK_KINDS: Mapping[AskKind, tuple[AskMethod, Mapping[str, Any]]] = {
+    "form": ("elicitation/create", {"mode": "form"}),
+    "url": ("elicitation/create", {"mode": "url"}),
+    "sample": ("sampling/createMessage", {}),
+    "sample-tools": ("sampling/createMessage", {"tools": []}),
+    "sample-context": ("sampling/createMessage", {"includeContext": "thisServer"}),
+    "roots": ("roots/list", {}),
+}
+"""Each with the least request of its kind."""
+
+
+def kind_of(method: AskMethod, params: Mapping[str, Any]) -> AskKind:
+    """Which of them a request is."""
+    if method == "elicitation/create":
+        return "url" if params.get("mode") == "url" else "form"
+    if method == "sampling/createMessage":
+        if params.get("tools") is not None or params.get("toolChoice") is not None:
+            return "sample-tools"
+        return "sample" if params.get("includeContext") in (None, "none") else "sample-context"
+    return "roots"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +67,11 @@ class Ask:
 class Peer(Protocol):
     """What a face gives a session."""
 
-    def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        """Whether the client said that it answers such a request, with these parameters (a form, a URL, tools)."""
+    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
+        """Whether the client said that it answers such a request, with these parameters (a form, a URL, tools).
+
+        :param call_id: as for :meth:`ask`: a client without a session says it anew with each request
+        """
         ...
 
     async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from handrail.contract.doors import Catalog
+from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 
@@ -355,8 +356,29 @@ class Runtime(Protocol):
     @property
     def cancellation(self) -> Cancellation: ...
 
-    def progress(self, message: str, *, fraction: float | None = None) -> None:
-        """Tell the face how far it is; ``fraction`` from 0 to 1 where known. Safe from any thread, never blocks."""
+    @property
+    def peer(self) -> PeerDoor:
+        """The client at the face, where that can do more than call. What is asked of it needs a capability each."""
+        ...
+
+    def progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        """Tell the face how far it is: ``fraction`` from 0 to 1, or ``done`` of a ``total``, where known. Safe from any
+        thread, never blocks."""
+        ...
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        """Tell whoever watches the call something, JSON-able, beside what it gives. Safe from any thread, never blocks.
+
+        :param logger: which part of the tool says it
+        :raises ToolError: ``invalid_input`` for a level that there is not
+        """
         ...
 
     def partial(self, data: Any) -> None:

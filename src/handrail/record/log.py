@@ -42,6 +42,7 @@ Kind = Literal[
     "intended",
     "committed",
     "interrupted",
+    "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
     "provided",  # a model's provider carried out a tool of its own
     "redacted",
     "lost",  # so many appended records could not be kept while the log was unable to write

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
+from handrail.contract.peer import LOG_LEVELS, LogLevel, Peer, PeerDoor
 from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
 from handrail.contract.requires import CapabilitySet
@@ -56,6 +57,8 @@ class Surroundings:
     sandbox: Sandbox
     values: Values
     attendant: Attendant | None = None
+    peer: Peer | None = None
+    """The client at the face, where it can do more than call."""
     topic: str | None = None
     client: ClientContext | None = None
     seen: SeenFiles = field(default_factory=SeenFiles)
@@ -95,7 +98,15 @@ class Doors(Protocol):
         """The judge of everything this call actually touches."""
         ...
 
-    def tell(self, message: str, fraction: float | None) -> None: ...
+    def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
+
+    def log(self, level: LogLevel, data: Any, logger: str | None) -> None: ...
+
+    def peer(self, require: Callable[[str], None]) -> PeerDoor:
+        """
+        :param require: raises unless the tool has a capability, by its name
+        """
+        ...
 
     def reached(self, attempt: Attempt) -> None:
         """Keep for the call's record that it wanted to reach a host. Safe from any thread."""
@@ -278,8 +289,24 @@ class CallRuntime:
     def cancellation(self) -> Cancellation:
         return self._doors.cancellation
 
-    def progress(self, message: str, *, fraction: float | None = None) -> None:
-        self._doors.tell(message, fraction)
+    @property
+    def peer(self) -> PeerDoor:
+        return self._doors.peer(self._require_named)
+
+    def progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        self._doors.tell(message, fraction, done, total)
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        if level not in LOG_LEVELS:
+            raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
+        self._doors.log(level, data, logger)
 
     def partial(self, data: Any) -> None:
         self.kept = data

@@ -9,6 +9,8 @@ from typing import Protocol
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 
+PASSING = frozenset({"progress", "log"})
+"""Kinds of which a program may say without end, and that a reader can do without."""
 _MAX_PROGRESS_WAITING = 10_000
 _MAX_EVENTS_WAITING = 20_000
 
@@ -32,7 +34,7 @@ class EventQueue:
 
     def put(self, event: Event) -> None:
         behind = self._waiting.qsize()
-        if self.overrun or (event.kind == "progress" and behind >= _MAX_PROGRESS_WAITING):
+        if self.overrun or (event.kind in PASSING and behind >= _MAX_PROGRESS_WAITING):
             return
         if behind >= _MAX_EVENTS_WAITING:
             self.overrun = True

@@ -1,0 +1,337 @@
+"""What a running tool asks of the client at the face: judged and bounded on its way out, checked on its way back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Callable, Generator, Mapping
+from functools import partial
+from typing import Any, cast
+
+import orjson
+
+from handrail.arbiter.call import Call
+from handrail.arbiter.plain import Plain, TooLarge
+from handrail.contract.errors import ToolError
+from handrail.contract.peer import CAPABILITY_OF, Ask, AskMethod, LogLevel, Peer
+from handrail.contract.schema import InvalidSchema, Schema, compile_schema
+
+MOST_AT_ONCE = 16
+"""Requests in one ask."""
+MOST_OF_A_CALL = 256
+"""Requests of one call, whatever calls it has made since."""
+MAX_ASK_BYTES = 8 * 1024 * 1024
+"""Of one ask, as JSON."""
+MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWER_DEPTH = 64
+MAX_ROOTS = 10_000
+MAX_MESSAGE = 10_000
+"""Characters of a message of progress."""
+MAX_LOGGED = 65_536
+"""Characters and parts of what is logged."""
+_MAX_PARTS = 2_000_000
+_MAX_KEY = 200
+
+
+class CallPeer:
+    """Implements :class:`~handrail.contract.peer.PeerDoor` for one call.
+
+    :param require: raises unless the tool has a capability, by its name
+    """
+
+    __slots__ = ("_call", "_require")
+
+    def __init__(self, call: Call, require: Callable[[str], None]) -> None:
+        self._call = call
+        self._require = require
+
+    def offers(self, method: AskMethod, params: Mapping[str, Any] | None = None) -> bool:
+        peer = self._call.lane.around.peer
+        if peer is None or method not in CAPABILITY_OF:
+            return False
+        try:
+            self._require(CAPABILITY_OF[method])
+            return peer.offers(root_of(self._call).id, method, params or {}) is True
+        except Exception:  # without the capability, or a face that cannot tell
+            return False
+
+    def let_go(self) -> None:
+        call = self._call
+        if (peer := call.lane.around.peer) is not None and not call.over:
+            on_the_loop(call, partial(peer.let_go, root_of(call).id))
+
+    async def ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        home = self._call.execution.loop
+        if asyncio.get_running_loop() is home:
+            return await self._ask(asks)
+        # A tool's thread with a loop of its own.
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._ask(asks), home))
+
+    async def _ask(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        call = self._call
+        put = self._checked(asks)
+        peer, root = call.lane.around.peer, root_of(call)
+        if peer is None:
+            raise ToolError(
+                f"no client at this session answers {_methods(put)}; it has to go without", kind="unavailable"
+            )
+        for ask in put.values():
+            self._check_offered(peer, root.id, ask)
+        schemas = {key: _form_of(key, ask) for key, ask in put.items()}
+        if call.over or call.execution.reason is not None:
+            raise ToolError(f"{call.tool_id}, which asks this, is over", kind="cancelled")
+        root.client_asks += len(put)
+        if root.client_asks > MOST_OF_A_CALL:
+            raise ToolError(f"a call may ask its client for {MOST_OF_A_CALL} things at most", kind="limit")
+        told = [{"method": ask.method, "origin": ask.origin} for ask in put.values()]
+        call.note("client-asked", {"asks": told})
+        call.flush()
+        with not_counted(call):
+            try:
+                answers = cast("object", await peer.ask(root.id, put))
+            except (ToolError, asyncio.CancelledError):
+                raise
+            except Exception as error:
+                said = f"{type(error).__name__}: {call.redactor.text(str(error))[:300]}"
+                raise ToolError(f"the client could not be asked: {said}", kind="unavailable") from None
+        return _answers(answers, put, schemas)
+
+    def _checked(self, asks: object) -> dict[str, Ask]:
+        """The requests as they go out: of known kinds, plain, within bounds, each with who asks it, without secrets.
+
+        :raises ToolError: for what may not be asked
+        """
+        call = self._call
+        if not isinstance(asks, Mapping) or not 0 < len(cast("Mapping[Any, Any]", asks)) <= MOST_AT_ONCE:
+            raise ToolError(f"expected 1 to {MOST_AT_ONCE} requests, each under a key", kind="invalid_input")
+        assert call.entry is not None
+        foreign = call.entry.foreign
+        found: dict[str, Ask] = {}
+        size = 0
+        for key, ask in cast("Mapping[object, object]", asks).items():
+            if not isinstance(key, str) or not 0 < len(key) <= _MAX_KEY or not key.isprintable():
+                raise ToolError("a request's key is 1 to 200 printable characters", kind="invalid_input")
+            if not isinstance(ask, Ask) or ask.method not in CAPABILITY_OF:
+                raise ToolError(
+                    f"{key!r} is no request to a client; there are {', '.join(CAPABILITY_OF)}", kind="invalid_input"
+                )
+            self._require(CAPABILITY_OF[ask.method])
+            params: Any = None
+            try:
+                params = Plain(dict(ask.params), _MAX_PARTS).data
+                size += len(orjson.dumps(params))
+            except (TooLarge, TypeError, ValueError):
+                size = MAX_ASK_BYTES + 1
+            if size > MAX_ASK_BYTES:
+                raise ToolError(f"what is asked of a client is at most {MAX_ASK_BYTES:,} bytes", kind="limit")
+            if call.redactor.active:
+                params = call.redactor.value(params)
+            found[key] = Ask(ask.method, params, foreign.name if foreign is not None else ask.origin)
+        return found
+
+    @staticmethod
+    def _check_offered(peer: Peer, call_id: str, ask: Ask) -> None:
+        try:
+            offered = peer.offers(call_id, ask.method, ask.params) is True
+        except Exception:
+            offered = False
+        if not offered:
+            raise ToolError(
+                f"the client of this session did not say that it answers {ask.method} of this kind; go without",
+                kind="unavailable",
+            )
+
+
+def root_of(call: Call) -> Call:
+    """The call that the client made, whatever calls that one has made since."""
+    while call.parent is not None:
+        call = call.parent
+    return call
+
+
+@contextlib.contextmanager
+def not_counted(call: Call) -> Generator[None]:
+    """While somebody outside is waited for, no time-out counts: neither the call's nor its callers'."""
+    waiting = [call.execution]
+    above = call.parent
+    while above is not None:
+        waiting.append(above.execution)
+        above = above.parent
+    for execution in waiting:
+        execution.pause()
+    try:
+        yield
+    finally:
+        for execution in waiting:
+            execution.resume()
+
+
+def on_the_loop(call: Call, tell: Callable[[], object]) -> None:
+    """Tell whoever watches, who lives on the kernel's event loop; a tool's thread may have one of its own."""
+    home = call.execution.loop
+    try:
+        here = asyncio.get_running_loop() is home
+    except RuntimeError:
+        here = False
+    if here:
+        tell()
+    else:
+        with contextlib.suppress(RuntimeError):  # closed: nobody watches any more
+            home.call_soon_threadsafe(tell)
+
+
+def far_along(message: str, fraction: float | None, done: float | None, total: float | None) -> dict[str, Any]:
+    """How far a tool says that it is, as watchers are told: figures that are none are left out."""
+    told: dict[str, Any] = {"message": str(message)[:MAX_MESSAGE], "fraction": _figure(fraction)}
+    if done is not None:
+        told["done"], told["total"] = have, of = _figure(done), _figure(total)
+        if fraction is None and have is not None and of is not None and of > 0:
+            told["fraction"] = min(max(have / of, 0.0), 1.0)
+    return told
+
+
+def _figure(value: object) -> float | int | None:
+    return value if isinstance(value, (int, float)) and abs(value) < math.inf else None
+
+
+def said(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
+    """A message of a tool's, as watchers are told: plain, and within bounds."""
+    try:
+        plain = Plain(data, MAX_LOGGED).data
+    except (TooLarge, MemoryError):
+        plain = f"(a message of more than {MAX_LOGGED:,} characters is not told)"
+    return {"level": level, "data": plain, "logger": None if logger is None else str(logger)[:_MAX_KEY]}
+
+
+# ── what comes back ──────────────────────────────────────────────────────────────────────────────
+
+
+def _methods(put: Mapping[str, Ask]) -> str:
+    return " or ".join(dict.fromkeys(ask.method for ask in put.values()))
+
+
+def _form_of(key: str, ask: Ask) -> Schema | None:
+    """What a form's content is checked by; None for what is no form.
+
+    :raises ToolError: for a form that is none
+    """
+    if ask.method != "elicitation/create":
+        return None
+    if not isinstance(ask.params.get("message"), str):
+        raise ToolError(f"{key!r}: an elicitation has a message, as text", kind="invalid_input")
+    if ask.params.get("mode") == "url":
+        if not isinstance(ask.params.get("url"), str) or not ask.params["url"].startswith(("https://", "http://")):
+            raise ToolError(f"{key!r}: an address to visit begins with https://", kind="invalid_input")
+        return None
+    wanted = ask.params.get("requestedSchema")
+    if not isinstance(wanted, Mapping):
+        raise ToolError(f"{key!r}: a form has a requestedSchema, as an object", kind="invalid_input")
+    try:
+        return compile_schema(dict(cast("Mapping[str, Any]", wanted)))
+    except InvalidSchema as error:
+        raise ToolError(f"{key!r}: its requestedSchema is none: {error}", kind="invalid_input") from None
+
+
+def _answers(
+    answers: object, put: Mapping[str, Ask], schemas: Mapping[str, Schema | None]
+) -> Mapping[str, Mapping[str, Any]]:
+    """What a client answered, if it is an answer to what it was asked.
+
+    :raises ToolError: ``backend``
+    """
+    if not isinstance(answers, Mapping) or set(cast("Mapping[Any, Any]", answers)) != set(put):
+        raise _garbage(f"it did not answer exactly {', '.join(put)[:200]}")
+    try:
+        given = cast("Mapping[str, Any]", answers)
+        plain = Plain({key: given[key] for key in put}, _MAX_PARTS + MAX_ANSWER_BYTES)
+        encoded = orjson.dumps(plain.data)
+    except (TooLarge, TypeError, ValueError):
+        raise _garbage("it is more than may be taken") from None
+    if len(encoded) > MAX_ANSWER_BYTES:
+        raise _garbage(f"it is {len(encoded):,} bytes; at most {MAX_ANSWER_BYTES:,} are taken")
+    if plain.notes:
+        raise _garbage(f"it is not JSON: {plain.notes[0][:200]}")
+    if _deeper(plain.data, MAX_ANSWER_DEPTH):
+        raise _garbage(f"it is nested deeper than {MAX_ANSWER_DEPTH} levels")
+    for key, ask in put.items():
+        if (problem := _fault(ask, plain.data[key], schemas[key])) is not None:
+            raise _garbage(f"to {ask.method}: {problem}")
+    return plain.data
+
+
+def _garbage(what: str) -> ToolError:
+    return ToolError(f"the client's answer cannot be taken: {what}", kind="backend")
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    layer = [value]
+    for _ in range(levels):
+        layer = [
+            inner
+            for one in layer
+            if isinstance(one, (dict, list))
+            for inner in (cast("dict[str, Any]", one).values() if isinstance(one, dict) else cast("list[Any]", one))
+        ]
+        if not layer:
+            return False
+    return True
+
+
+def _fault(ask: Ask, answer: Any, form: Schema | None) -> str | None:
+    if not isinstance(answer, dict):
+        return "expected an object"
+    told = cast("dict[str, Any]", answer)
+    if ask.method == "elicitation/create":
+        return _fault_in_elicited(told, form)
+    if ask.method == "sampling/createMessage":
+        return _fault_in_sampled(told)
+    roots = told.get("roots")
+    if not isinstance(roots, list) or len(cast("list[Any]", roots)) > MAX_ROOTS:
+        return f"expected at most {MAX_ROOTS:,} roots, as a list"
+    for root in cast("list[Any]", roots):
+        if not isinstance(root, dict):
+            return "a root is no object"
+        uri, name = cast("dict[str, Any]", root).get("uri"), cast("dict[str, Any]", root).get("name")
+        if not isinstance(uri, str) or not uri.startswith("file://"):
+            return "a root's uri begins with file://"
+        if name is not None and not isinstance(name, str):
+            return "a root's name is text"
+    return None
+
+
+def _fault_in_elicited(told: dict[str, Any], form: Schema | None) -> str | None:
+    action, content = told.get("action"), told.get("content")
+    if action not in ("accept", "decline", "cancel"):
+        return "its action is not accept, decline or cancel"
+    if action != "accept" or form is None:
+        return None
+    given: dict[str, Any] = {} if content is None else content
+    if not isinstance(given, dict):  # pyright: ignore[reportUnnecessaryIsInstance] - a client may say anything
+        return "its content is no object"
+    for name, value in given.items():
+        if isinstance(value, dict) or (
+            isinstance(value, list) and not all(isinstance(one, str) for one in cast("list[Any]", value))
+        ):
+            return f"{name[:80]!r} is no text, number, truth value or list of texts"
+    problems = form.problems(given)
+    return None if not problems else "; ".join(problems)[:500]
+
+
+def _fault_in_sampled(told: dict[str, Any]) -> str | None:
+    if told.get("role") not in ("user", "assistant"):
+        return "its role is not user or assistant"
+    if not isinstance(told.get("model"), str):
+        return "it names no model"
+    content: Any = told.get("content")
+    blocks: list[Any] = cast("list[Any]", content) if isinstance(content, list) else [content]
+    for block in blocks:
+        if not isinstance(block, dict):
+            return "its content is no block, and no list of blocks"
+        kind = cast("dict[str, Any]", block).get("type")
+        wanted = {"text": "text", "image": "data", "audio": "data", "tool_use": "name"}.get(str(kind))
+        if kind not in ("text", "image", "audio", "tool_use", "tool_result"):
+            return f"a block of type {str(kind)[:40]!r}; expected text, image, audio or tool_use"
+        if wanted is not None and not isinstance(cast("dict[str, Any]", block).get(wanted), str):
+            return f"a block of type {kind} without its {wanted}"
+    return None
