@@ -1,11 +1,11 @@
-"""What deciding a call costs: one without targets, one about a path, one about a shell text, one touched file.
+"""What deciding a call costs: one without targets, about a path, a host, a URL, a shell text, one touched file.
 
     python bench/policy.py         prints a table; exit code 1 if a target is missed
 
-µs for one decision with the shipped rules and thirty of an operator's. Every path and text is a new one, so nothing
+µs for one decision with the shipped rules and forty of an operator's. Every path and text is a new one, so nothing
 is answered from a memory of the last. The rounds of all cases are interleaved; the middle of the best round counts.
 Targets are ratios to resolving one path on disk in the same run (about 15 µs when the machine is idle), which is the
-runtime's part and left out of the others: they stand for 5, 10, 10 and 150 µs.
+runtime's part and left out of the others: they stand for 5, 10, 10, 10 and 150 µs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from handrail.contract.requires import FsRequires, Requires, ShellRequires, Variables
+from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires, Variables
 from handrail.contract.spec import ToolSpec
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer
@@ -29,7 +29,13 @@ from handrail.runtime.roots import Located, Roots
 CALLS = 1_500
 ROUNDS = 9
 YARDSTICK = "(resolving a path on disk)"
-TARGETS = {"no target": 0.33, "path": 0.67, "file found by a search": 0.67, "shell: git diff --stat src": 10.0}
+TARGETS = {
+    "no target": 0.33,
+    "path": 0.67,
+    "file found by a search": 0.67,
+    "host": 0.67,
+    "shell: git diff --stat src": 10.0,
+}
 
 PATH = {"type": "object", "properties": {"path": {"type": "string", "format": "path"}}}
 COMMAND = {"type": "object", "properties": {"command": {"type": "string", "format": "command"}}}
@@ -37,6 +43,8 @@ READS = Requires(fs=FsRequires(read=("{workspace}",)))
 
 ADD = ToolSpec("add", "Add.", side_effect="read", locks=())
 READ = ToolSpec("read", "Read.", PATH, READS, side_effect="read")
+URL = {"type": "object", "properties": {"url": {"type": "string", "format": "uri"}}}
+FETCH = ToolSpec("fetch", "Fetch.", URL, Requires(net=NetRequires(hosts=("*",))), side_effect="read")
 BASH = ToolSpec("bash", "Run.", COMMAND, Requires(shell=(ShellRequires(cmd="*"),)))
 
 RULES = [
@@ -50,6 +58,9 @@ RULES = [
     "deny fs.write **/*.lock",
     *(f"allow bash tool-{n} *" for n in range(12)),
     *(f"deny fs.read **/hidden-{n}/**" for n in range(10)),
+    "allow fetch",
+    "allow net.fetch *.example.org",
+    *(f"deny net.fetch hidden-{n}.example.org" for n in range(10)),
 ]
 
 
@@ -65,7 +76,7 @@ class Resolved:
 
 def cases(workspace: str) -> dict[str, Callable[[], object]]:
     variables = Variables(workspace=(workspace,))
-    authority = Authority(variables, agent_layer("default", Requires(), (ADD, READ, BASH), variables))
+    authority = Authority(variables, agent_layer("default", Requires(), (ADD, READ, FETCH, BASH), variables))
     book = default_book().with_rules(*(parse_rule(text, scope="project") for text in RULES))
     roots, resolved = Roots(workspace), Resolved(workspace)
     number = itertools.count()
@@ -79,6 +90,10 @@ def cases(workspace: str) -> dict[str, Callable[[], object]]:
         "path": lambda: authority.judge(READ, {"path": f"src/pkg/m{next(number)}.py"}, rules=book, roots=resolved),
         YARDSTICK: lambda: roots.locate(f"src/pkg/m{next(number)}.py"),
         "file found by a search": lambda: search("fs.read", f"{workspace}/src/pkg/m{next(number)}.py"),
+        "host": lambda: authority.judge(FETCH, {"url": f"m{next(number)}.example.org"}, rules=book, roots=resolved),
+        "URL": lambda: authority.judge(
+            FETCH, {"url": f"https://m{next(number)}.example.org/a"}, rules=book, roots=resolved
+        ),
         "shell: git diff --stat src": shell("git diff --stat src/m{}.py"),
         "shell: three commands, quotes": shell("git diff 'a {}' && ls \"src dir\" 2>&1 | head x"),
         "shell: not understood": shell("for i in a b; do echo $i {}; done"),

@@ -247,3 +247,14 @@ def test_no_text_breaks_the_reader_of_urls(text: str) -> None:
             continue
         assert read.target.startswith("/")
         assert read.host.port is not None
+
+
+@given(st.text("ab0x9-_.:81", max_size=14) | NAMES)
+def test_a_plain_name_is_read_as_any_other(text: str) -> None:
+    def reading(written: str) -> object:
+        try:
+            return read_host(written)
+        except ValueError:
+            return None
+
+    assert reading(text) == reading(text.upper())

@@ -205,3 +205,23 @@ def test_a_further_folder_to_read_is_the_workspace_for_reading_only() -> None:
     expanded = expand(both, Variables(workspace=("/ws",), readable=("/specs",)), "tool")
     assert expanded.fs_read == ("/ws", "/specs", "/ws/docs", "/specs/docs")
     assert expanded.fs_write == ("/ws", "/ws/docs")
+
+
+FOLDERS = st.sets(
+    st.sampled_from(["/", "/ws", "/ws/src", "/ws/*.md", "/ws/**/a", "/ws/src/**", "/w[s]/b?"]), max_size=3
+)
+PATHS = st.sampled_from(
+    ["/", "/ws", "/wsx", "/ws/a", "/ws/a.md", "/ws/a.md/b", "/ws/src/c/a", "/ws/b1", "/ws/b1/x", "/x"]
+)
+GRANTS = st.sets(st.sampled_from(["*", "*:*", "a.org", "a.org:81", "*.org", "*.a.org:*", "127.0.0.1"]), max_size=3)
+HOSTS = st.sampled_from(["a.org", "a.org:80", "a.org:81", "b.a.org:5", "b.org", "127.0.0.1:80", "no host"])
+
+
+@pytest.mark.proves("K-09")
+@given(st.lists(st.tuples(FOLDERS, GRANTS), max_size=3), PATHS, HOSTS)
+def test_what_is_put_together_for_quick_answers_says_the_same(
+    layers: list[tuple[set[str], set[str]]], path: str, host: str
+) -> None:
+    whole = CapabilitySet(tuple(Layer("one", tuple(paths), hosts=tuple(hosts)) for paths, hosts in layers))
+    assert bool(whole.test("fs.read")(path)) == whole.allows("fs.read", path)
+    assert bool(whole.test("net.fetch")(host)) == whole.allows("net.fetch", host)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tests.policy.desk import BASH, READ, TRANSFER, WRITE, Desk, book, rule
 
 from handrail.policy.matching import Ranking
-from handrail.policy.rules import Rule, RuleBook, parse_rule
+from handrail.policy.rules import Action, Rule, RuleBook, parse_rule
 from handrail.policy.words import WordFault, literal_words, pattern_words
 
 
@@ -345,3 +345,20 @@ def test_adding_a_deny_never_widens(desk: Desk, rules: list[str], scope: str, te
 def test_a_deny_of_the_manifest_or_the_mode_is_final(desk: Desk, rules: list[str], scope: str, command: str) -> None:
     assert desk.bash(command, *rules, f"{scope}: deny bash").action == "deny"
     assert desk.bash(command, *rules, f"{scope}: deny shell.run").action == "deny"
+
+
+HOST_PATTERNS = st.sampled_from(
+    ["", "*", "*:81", "a.org", "a.org:81", "*.org", "*.a.org", "*.a.org:80", "10.0.0.1", "??"]
+)
+HOSTS = st.sampled_from(
+    ["a.org", "a.org:81", "b.a.org:80", "b.a.org", "c.b.a.org", "b.org:81", "org", "10.0.0.1:80", "?"]
+)
+
+
+@pytest.mark.proves("P-03")
+@given(st.lists(st.tuples(st.sampled_from(["allow", "ask", "deny"]), HOST_PATTERNS), max_size=6), HOSTS)
+def test_the_rule_about_a_host_that_is_looked_up_is_the_first_that_matches(
+    rules: list[tuple[Action, str]], host: str
+) -> None:
+    ranking = Ranking([Rule(action, "net.fetch", pattern) for action, pattern in rules], "host")
+    assert ranking.winner(host) is next((one for one in ranking.ranked if one.matches(host)), None)

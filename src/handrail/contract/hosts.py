@@ -12,10 +12,9 @@ opens the ports of the web. Only a grant that is itself an address opens an addr
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import AddressValueError, IPv4Address, IPv6Address
-from typing import Literal, cast
+from typing import Literal, NamedTuple, cast
 
 from handrail.contract.excerpts import excerpt
 
@@ -28,11 +27,14 @@ _LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?")
 _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/?#]*)([^?#]*)(\?[^#]*)?(#.*)?")
+_PLAIN = re.compile(rf"((?:{_LABEL.pattern}\.)*(?![0-9]){_LABEL.pattern})(?::([1-9][0-9]{{0,4}}))?")
+"""What nearly every host is: a name in lower case, the last label of which is no number, perhaps with a port."""
 _MAX_NAME = 253
+_LAST_PORT = 65_535
+_WEB_OR_ANY = (None, *WEB_PORTS.values())
 
 
-@dataclass(frozen=True, slots=True)
-class Host:
+class Host(NamedTuple):
     """One host in canonical form: lower case, no final dot, an address as its shortest text.
 
     :param name: ``api.example.org``, ``127.0.0.1`` or ``::1``
@@ -48,8 +50,7 @@ class Host:
         return shown if self.port is None else f"{shown}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class WebAddress:
+class WebAddress(NamedTuple):
     """An ``http`` or ``https`` URL, taken apart.
 
     :param host: with the port that is meant
@@ -71,13 +72,31 @@ class WebAddress:
         return f"{self.scheme}://{self.authority}{self.target}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Pattern:
+class HostPattern(NamedTuple):
     """``kind``: ``every`` host, what ends with ``name`` (``beneath``, dot included), or ``name`` itself (``exact``)."""
 
     kind: Literal["every", "beneath", "exact"]
     name: str
     port: int | Literal["any"] | None
+
+    def matches(self, host: Host) -> bool:
+        """As a rule's, see :func:`host_matches`."""
+        return self.port in (None, "any", host.port) and self._names(host)
+
+    def covers(self, host: Host) -> bool:
+        """As a declared one, see :func:`grant_covers`."""
+        if self.port is None:
+            opened = self.kind == "every" or host.port in _WEB_OR_ANY
+        else:
+            opened = self.port in ("any", host.port)
+        return opened and self._names(host)
+
+    def _names(self, host: Host) -> bool:
+        if self.kind == "every":
+            return True
+        if self.kind == "exact":
+            return host.name == self.name
+        return host.address is None and host.name.endswith(self.name) and len(host.name) > len(self.name)
 
 
 def bracketed(name: str) -> str:
@@ -91,6 +110,12 @@ def read_host(text: str) -> Host:
 
     :raises ValueError: saying why it is no host that everybody reads alike
     """
+    if len(text) <= _MAX_NAME and (plain := _PLAIN.fullmatch(text)) is not None:
+        name, number = plain.groups()
+        if number is None:
+            return Host(name)
+        if (port := int(number)) <= _LAST_PORT:
+            return Host(name, port)
     name, port = _parted(text)
     if port == "any":
         raise ValueError(f"{_shown(text)} has no port number after its colon")
@@ -107,25 +132,27 @@ def read_url(text: str) -> WebAddress:
     if not text.isascii() or not text.isprintable() or "\\" in text or " " in text:
         raise ValueError(f"{_shown(text)} is no plain URL; write ASCII without blanks or backslashes")
     match = _URL.fullmatch(text)
-    scheme = match[1].lower() if match else ""
-    if match is None or scheme not in WEB_PORTS:
+    if match is None or (scheme := match[1].lower()) not in WEB_PORTS:
         raise ValueError(f"{_shown(text)} is no http or https URL")
-    authority = match[2]
+    authority, path, query = match.group(2, 3, 4)
     if "@" in authority:
         raise ValueError(f"{_shown(text)} has a user name before its host; leave it out")
-    host = read_host(authority.removesuffix(":"))
-    port = WEB_PORTS[scheme] if host.port is None else host.port
-    target = (match[3] or "/") + (match[4] or "")
-    return WebAddress(cast("Literal['http', 'https']", scheme), Host(host.name, port, host.address), target)
+    authority, port = authority.removesuffix(":"), WEB_PORTS[scheme]
+    try:  # in the form that it is judged in, which is read again then
+        host = read_host(authority if ":" in authority else f"{authority}:{port}")
+    except ValueError:
+        host = read_host(authority)  # which says what is wrong with it as it was written
+    if host.port is None:
+        host = Host(host.name, port, host.address)
+    return WebAddress(cast("Literal['http', 'https']", scheme), host, (path or "/") + (query or ""))
 
 
 def host_matches(pattern: str, host: str) -> bool:
     """Whether a rule's ``pattern`` is about ``host[:port]``. No pattern is about what is no host."""
     try:
-        want, have = _read_pattern(pattern), read_host(host)
+        return read_pattern(pattern).matches(read_host(host))
     except ValueError:
         return False
-    return want.port in (None, "any", have.port) and _names(want, have)
 
 
 def grant_covers(pattern: str, host: str) -> bool:
@@ -135,16 +162,15 @@ def grant_covers(pattern: str, host: str) -> bool:
     is known where a host leads.
     """
     try:
-        want, have = _read_pattern(pattern), read_host(host)
+        return read_pattern(pattern).covers(read_host(host))
     except ValueError:
         return False
-    return _opens(want, have.port) and _names(want, have)
 
 
 def grants_address(pattern: str, address: Address, port: int) -> bool:
     """Whether ``pattern`` names this very address, and opens ``port`` of it."""
     try:
-        want = _read_pattern(pattern)
+        want = read_pattern(pattern)
     except ValueError:
         return False
     return want.kind == "exact" and grant_covers(pattern, f"{bracketed(str(address))}:{port}")
@@ -153,7 +179,7 @@ def grants_address(pattern: str, address: Address, port: int) -> bool:
 def fault_in_host(pattern: str) -> str | None:
     """Why ``pattern`` can cover no host, or None."""
     try:
-        _read_pattern(pattern)
+        read_pattern(pattern)
     except ValueError:
         return (
             f"{pattern!r} is no host pattern; write 'api.example.org', '*.example.org', 'host:8443', '10.0.0.1', "
@@ -162,33 +188,20 @@ def fault_in_host(pattern: str) -> str | None:
     return None
 
 
-def _opens(want: _Pattern, port: int | None) -> bool:
-    if want.port is None:
-        return want.kind == "every" or port in (None, *WEB_PORTS.values())
-    return want.port in ("any", port)
-
-
-def _names(want: _Pattern, have: Host) -> bool:
-    match want.kind:
-        case "every":
-            return True
-        case "beneath":
-            return have.address is None and have.name.endswith(want.name) and len(have.name) > len(want.name)
-        case "exact":
-            return have.name == want.name
-
-
 @lru_cache(maxsize=4096)
-def _read_pattern(pattern: str) -> _Pattern:
-    """:raises ValueError: when it can cover nothing"""
+def read_pattern(pattern: str) -> HostPattern:
+    """What a rule or a declaration says of hosts.
+
+    :raises ValueError: when it can cover nothing
+    """
     name, port = _parted(pattern)
     if name == "*":
-        return _Pattern("every", "", port)
+        return HostPattern("every", "", port)
     beneath = name.startswith("*.")
     canonical, address = _canonical(name[2:] if beneath else name)
     if beneath and address is not None:
         raise ValueError(f"{_shown(pattern)} would be about parts of an address")
-    return _Pattern("beneath" if beneath else "exact", f".{canonical}" if beneath else canonical, port)
+    return HostPattern("beneath" if beneath else "exact", f".{canonical}" if beneath else canonical, port)
 
 
 def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
@@ -200,7 +213,7 @@ def _parted(text: str) -> tuple[str, int | Literal["any"] | None]:
         return text, None
     if tail == "*":
         return head, "any"
-    if not _PORT.fullmatch(tail) or int(tail) > 65535:
+    if not _PORT.fullmatch(tail) or int(tail) > _LAST_PORT:
         raise ValueError(f"{_shown(text)} has no port number between 1 and 65535 after its colon")
     return head, int(tail)
 

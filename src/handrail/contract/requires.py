@@ -9,14 +9,22 @@ empty into everything: two layers without a common host simply never both say ye
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from handrail.contract.hosts import fault_in_host, grant_covers
-from handrail.contract.patterns import escape, fault_in_pattern, has_wildcard, literal_prefix, path_regex
+from handrail.contract.hosts import HostPattern, fault_in_host, grant_covers, read_host, read_pattern
+from handrail.contract.patterns import (
+    any_path_source,
+    escape,
+    fault_in_pattern,
+    has_wildcard,
+    literal_prefix,
+    path_regex,
+)
 
 Capability = Literal["fs.read", "fs.write", "net.fetch", "shell.run"]
 """What a rule can be about besides a tool: the four things a call can touch outside the kernel."""
@@ -127,6 +135,10 @@ class Requires(_Model):
         return not (self.fs.read or self.fs.write or self.net.hosts or self.shell or self.capabilities)
 
 
+NOTHING = Requires()
+"""What most tools need."""
+
+
 @dataclass(frozen=True, slots=True)
 class Variables:
     """What ``{workspace}``, ``{ad-hoc}`` and ``{user-data}`` stand for: absolute, canonical folders. Empty closes the scope.
@@ -155,16 +167,6 @@ class Layer:
     hosts: tuple[str, ...] = ()
     shell: tuple[ShellRequires, ...] = ()
     capabilities: frozenset[str] = frozenset()
-
-    def union(self, other: Layer) -> Layer:
-        return Layer(
-            self.owner,
-            _merged(self.fs_read, other.fs_read),
-            _merged(self.fs_write, other.fs_write),
-            _merged(self.hosts, other.hosts),
-            (*self.shell, *(s for s in other.shell if s not in self.shell)),
-            self.capabilities | other.capabilities,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,6 +199,25 @@ class CapabilitySet:
 
     def allows(self, capability: Capability, target: str | Sequence[str]) -> bool:
         return self.refusing_layer(capability, target) is None
+
+    def test(self, capability: Literal["fs.read", "fs.write", "net.fetch"]) -> Callable[[str], object]:
+        """What :meth:`allows` says of a path or a host, put together once for whoever asks often. A false answer is to be
+        asked again there.
+
+        A layer is left out that has all the patterns of another one, as an agent's has those of its tools.
+        """
+        wanted = {frozenset(map(str, _patterns(layer, capability))) for layer in self.layers}
+        least = [some for some in wanted if not any(other < some for other in wanted)]
+        if not least or frozenset() in least:
+            return _nothing
+        try:
+            if capability == "net.fetch":
+                hosts = [[read_pattern(pattern) for pattern in some] for some in least]
+                return lambda host: _every_covers(hosts, host)
+            tests = [re.compile(any_path_source(sorted(some)) + r"\Z", re.DOTALL).match for some in least]
+        except ValueError:
+            return _nothing  # a fault in a pattern shows where each is asked by itself
+        return tests[0] if len(tests) == 1 else lambda path: all(test(path) is not None for test in tests)
 
     def has(self, name: str) -> bool:
         """Whether every layer holds the named capability ``name``."""
@@ -237,10 +258,19 @@ def expand(requires: Requires, variables: Variables, owner: str) -> Layer:
 
 def union(owner: str, layers: Iterable[Layer]) -> Layer:
     """One layer that allows what any of ``layers`` allows."""
-    whole = Layer(owner)
-    for layer in layers:
-        whole = whole.union(layer)
-    return whole
+    every = tuple(layers)
+    shell: list[ShellRequires] = []
+    for program in chain.from_iterable(layer.shell for layer in every):
+        if program not in shell:
+            shell.append(program)
+    return Layer(
+        owner,
+        _merged(layer.fs_read for layer in every),
+        _merged(layer.fs_write for layer in every),
+        _merged(layer.hosts for layer in every),
+        tuple(shell),
+        frozenset(chain.from_iterable(layer.capabilities for layer in every)),
+    )
 
 
 def _faults_in_path(pattern: str) -> list[str]:
@@ -275,8 +305,8 @@ def _expanded(patterns: Iterable[str], variables: Variables, *, reading: bool = 
     return tuple(dict.fromkeys(found))
 
 
-def _merged(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*a, *b)))
+def _merged(several: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(chain.from_iterable(several)))
 
 
 def _patterns(layer: Layer, capability: Capability) -> Sequence[object]:
@@ -303,6 +333,24 @@ def _covers(layer: Layer, capability: Capability, target: str | Sequence[str]) -
         if path_regex(pattern).match(target) is not None:
             return True
     return False
+
+
+def _nothing(_target: str) -> bool:
+    return False
+
+
+def _every_covers(layers: Sequence[Sequence[HostPattern]], text: str) -> bool:
+    try:
+        host = read_host(text)
+    except ValueError:
+        return False
+    for patterns in layers:
+        for pattern in patterns:
+            if pattern.covers(host):
+                break
+        else:
+            return False
+    return True
 
 
 def _folder(pattern: object) -> str:

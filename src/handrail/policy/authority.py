@@ -173,9 +173,9 @@ class _Touches:
         if capability == "shell.run":
             return self._run(target)
         value = target if isinstance(target, str) else "".join(target)
-        if (refused := self._beyond(capability, value, value)) is not None:
-            return refused
         prepared = self._prepared
+        if not prepared.covers(capability, value) and (refused := self._beyond(capability, value, value)) is not None:
+            return refused
         subject: PathSubject | str = value if capability == "net.fetch" else path_subject(value, self._roots)
         if (fixed := mandatory(capability, subject, visible(value))) is not None:
             return f"{fixed}."

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
-from handrail.contract.hosts import host_matches
+from handrail.contract.hosts import HostPattern, host_matches, read_host, read_pattern
 from handrail.contract.patterns import (
     any_path_source,
     fault_in_pattern,
@@ -66,7 +66,7 @@ class Ranked:
 class Ranking:
     """The rules of one question about one kind of subject, most specific first."""
 
-    __slots__ = ("_beneath", "_by_program", "_inside", "_outside", "kind", "ranked")
+    __slots__ = ("_beneath", "_by_program", "_hosts", "_inside", "_outside", "kind", "ranked")
 
     def __init__(self, rules: Iterable[Rule], kind: Kind) -> None:
         rules = tuple(rules)
@@ -79,6 +79,7 @@ class Ranking:
         self._by_program: dict[str, list[Ranked]] = {}
         self._inside: _PathTable | None = None
         self._outside: _PathTable | None = None
+        self._hosts = _HostTable(self.ranked) if kind == "host" else None
 
     @property
     def constant(self) -> bool:
@@ -108,6 +109,8 @@ class Ranking:
     def _most_specific(self, subject: Subject) -> Ranked | None:
         if self.kind == "path":
             return self._winner_of_path(cast("PathSubject", subject))
+        if self._hosts is not None:
+            return self._hosts.winner(cast("str", subject))
         candidates = self._for_program(cast("Sequence[str]", subject)) if self.kind == "command" else self.ranked
         for candidate in candidates:
             if candidate.matches(subject):
@@ -265,6 +268,54 @@ def _path_test(rule: Rule) -> Callable[[Any], bool]:
 
 
 # ── hosts and arguments ──────────────────────────────────────────────────────────────────────────
+
+
+class _HostTable:
+    """Rules about hosts, found by the name they end with."""
+
+    __slots__ = ("_every", "_named", "_ranked")
+
+    def __init__(self, ranked: Sequence[Ranked]) -> None:
+        self._ranked = ranked
+        self._every: list[tuple[int, HostPattern | None]] = []
+        """Places in the order, with what the host is still compared with; None for every host, and what is none."""
+        self._named: dict[str, list[tuple[int, HostPattern]]] = {}
+        for place, candidate in enumerate(ranked):
+            if candidate.rule.unconditional:
+                self._every.append((place, None))
+                break
+            try:
+                pattern = read_pattern(candidate.rule.pattern)
+            except ValueError:
+                continue  # it is about no host
+            if pattern.kind == "every":
+                self._every.append((place, pattern))
+            else:
+                self._named.setdefault(pattern.name, []).append((place, pattern))
+
+    def winner(self, host: str) -> Ranked | None:
+        """
+        :param host: as :func:`handrail.policy.targets.host_of` gives it
+        """
+        try:
+            have = read_host(host)
+        except ValueError:
+            have = None
+        first = len(self._ranked)
+        for place, pattern in self._every:
+            if pattern is None or (have is not None and pattern.matches(have)):
+                first = place
+                break
+        if self._named and have is not None:
+            name, at = have.name, 0
+            while True:
+                for place, pattern in self._named.get(name[at:], ()):
+                    if place < first and pattern.matches(have):
+                        first = place
+                        break
+                if (at := name.find(".", at + 1)) < 0:
+                    break
+        return self._ranked[first] if first < len(self._ranked) else None
 
 
 def _host_test(pattern: str) -> Callable[[Any], bool]:

@@ -7,7 +7,7 @@ part that depends only on the tool and the book, made once and used for every ca
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any, Literal, cast
 
@@ -36,6 +36,7 @@ class Prepared:
     __slots__ = (
         "_caps",
         "_constant",
+        "_covered",
         "_reader",
         "_reading",
         "capabilities",
@@ -57,6 +58,7 @@ class Prepared:
         self.tool = Ranking((r for r in about if r.scope != "default"), self.kind)
         self.tool_default = Ranking((r for r in about if r.scope == "default"), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
+        self._covered: dict[str, Callable[[str], object]] = {}
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
         """What it is for a call that is proved to change nothing, where rules speak of side effects."""
@@ -93,10 +95,14 @@ class Prepared:
         return self._judge(arguments, targets)
 
     def _judge(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
-        findings: list[Finding] = []
         for target in targets:
             if (refused := self.beyond(target)) is not None:
                 return Verdict(self, arguments, targets, (refused,), refused)
+        if len(targets) == 1 and not (only := targets[0]).redirected and not isinstance(only.subject, Script):
+            by_arguments = self.tool.winner(arguments) if self.kind == "arguments" else None
+            finding = self._one(only, only.subject, by_arguments)
+            return Verdict(self, arguments, targets, (finding,), finding)
+        findings: list[Finding] = []
         by_arguments = self.tool.winner(arguments) if self.kind == "arguments" else None
         for target in targets:
             if isinstance(target.subject, Script):
@@ -119,22 +125,31 @@ class Prepared:
 
     def beyond(self, target: Target) -> Finding | None:
         """The refusal of the first layer that does not cover ``target``."""
-        subject = target.subject
-        if (fixed := mandatory(target.capability, subject, target.shown)) is not None:
+        capability, value, shown, subject, redirected = target
+        if (fixed := mandatory(capability, subject, shown)) is not None:
             return Finding("deny", "capability", note=f"{fixed}.", target=target)
-        if target.redirected and (target.redirected == "guessed" or _is_private(target)):
+        if capability != "shell.run" and self.covers(capability, value):
+            return None
+        if redirected and (redirected == "guessed" or _is_private(target)):
             return None  # it is asked about, whatever the layers have
-        touches: Iterable[str | Sequence[str]] = (target.value,)
+        touches: Iterable[str | Sequence[str]] = (value,)
         if isinstance(subject, Script):
             # What cannot be read may be any program, so only a layer that has every program covers it.
             touches = [c.argv for c in subject.commands] if subject.unclear is None else [_UNNAMEABLE]
         for touch in touches:
-            layer = self.capabilities.refusing_layer(target.capability, touch)
+            layer = self.capabilities.refusing_layer(capability, touch)
             if layer is not None:
-                shown = target.shown if isinstance(touch, str) or touch == _UNNAMEABLE else shown_argv(touch)
-                note = refusal(self.capabilities, layer, target.capability, shown)
+                named = shown if isinstance(touch, str) or touch == _UNNAMEABLE else shown_argv(touch)
+                note = refusal(self.capabilities, layer, capability, named)
                 return Finding("deny", "capability", note=note, target=target)
         return None
+
+    def covers(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
+        """Whether every layer surely covers a path or a host; where not, :meth:`CapabilitySet.refusing_layer` says so."""
+        test = self._covered.get(capability)
+        if test is None:
+            test = self._covered[capability] = self.capabilities.test(capability)
+        return bool(test(target))
 
     # ── rules ────────────────────────────────────────────────────────────────────────────────────
 
@@ -159,7 +174,7 @@ class Prepared:
         :param tool: the rule about the tool that matched, shipped ones left out
         """
         own, shipped = self.capability_rules(capability)
-        used = own.winner(subject)
+        used = own.winner(subject) if own.ranked else None
         if used is None:
             if tool is not None:
                 return tool.rule.action, tool.rule
@@ -172,9 +187,11 @@ class Prepared:
         return used.rule.action, used.rule
 
     def _one(self, target: Target, subject: PathSubject | str, by_arguments: Ranked | None) -> Finding:
-        tool = self.tool.winner(subject) if self.kind != "arguments" else by_arguments
+        tool = by_arguments
+        if self.kind != "arguments":
+            tool = self.tool.winner(subject) if self.tool.ranked else None
         action, rule = self.decide(tool, target.capability, subject)
-        return Finding(action, "no rule" if rule is None else "rule", rule, target=target, tool=tool)
+        return Finding(action, "no rule" if rule is None else "rule", rule, "", None, target, tool)
 
     def redirected(self, target: Target) -> list[Finding]:
         """The answer for a file that the shell opens. Only a rule about the file itself allows it, never the tool's."""

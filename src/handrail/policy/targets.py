@@ -16,6 +16,7 @@ from handrail.policy.matching import Kind, PathSubject
 from handrail.policy.shell import Command, Script, parse
 from handrail.policy.words import literal_words
 
+_Getter = Callable[[Mapping[str, Any]], object]
 _LONGEST_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
 
@@ -80,19 +81,28 @@ def path_subject(absolute: str, roots: PathRoots) -> PathSubject:
 class TargetReader:
     """Reads one tool's targets out of a call's arguments."""
 
-    __slots__ = ("_getters",)
+    __slots__ = ("_getters", "_path")
 
     def __init__(self, spec: ToolSpec) -> None:
-        self._getters = tuple(
+        self._getters: tuple[tuple[Capability, _Getter], ...] = tuple(
             (cast("Capability", capability), _getter(template, spec))
             for capability, template in spec.effective_targets.items()
         )
+        only_a_path = len(self._getters) == 1 and self._getters[0][0] in ("fs.read", "fs.write")
+        self._path = self._getters[0] if only_a_path else None
+        """The only getter, where it is of a path: most tools about files."""
 
     def __bool__(self) -> bool:
         return bool(self._getters)
 
     def read(self, arguments: Mapping[str, Any], roots: PathRoots) -> list[Target]:
         """:raises ToolError: ``invalid_input`` for a path or host that cannot be"""
+        if self._path is not None:
+            capability, getter = self._path
+            value = getter(arguments)
+            if isinstance(value, str):
+                where = roots.locate(value)
+                return [Target(capability, where.absolute, where.shown, path_subject(where.absolute, roots))]
         found: list[Target] = []
         located: dict[str, LocatedPath] = {}
         for capability, getter in self._getters:
@@ -116,7 +126,7 @@ class TargetReader:
         return found
 
 
-def _getter(template: str, spec: ToolSpec) -> Callable[[Mapping[str, Any]], object]:
+def _getter(template: str, spec: ToolSpec) -> _Getter:
     names = placeholders(template)
     if len(names) == 1 and template[1:-1] == names[0]:
         name = names[0]
@@ -189,7 +199,7 @@ def host_of(text: str) -> str:
 
     :raises ToolError: for anything that two readers might take for different hosts
     """
-    if _SSH.match(text):
+    if ("@" in text or "://" in text) and _SSH.match(text):
         raise ToolError(
             f"{excerpt(text, 200)} is an address for ssh, and only http and https are reached from here; use the https address",
             kind="unavailable",

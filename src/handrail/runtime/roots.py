@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.requires import Capability
@@ -26,8 +27,7 @@ MAX_PATH_BYTES = 4095
 MAX_NAME_BYTES = 255
 
 
-@dataclass(frozen=True, slots=True)
-class Located:
+class Located(NamedTuple):
     """One path, resolved.
 
     :param absolute: canonical: no ``..``, no link in what exists; a tail that does not exist yet is kept as written
