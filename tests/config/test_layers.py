@@ -29,7 +29,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
-    tables = ("sandbox.", "catalog.", "search.")
+    tables = ("sandbox.", "catalog.", "search.", "mcp.")
     untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in keys() if key.startswith(tables))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
@@ -163,6 +163,8 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "search.model": ("small", "small"),
         "search.secret": ("KEY", "KEY"),
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
+        "mcp.files": ('["~/mcp.json"]', ["~/mcp.json"]),
+        "mcp.servers": ("{}", {}),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
             {"mail.send": {"enabled": True, "config": {"password": {"secret": "MAIL"}}}},

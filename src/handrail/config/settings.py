@@ -8,6 +8,8 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handrail.catalog.view import CatalogOptions
+from handrail.config.mcp import NAME as SERVER_NAME
+from handrail.config.mcp import McpServer
 from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
@@ -230,6 +232,21 @@ class WatchdogSettings(_Table):
         return self
 
 
+class McpSettings(_Table):
+    """``[mcp]``: upstream MCP servers."""
+
+    files: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Files with an mcpServers object, as other programs have them; what they may do is said under servers, by the same name."
+        ),
+    ] = ()
+    servers: Annotated[
+        dict[Annotated[str, Field(pattern=SERVER_NAME)], McpServer],
+        Field(description="The servers, by name: [mcp.servers.NAME] with command or url, and what it may do."),
+    ] = {}
+
+
 class SecretReference(_Table):
     """Where the value of a secret stands: exactly one of these."""
 
@@ -290,6 +307,12 @@ class Settings(_Table):
     search: Annotated[SearchSettings, Field(description="What finds tools by meaning. Not in a workspace's file.")] = (
         SearchSettings()
     )
+    mcp: Annotated[
+        McpSettings,
+        Field(
+            description="Upstream MCP servers, whose tools come in behind the same rules. Not in a workspace's file: it would choose which programs are started with which of your secrets."
+        ),
+    ] = McpSettings()
     watchdogs: Annotated[
         tuple[WatchdogSettings, ...],
         Field(
@@ -307,6 +330,7 @@ OPERATORS = {
     "secrets": "cannot name secrets: whoever wrote it would choose which of your files and programs are read",
     "tools": "cannot set up tools: whoever wrote it would choose which of your secrets they are given",
     "search": "cannot choose what searches: whoever wrote it would choose where the texts of tools and requests are sent",
+    "mcp": "cannot name MCP servers: whoever wrote it would choose which programs are started with which of your secrets",
     "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
 }
 """Keys that a workspace's file cannot have, trusted or not, and why."""

@@ -1,0 +1,114 @@
+"""``[mcp]``: the upstream MCP servers whose tools come in behind the same rules, as an operator sets them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_HOUR_MS = 3_600_000
+NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class SecretValue(_Table):
+    """``{ secret = "NAME" }``, with what is written around it."""
+
+    secret: Annotated[str, Field(description="Its name in the table of secrets.")]
+    prefix: Annotated[str, Field(description="What stands before it, as in 'Bearer '.")] = ""
+
+
+class McpOauth(_Table):
+    """How Handrail signs in at a server that asks for it. Left out, it registers itself and a person signs in once."""
+
+    grant: Annotated[
+        Literal["authorization_code", "client_credentials"],
+        Field(description="authorization_code: a person signs in. client_credentials: with the id and secret below."),
+    ] = "authorization_code"
+    client_id: Annotated[
+        str, Field(description="The id that the authorization server gave; left out, one is asked for.")
+    ] = ""
+    client_secret: Annotated[SecretValue | None, Field(description="Its secret, by name.")] = None
+    scopes: Annotated[tuple[str, ...], Field(description="What to ask for; left out, what the server names.")] = ()
+
+
+class McpServer(_Table):
+    """``[mcp.servers.NAME]``: one server, by command or by url, and what it may do."""
+
+    command: Annotated[
+        str | None,
+        Field(
+            min_length=1,
+            description="The program of a server that speaks over stdin and stdout; it runs in a sandbox of its own.",
+        ),
+    ] = None
+    args: Annotated[tuple[str, ...], Field(description="Its arguments.")] = ()
+    env: Annotated[
+        dict[str, str | SecretValue],
+        Field(description='Its further variables, each a text or { secret = "NAME" }. Only this server sees them.'),
+    ] = {}
+    url: Annotated[
+        str | None,
+        Field(pattern=r"^https?://[^\s@]+$", description="Or the address of a server that speaks over HTTP."),
+    ] = None
+    transport: Annotated[
+        Literal["http", "sse"], Field(description="url: http (streamable HTTP), or sse for older servers.")
+    ] = "http"
+    headers: Annotated[
+        dict[str, str | SecretValue],
+        Field(description='url: further header fields, as Authorization = { secret = "NAME", prefix = "Bearer " }.'),
+    ] = {}
+    oauth: Annotated[McpOauth | None, Field(description="url: how to sign in where the server asks for it.")] = None
+    enabled: Annotated[bool, Field(description="Whether it is there at all.")] = True
+    prefix: Annotated[
+        str | None,
+        Field(
+            pattern=r"^([A-Za-z][A-Za-z0-9_-]{0,39})?$",
+            description="What its tools' ids begin with, before an underscore; left out, its name. One server may have ''.",
+        ),
+    ] = None
+    about: Annotated[str, Field(description="What models are told of it; its own words never are.")] = ""
+    hosts: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Hosts that its program may reach; of a url, those it may be signed in at. '*' for every public one."
+        ),
+    ] = ()
+    read: Annotated[
+        tuple[str, ...], Field(description="command: what of the workspace it may read, as ['.'] or ['docs/**'].")
+    ] = ()
+    write: Annotated[tuple[str, ...], Field(description="command: what of the workspace it may write.")] = ()
+    folders: Annotated[
+        tuple[str, ...], Field(description="command: further folders that it may read, where it is installed.")
+    ] = ()
+    sampling: Annotated[bool, Field(description="Whether it may have the client's model write something.")] = False
+    elicitation: Annotated[bool, Field(description="Whether it may ask the person at the client by a form.")] = False
+    roots: Annotated[bool, Field(description="Whether it may learn which folders the client works in.")] = False
+    side_effects: Annotated[
+        dict[str, Literal["read", "write", "external"]],
+        Field(description="What its tools do, by the server's own names; '*' for all others. Left out, external."),
+    ] = {}
+    trust_hints: Annotated[
+        bool,
+        Field(description="Whether to believe the server which of its tools only read, and which may be repeated."),
+    ] = False
+    timeout_ms: Annotated[
+        int, Field(gt=0, le=24 * _HOUR_MS, description="How long one call may take, in milliseconds.")
+    ] = 60_000
+    connect_timeout_ms: Annotated[
+        int, Field(gt=0, le=_HOUR_MS, description="How long it may take to be ready, in milliseconds.")
+    ] = 30_000
+
+    @model_validator(mode="after")
+    def _one_way(self) -> McpServer:
+        given = self.model_fields_set
+        if self.command is not None and self.url is not None:
+            raise ValueError("expected either command or url")
+        if self.url is not None and (extra := sorted(given & {"args", "env", "read", "write", "folders"})):
+            raise ValueError(f"{' and '.join(extra)} are for servers with a command")
+        if self.command is not None and (extra := sorted(given & {"transport", "headers", "oauth"})):
+            raise ValueError(f"{' and '.join(extra)} are for servers with a url")
+        return self
