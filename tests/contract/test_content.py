@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import base64
-import json
-from typing import Any
+import hashlib
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mcp.types import CallToolResult
 
 from handrail.contract.result import Blob, Result
-from handrail.contract.shapes import from_content
-from handrail.faces.mcp.server import as_result
+from handrail.contract.shapes import artifacts_in, from_content, recognise, to_content
 
 PIXEL = base64.b64encode(b"\x89PNG").decode()
 TEXT = {"type": "text", "text": "hello"}
@@ -25,7 +25,11 @@ TEXT = {"type": "text", "text": "hello"}
         ({"content": [TEXT]}, Result.output("hello")),
         ({"content": [TEXT, TEXT]}, Result.output(["hello", "hello"])),
         ({"content": []}, Result.output(None)),
-        ({"content": [TEXT], "structuredContent": {"n": 1}}, Result.output({"n": 1})),
+        ({"content": [{"type": "text", "text": '{"n":1}'}], "structuredContent": {"n": 1}}, Result.output({"n": 1})),
+        (
+            {"content": [TEXT], "structuredContent": {"n": 1}},
+            Result.output({"structured": {"n": 1}, "parts": ["hello"]}),
+        ),
         (
             {"content": [{"type": "image", "data": PIXEL, "mimeType": "image/png"}], "structuredContent": {"n": 1}},
             Result.output({"structured": {"n": 1}, "parts": [Blob(b"\x89PNG", "image/png")]}),
@@ -36,11 +40,18 @@ TEXT = {"type": "text", "text": "hello"}
         ),
         (
             {"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "in it"}}]},
-            Result.output([{"uri": "file:///a", "text": "in it"}]),
+            Result.output([{"type": "resource", "resource": {"uri": "file:///a", "text": "in it"}}]),
         ),
         (
             {"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": PIXEL, "mimeType": "x/y"}}]},
-            Result.output([Blob(b"\x89PNG", "x/y")]),
+            Result.output(
+                [
+                    {
+                        "type": "resource",
+                        "resource": {"uri": "file:///a", "mimeType": "x/y", "blob": Blob(b"\x89PNG", "x/y")},
+                    }
+                ]
+            ),
         ),
         (
             {"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]},
@@ -70,8 +81,79 @@ def test_mcp_content_becomes_a_result(wire: dict[str, Any], result: Result) -> N
         lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     )
 )
-def test_a_result_goes_out_as_structured_content_and_as_its_text(data: Any) -> None:
-    for result in (Result.output(data, duration_ms=1), Result.error("failed", "no", data)):
-        wire = as_result(result).model_dump(mode="json", by_alias=True)
-        assert json.loads(wire["content"][0]["text"]) == wire["structuredContent"] == result.to_dict()
-        assert wire["isError"] is not result.ok
+def test_whatever_a_tool_gives_goes_out_as_valid_content(data: Any) -> None:
+    for result in (Result.output(data), Result.error("failed", "no", data)):
+        wire = to_content(result)
+        CallToolResult.model_validate(wire)
+        assert wire.get("isError", False) is not result.ok
+        if isinstance(data, str) and result.ok:
+            assert wire["content"] == [{"type": "text", "text": data}]
+        if not result.ok:
+            assert wire["content"][0]["text"] == "no"
+
+
+def as_stored(data: Any) -> tuple[Any, dict[str, bytes]]:
+    """What the arbiter makes of binary parts: places, and what is kept under their references."""
+    kept: dict[str, bytes] = {}
+
+    def put(value: Any) -> Any:
+        if isinstance(value, Blob):
+            ref = f"sha256:{hashlib.sha256(value.data).hexdigest()}"
+            kept[ref] = value.data
+            return {"artifact": ref, "media_type": value.media_type, "bytes": len(value.data)}
+        if isinstance(value, dict):
+            return {key: put(one) for key, one in cast("dict[str, Any]", value).items()}
+        return [put(one) for one in cast("list[Any]", value)] if isinstance(value, list) else value
+
+    return put(data), kept
+
+
+@pytest.mark.proves("K-08")
+@pytest.mark.parametrize(
+    "wire",
+    [
+        {"content": [TEXT]},
+        {"content": [TEXT, TEXT]},
+        {"content": []},
+        {"content": [{"type": "text", "text": '{"n": 1}'}], "structuredContent": {"n": 1}},
+        {"content": [TEXT], "structuredContent": {"n": 1}},
+        {"content": [TEXT, {"type": "image", "data": PIXEL, "mimeType": "image/png"}, TEXT]},
+        {"content": [{"type": "audio", "data": PIXEL, "mimeType": "audio/wav"}]},
+        {"content": [{"type": "resource", "resource": {"uri": "file:///a", "text": "in it", "mimeType": "x/y"}}]},
+        {"content": [{"type": "resource", "resource": {"uri": "file:///a", "blob": PIXEL, "mimeType": "x/y"}}]},
+        {"content": [{"type": "resource_link", "uri": "file:///a", "name": "a"}]},
+        {"content": [TEXT], "isError": True},
+    ],
+)
+def test_mcp_content_goes_out_as_it_came(wire: dict[str, Any]) -> None:
+    read = from_content(wire)
+    data, kept = as_stored(read.data)
+    assert sorted(artifacts_in(data)) == sorted(kept)
+    assert to_content(Result(read.type, data, read.error_text, read.metadata), kept) == wire
+
+
+def test_an_artifact_that_is_not_at_hand_is_a_link() -> None:
+    data, _ = as_stored([Blob(b"x", "image/png")])
+    (block,) = to_content(Result.output(data))["content"]
+    assert block["type"] == "resource_link" and block["uri"].startswith("handrail://artifact/sha256:")
+
+
+@pytest.mark.parametrize(
+    "answer", [{"content": [TEXT]}, {"content": [], "structuredContent": {}}, {"content": [TEXT], "isError": False}]
+)
+def test_a_tool_may_answer_in_mcps_shape(answer: dict[str, Any]) -> None:
+    assert recognise(answer) == from_content(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"content": "text"},
+        {"content": []},
+        {"content": [{"type": "chapter"}]},
+        {"content": [TEXT], "name": "a"},
+        {"content": 7},
+    ],
+)
+def test_what_only_looks_like_it_is_plain_data(answer: dict[str, Any]) -> None:
+    assert recognise(answer) is None

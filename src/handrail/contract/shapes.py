@@ -18,6 +18,7 @@ import base64
 import binascii
 import json
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from handrail.contract.errors import ERROR_KINDS, ErrorKind
@@ -25,17 +26,25 @@ from handrail.contract.result import Blob, Result
 
 _ENVELOPE_KEYS = frozenset({"type", "data", "error_text", "metadata"})
 _STATUS_KEYS = frozenset({"status", "summary", "artifact_ref"})
+_CONTENT_KEYS = frozenset({"content", "structuredContent", "isError", "_meta"})
 _GOOD = frozenset({"success", "ok"})
 _BAD = frozenset({"error", "failure", "failed"})
 _NOT_A_TOOLS_TO_SAY = frozenset({"denied", "unknown_tool", "cancelled", "interrupted", "timeout"})
 """Kinds that state what the kernel or a person did; a tool that claims one is read as ``failed``."""
+
+_BLOCKS = frozenset({"text", "image", "audio", "resource", "resource_link"})
+_PLACE_KEYS = frozenset({"artifact", "media_type", "bytes"})
+_NOTHING_STORED: Mapping[str, bytes] = MappingProxyType({})
+MAX_BLOCKS = 100
+"""A longer list is data, not parts."""
+ARTIFACT_URI = "handrail://artifact/"
 
 MAX_TOOL_ERROR = 4_000
 """Characters of an error text that are kept of a tool's own words."""
 
 
 def recognise(answer: object) -> Result | None:
-    """``answer`` as a result if it is in the envelope's or the status shape, or None: it is plain data then."""
+    """``answer`` as a result if it is in the envelope's, the status or MCP's shape, or None: it is plain data then."""
     if not isinstance(answer, Mapping):
         return None
     wire = cast("Mapping[str, Any]", answer)
@@ -44,7 +53,17 @@ def recognise(answer: object) -> Result | None:
         return from_envelope(wire)
     if {"status", "summary"} <= keys <= _STATUS_KEYS and wire["status"] in _GOOD | _BAD:
         return from_status(wire)
+    if "content" in keys <= _CONTENT_KEYS and _are_blocks(wire["content"]) and (wire["content"] or len(keys) > 1):
+        return from_content(wire)
     return None
+
+
+def _are_blocks(content: object) -> bool:
+    """Whether it is a list of MCP's content blocks, as far as their types say."""
+    return isinstance(content, list) and all(
+        isinstance(block, Mapping) and cast("Mapping[str, Any]", block).get("type") in _BLOCKS
+        for block in cast("list[object]", content)
+    )
 
 
 def from_envelope(wire: Mapping[str, Any]) -> Result:
@@ -88,10 +107,13 @@ def to_card(result: Result) -> dict[str, Any]:
 
 
 def from_content(wire: Mapping[str, Any]) -> Result:
-    """MCP's ``{content, structuredContent, isError}``. Structured content is the data where there is some; else one text is
-    the data itself, and several parts are a list. Pictures, sounds and embedded files become :class:`Blob`.
+    """MCP's ``{content, structuredContent, isError}``; :func:`to_content` is its inverse.
 
-    Source: https://modelcontextprotocol.io/specification/2025-06-18/server/tools#tool-result
+    Structured content is the data where there is some, under ``structured`` with its ``parts`` where these say more than it
+    does; else one text is the data itself, and several parts are a list. Pictures, sounds and embedded files become
+    :class:`Blob`.
+
+    Source: https://modelcontextprotocol.io/specification/2025-11-25/server/tools#tool-result
     """
     given: Any = wire.get("content")
     parts = [_content_part(part) for part in cast("list[Any]", given)] if isinstance(given, list) else []
@@ -102,8 +124,16 @@ def from_content(wire: Mapping[str, Any]) -> Result:
         return Result.error("failed", _words(text), structured if structured is not None else rest or None)
     if structured is None:
         return Result.output(parts[0] if len(parts) == 1 and isinstance(parts[0], str) else parts or None)
-    more = [part for part in parts if isinstance(part, Blob)]  # what the structure cannot hold; its texts say it again
+    more = [part for part in parts if not (isinstance(part, str) and _says_again(part, structured))]
     return Result.output({"structured": structured, "parts": more} if more else structured)
+
+
+def _says_again(text: str, structured: object) -> bool:
+    """Whether a text is nothing but the JSON of the structured content."""
+    try:
+        return json.loads(text) == structured
+    except (ValueError, RecursionError):
+        return False
 
 
 def _content_part(part: object) -> object:
@@ -116,10 +146,10 @@ def _content_part(part: object) -> object:
         case "image" | "audio":
             return _blob(said.get("data"), said.get("mimeType"), said)
         case "resource" if isinstance(said.get("resource"), Mapping):
-            resource = cast("Mapping[str, Any]", said["resource"])
-            if isinstance(resource.get("text"), str):
-                return {"uri": resource.get("uri"), "text": resource["text"]}
-            return _blob(resource.get("blob"), resource.get("mimeType"), said)
+            resource = dict(cast("Mapping[str, Any]", said["resource"]))
+            if not isinstance(resource.get("text"), str):
+                resource["blob"] = _blob(resource.get("blob"), resource.get("mimeType"), said)
+            return {"type": "resource", "resource": resource}
         case _:
             return dict(said)
 
@@ -132,6 +162,129 @@ def _blob(data: object, media_type: object, part: Mapping[str, Any]) -> object:
     if body is None:
         return {"type": part.get("type"), "problem": "its data are not base64"}
     return Blob(body, media_type if isinstance(media_type, str) and media_type else "application/octet-stream")
+
+
+def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) -> dict[str, Any]:
+    """MCP's ``{content, structuredContent?, isError?}``, without metadata, which is no content.
+
+    A text is one text, a list of parts is those parts, an object is structured content and its JSON text. An artifact is
+    the picture, sound or file that it was where its bytes are given, else a link to it.
+
+    :param stored: the bytes of artifacts, by their reference
+    """
+    if not result.ok:
+        text = {"type": "text", "text": result.error_text or "it failed and did not say why"}
+        found = _content(result.data, stored) if result.data is not None else {"content": list[Any]()}
+        return {**found, "content": [text, *found["content"]], "isError": True}
+    return _content(result.data, stored)
+
+
+def artifacts_in(data: object) -> list[str]:
+    """The references of the artifacts that stand in a result's data, each once."""
+    return list(dict.fromkeys(ref for ref, _ in _places_in(data)))
+
+
+def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
+    if data is None:
+        return {"content": []}
+    if isinstance(data, str):
+        return {"content": [{"type": "text", "text": data}]}
+    if isinstance(data, list):
+        parts = cast("list[object]", data)
+        if 0 < len(parts) <= MAX_BLOCKS and all(_is_part(part) for part in parts):
+            return {"content": [_block(part, stored) for part in parts]}
+    elif isinstance(data, Mapping):
+        members = cast("Mapping[str, object]", data)
+        if _is_part(members):
+            return {"content": [_block(members, stored)]}
+        if set(members) == {"structured", "parts"} and isinstance(members["parts"], list):
+            blocks = [_block(part, stored) for part in cast("list[object]", members["parts"])]
+            if not any(block["type"] == "text" for block in blocks):
+                blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
+            structured = members["structured"]
+            return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
+        pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in _places_in(members)]
+        return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
+    return {"content": [{"type": "text", "text": _as_text(cast("object", data))}]}
+
+
+def _is_part(part: object) -> bool:
+    """A text, an artifact's place, or a block that MCP has and nothing else."""
+    if isinstance(part, str):
+        return True
+    if not isinstance(part, Mapping):
+        return False
+    said = cast("Mapping[str, object]", part)
+    if (kind := said.get("type")) == "resource":
+        return isinstance(said.get("resource"), Mapping)
+    if kind == "resource_link":
+        return isinstance(said.get("uri"), str) and isinstance(said.get("name"), str)
+    return _place(said) is not None and said.keys() <= _PLACE_KEYS
+
+
+def _block(part: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
+    if isinstance(part, Mapping):
+        said = cast("Mapping[str, Any]", part)
+        if (place := _place(said)) is not None:
+            return _binary_block(*place, stored)
+        if said.get("type") == "resource" and isinstance(said.get("resource"), Mapping):
+            return _resource_block(cast("Mapping[str, Any]", said["resource"]), stored)
+        if said.get("type") == "resource_link" and _is_part(said):
+            return dict(said)
+    return {"type": "text", "text": _as_text(cast("object", part))}
+
+
+def _resource_block(resource: Mapping[str, Any], stored: Mapping[str, bytes]) -> dict[str, Any]:
+    place = _place(cast("Mapping[str, object]", blob)) if isinstance(blob := resource.get("blob"), Mapping) else None
+    if place is None:
+        if isinstance(resource.get("text"), str) and isinstance(resource.get("uri"), str):
+            return {"type": "resource", "resource": dict(resource)}
+        return {"type": "text", "text": _as_text(resource)}
+    uri = resource.get("uri")
+    if (body := stored.get(place[0])) is None:
+        return _binary_block(*place, stored)
+    own = {"uri": uri if isinstance(uri, str) else artifact_uri(place[0]), "mimeType": place[1]}
+    return {"type": "resource", "resource": {**resource, **own, "blob": base64.b64encode(body).decode()}}
+
+
+def _binary_block(ref: str, media_type: str, stored: Mapping[str, bytes]) -> dict[str, Any]:
+    if (body := stored.get(ref)) is None:
+        return {"type": "resource_link", "uri": artifact_uri(ref), "name": ref, "mimeType": media_type}
+    data = base64.b64encode(body).decode()
+    kind = media_type.partition("/")[0]
+    if kind in ("image", "audio"):
+        return {"type": kind, "data": data, "mimeType": media_type}
+    return {"type": "resource", "resource": {"uri": artifact_uri(ref), "mimeType": media_type, "blob": data}}
+
+
+def artifact_uri(ref: str) -> str:
+    """What an artifact is called as a resource."""
+    return f"{ARTIFACT_URI}{ref}"
+
+
+def _place(members: Mapping[str, object]) -> tuple[str, str] | None:
+    """Reference and media type, where a part is an artifact's place."""
+    ref, media_type = members.get("artifact"), members.get("media_type")
+    if isinstance(ref, str) and isinstance(media_type, str) and ref.startswith("sha256:"):
+        return ref, media_type
+    return None
+
+
+def _places_in(data: object) -> list[tuple[str, str]]:
+    """Those anywhere in a result's data."""
+    found: dict[tuple[str, str], None] = {}
+    rest: list[object] = [data]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, Mapping):
+            members = cast("Mapping[str, object]", one)
+            if (place := _place(members)) is not None:
+                found[place] = None
+            else:
+                rest += reversed(list(members.values()))
+        elif isinstance(one, list):
+            rest += reversed(cast("list[object]", one))
+    return list(found)
 
 
 def to_status(result: Result) -> dict[str, Any]:
