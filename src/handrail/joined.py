@@ -33,6 +33,7 @@ from handrail.joining.executing import Bench
 from handrail.joining.framing import Message
 from handrail.joining.membership import Membership
 from handrail.joining.operations import Op, Operations, Refused
+from handrail.joining.peers import asked
 from handrail.joining.sessions import JoinedSession, Wanted
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
@@ -83,11 +84,13 @@ class JoinedKernel(Kernel):
                 # Asked again by the next holder: an answer to this one would reach nobody.
                 "approve": Op(self._approve, cancel_when_lost=True),
                 "answer": Op(self._answer, cancel_when_lost=True),
+                "peer.ask": Op(self._ask_client, cancel_when_lost=True),
             },
             {
                 "event": self._event,
                 "brought": self._brought_in,
                 "generation": self._published,
+                "peer.let_go": self._let_go,
                 **self._bench.notices,
             },
         )
@@ -147,6 +150,15 @@ class JoinedKernel(Kernel):
             return await self._attendant(body["session"]).answer(body["session"], questions)
         except ToolError as error:
             raise mirror.refusal_of(error) from None
+
+    async def _ask_client(self, body: Any) -> Any:
+        session = self._sessions.get(body["session"])
+        return await asked(None if session is None else session.peer, body)
+
+    def _let_go(self, told: Any) -> None:
+        session = self._sessions.get(told["session"])
+        if session is not None and session.peer is not None:
+            session.peer.let_go(told["call"])
 
     def _attendant(self, session_id: str) -> Attendant:
         session = self._sessions.get(session_id)
@@ -250,6 +262,7 @@ class JoinedKernel(Kernel):
             Wanted(attendant is None, topic, client, agent, given(mode)),
             tuple(as_data(rule) for rule in rule_texts(rules)),
             attendant,
+            peer,
             self.workdir,
             self._forget,
         )

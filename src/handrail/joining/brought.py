@@ -16,20 +16,26 @@ from typing import Any
 import orjson
 
 from handrail.arbiter.execution import Execution, StopReason
+from handrail.arbiter.peers import MAX_MESSAGE
 from handrail.contract.errors import ToolError
+from handrail.contract.peer import CAPABILITY_OF, LOG_LEVELS
 from handrail.contract.runtime import Question, Runtime
+from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.joining.describing import Description, of_capabilities, read_descriptions
 from handrail.joining.doors import DOORS, PREFIX, STREAMS, Door, questions
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
+from handrail.joining.peers import kinds_open
 from handrail.joining.values import (
     Malformed,
     an_object,
+    anything,
     failure_of,
     fields,
     number,
     of_failure,
+    one_of,
     optional,
     text,
     unpack,
@@ -39,8 +45,8 @@ from handrail.joining.wire import Connection, ConnectionLost
 from handrail.store.encoding import decode, encode
 
 _GONE = "the process that brought {} has gone, so nothing was run; start it again"
-_MAX_PROGRESS = 10_000
-"""Characters of one message."""
+_OF_CLIENTS = frozenset(CAPABILITY_OF.values())
+_FIGURES = ("fraction", "done", "total")
 
 
 class BroughtTool(Tool):
@@ -116,7 +122,12 @@ class BroughtTools:
             PREFIX + name: Op(partial(self._through, name, door), cancel_when_lost=True) for name, door in DOORS.items()
         }
         """What the other process may ask for: the doors of the calls that it runs."""
-        self.notices: Mapping[str, Callable[[Any], None]] = {"progress": self._progress, "partial": self._partial}
+        self.notices: Mapping[str, Callable[[Any], None]] = {
+            "progress": self._progress,
+            "partial": self._partial,
+            "log": self._log,
+            "let_go": self._let_go,
+        }
 
     @property
     def process(self) -> str:
@@ -147,7 +158,7 @@ class BroughtTools:
             "tool": run.tool_id,
             "definition": tool.definition,
             "arguments": _exactly(run.tool_id, args),
-            "around": _around(runtime) if tool.takes_runtime else None,
+            "around": _around(runtime, tool.spec) if tool.takes_runtime else None,
         }
         self._runs[run.number] = run
         if isinstance(cancellation, Execution):
@@ -237,12 +248,32 @@ class BroughtTools:
 
     def _progress(self, body: Any) -> None:
         try:
-            told = fields(body, {"run": whole, "message": text, "fraction": optional(number)})
+            told = fields(body, {"run": whole, "message": text, **dict.fromkeys(_FIGURES, optional(number))})
         except Malformed as error:
             logger.info("a notice of progress was left aside: %s", error)
             return
         if (run := self._runs.get(told["run"])) is not None:
-            run.runtime.progress(told["message"][:_MAX_PROGRESS], fraction=told["fraction"])
+            run.runtime.progress(told["message"][:MAX_MESSAGE], **{name: told[name] for name in _FIGURES})
+
+    def _log(self, body: Any) -> None:
+        try:
+            told = fields(
+                body, {"run": whole, "level": one_of(*LOG_LEVELS), "data": anything, "logger": optional(text)}
+            )
+        except Malformed as error:
+            logger.info("a message of a tool was left aside: %s", error)
+            return
+        if (run := self._runs.get(told["run"])) is not None:
+            run.runtime.log(told["level"], told["data"], told["logger"])
+
+    def _let_go(self, body: Any) -> None:
+        try:
+            told = fields(body, {"run": whole})
+        except Malformed as error:
+            logger.info("a notice was left aside: %s", error)
+            return
+        if (run := self._runs.get(told["run"])) is not None:
+            run.runtime.peer.let_go()
 
     def _partial(self, body: Any) -> None:
         try:
@@ -255,7 +286,7 @@ class BroughtTools:
             run.runtime.partial(run.kept)
 
 
-def _around(runtime: Runtime) -> Message:
+def _around(runtime: Runtime, spec: ToolSpec) -> Message:
     client = runtime.client
     return {
         "call_id": runtime.call_id,
@@ -266,6 +297,7 @@ def _around(runtime: Runtime) -> Message:
         "workdir": runtime.workdir,
         "capabilities": of_capabilities(runtime.capabilities),
         "config": dict(runtime.config),
+        "peer": kinds_open(runtime.peer) if not _OF_CLIENTS.isdisjoint(spec.requires.capabilities) else [],
     }
 
 

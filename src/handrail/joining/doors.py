@@ -26,6 +26,7 @@ from handrail.contract.runtime import (
     Runtime,
     Written,
 )
+from handrail.joining.peers import some_answers, some_asks
 from handrail.joining.values import (
     Malformed,
     Reader,
@@ -160,6 +161,10 @@ async def _called(on: Runtime, given: Given) -> Any:
     return (await on.call(**given)).to_dict()
 
 
+async def _client_asked(on: Runtime, given: Given) -> Any:
+    return dict(await on.peer.ask(given["asks"]))
+
+
 SHELL_RUN, NET_REQUEST = "shell.run", "net.request"
 STREAMS: Mapping[str, str] = MappingProxyType({SHELL_RUN: "on_output", NET_REQUEST: "on_body"})
 """The doors that say something before their answer, and the argument by which number; None there for silence."""
@@ -239,6 +244,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             lambda on, given: on.people.answer(**given),
             lambda v: [_words(a) for a in a_list(v)],
         ),
+        "peer.ask": Door({"asks": some_asks}, _client_asked, some_answers),
         "catalog.active": Door({}, lambda on, given: on.catalog.active(), _words),
         "catalog.categories": Door({}, lambda on, given: on.catalog.categories(), each(_category)),
         "catalog.load": Door({"name": text}, lambda on, given: on.catalog.load(**given), _brought_in),

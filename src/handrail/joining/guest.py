@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from typing import Any, Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.doors import Findings
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import Entry
 from handrail.contract.modes import Mode
-from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
-from handrail.contract.tool import Tool
 from handrail.joining import mirror
 from handrail.joining.brought import BroughtTools
 from handrail.joining.framing import Message
+from handrail.joining.host import Handler, Host
 from handrail.joining.operations import Op, Operations, Refused
+from handrail.joining.peers import RemotePeer
 from handrail.joining.people import RemotePerson
 from handrail.joining.requests import (
     AT_ONCE,
@@ -39,74 +38,15 @@ from handrail.joining.requests import (
     heeding,
 )
 from handrail.joining.wire import Connection
-from handrail.policy.explain import Explanation
-from handrail.record.log import CommitLog
 from handrail.registry.generation import Difference, Generation
 from handrail.session.context import Context
+from handrail.session.events import PASSING
 from handrail.session.session import HeldSession
 
 _KEPT_GENERATIONS = 16
 """Older ones that a turn of a joined process may still be at."""
 _MAX_FACE = 40
 _MAX_PATIENCE_MS = 60_000
-
-Handler = Callable[..., Awaitable[Any]]
-"""Takes the fields of a request by name."""
-
-
-class Host(Protocol):
-    """What is needed of the kernel that holds the workspace."""
-
-    @property
-    def log(self) -> CommitLog: ...
-
-    def welcome(self) -> Message:
-        """What a process that joins is told of this kernel."""
-        ...
-
-    def context_of(
-        self,
-        agent: str,
-        tools: Iterable[Tool],
-        rules: Iterable[str | RuleEntry],
-        mode: Mode | None,
-        configured: Mode | None,
-    ) -> Context:
-        """:raises LoadError: with every fault"""
-        ...
-
-    def learn(self, secrets: Mapping[str, str]) -> None:
-        """:raises ValueError: for a value that cannot be redacted"""
-        ...
-
-    async def open_session(
-        self,
-        context: Context,
-        id: str | None,
-        *,
-        attendant: Attendant | None,
-        rules: Iterable[str | RuleEntry],
-        mode: str | None = None,
-        topic: str | None,
-        client: ClientContext | None,
-        face: str,
-    ) -> HeldSession: ...
-
-    async def explain_in(
-        self,
-        context: Context,
-        tool: str,
-        arguments: Mapping[str, Any],
-        *,
-        rules: Iterable[str | RuleEntry],
-        headless: bool,
-    ) -> Explanation: ...
-
-    async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
-
-    def further_operations(self) -> Mapping[str, Handler]:
-        """What else every process that joined may ask for, by its name among the requests."""
-        ...
 
 
 class Reception(Protocol):
@@ -206,7 +146,13 @@ class Guest:
             "flush": self._host.log.flush,
             **self._host.further_operations(),
         }
-        notices = {"watch": self._watch, "unwatch": self._unwatch, "rules": self._add_rules, "mode": self._set_mode}
+        notices = {
+            "watch": self._watch,
+            "unwatch": self._unwatch,
+            "rules": self._add_rules,
+            "mode": self._set_mode,
+            "client": self._client_told,
+        }
         requests = {
             name: answering(name, handlers[name], reads, self._is_leaving)
             for name, reads in REQUESTS.items()
@@ -268,6 +214,7 @@ class Guest:
         id: str,
         agent: str | None,
         headless: bool,
+        peer: Sequence[str] | None,
         topic: str | None,
         client: ClientContext | None,
         rules: Sequence[str | RuleEntry],
@@ -277,10 +224,12 @@ class Guest:
     ) -> Message:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
+        client_there = None if peer is None else RemotePeer(self._connection, id, peer)
         session = await self._host.open_session(
             context,
             id,
             attendant=None if headless else RemotePerson(self._connection),
+            peer=client_there,
             rules=rules,
             mode=mode,
             topic=topic,
@@ -401,7 +350,7 @@ class Guest:
             stop()
 
     def _event(self, event: Event) -> None:
-        self._connection.notify("event", mirror.of_event(event), may_be_left_out=event.kind == "progress")
+        self._connection.notify("event", mirror.of_event(event), may_be_left_out=event.kind in PASSING)
 
     def _add_rules(self, session: str, rules: Sequence[str]) -> None:
         if session in self._sessions:
@@ -410,6 +359,10 @@ class Guest:
     def _set_mode(self, session: str, mode: Mode | None) -> None:
         if session in self._sessions and mode is not None:
             self._sessions[session].set_mode(mode)
+
+    def _client_told(self, session: str, call: str, kinds: Sequence[str]) -> None:
+        if session in self._sessions and isinstance(peer := self._sessions[session].lane.around.peer, RemotePeer):
+            peer.told(call, kinds)
 
     # ── the kernel ───────────────────────────────────────────────────────────────────────────────
 

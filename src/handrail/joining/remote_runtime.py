@@ -10,11 +10,14 @@ import contextlib
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any, Literal
 
 from handrail.arbiter.execution import STOPPED_TEXT, StopReason
+from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
 from handrail.contract.errors import ToolError
+from handrail.contract.peer import LOG_LEVELS, LogLevel
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 from handrail.contract.runtime import (
@@ -34,10 +37,12 @@ from handrail.joining.describing import capabilities_of
 from handrail.joining.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
 from handrail.joining.framing import Message
 from handrail.joining.operations import Refused
+from handrail.joining.peers import RemotePeerDoor
 from handrail.joining.remote_catalog import RemoteCatalog
 from handrail.joining.values import Malformed, an_object, failure_of, pack
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore
+from handrail.session.events import PASSING
 
 Ask = Callable[..., Any]
 
@@ -144,8 +149,28 @@ class RemoteRuntime:
     def config(self) -> Mapping[str, str]:
         return self._around["config"]
 
-    def progress(self, message: str, *, fraction: float | None = None) -> None:
-        self._on_the_loop(self._say_progress, {"run": self._number, "message": str(message), "fraction": fraction})
+    @property
+    def peer(self) -> RemotePeerDoor:
+        return RemotePeerDoor(self, self._around.get("peer", ()))
+
+    def progress(
+        self,
+        message: str = "",
+        *,
+        fraction: float | None = None,
+        done: float | None = None,
+        total: float | None = None,
+    ) -> None:
+        self.tell("progress", {"message": str(message), "fraction": fraction, "done": done, "total": total})
+
+    def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
+        if level not in LOG_LEVELS:
+            raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
+        self.tell("log", said(level, data, logger))
+
+    def tell(self, what: str, body: Message) -> None:
+        """Say something that nobody answers, from whichever thread."""
+        self._on_the_loop(partial(self._say, what), {"run": self._number, **body})
 
     def partial(self, data: Any) -> None:
         try:
@@ -233,9 +258,9 @@ class RemoteRuntime:
             with contextlib.suppress(RuntimeError):  # closed: nobody hears it any more
                 self._loop.call_soon_threadsafe(call, body)
 
-    def _say_progress(self, body: Message) -> None:
+    def _say(self, what: str, body: Message) -> None:
         with contextlib.suppress(Refused):  # longer than any message may be
-            self._connection.notify("progress", body, may_be_left_out=True)
+            self._connection.notify(what, body, may_be_left_out=what in PASSING)
 
     def _keep(self, body: Message) -> None:
         """Of many in one go only the last is sent, and none to a holder that is behind until it is needed."""

@@ -111,6 +111,7 @@ REQUESTS: Mapping[str, Shape] = {
         "id": text,
         "agent": optional(text),
         "headless": flag,
+        "peer": optional(each(text)),
         "topic": optional(text),
         "client": _client,
         "rules": each(a_rule),
@@ -182,6 +183,7 @@ NOTICES: Mapping[str, Shape] = {
     "unwatch": _of_session,
     "rules": {**_of_session, "rules": each(text)},
     "mode": {**_of_session, "mode": _a_mode},
+    "client": {**_of_session, "call": text, "kinds": each(text)},
 }
 
 GREETING: Shape = {

@@ -13,7 +13,8 @@ from pathlib import Path
 
 from handrail.joining.address import Listener, listen
 from handrail.joining.framing import Message
-from handrail.joining.guest import Guest, Host
+from handrail.joining.guest import Guest
+from handrail.joining.host import Host
 from handrail.joining.operations import Operations, Refused, logger
 from handrail.joining.requests import LEAVING
 from handrail.joining.wire import Connection

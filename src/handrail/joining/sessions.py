@@ -15,6 +15,7 @@ from handrail.contract.errors import ErrorKind, HandrailError, StartError, Usage
 from handrail.contract.events import Event
 from handrail.contract.modes import Mode
 from handrail.contract.native import NativeOffer
+from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext
@@ -26,6 +27,7 @@ from handrail.joining.history import JoinedHistory
 from handrail.joining.membership import Membership
 from handrail.joining.mirror import error_of
 from handrail.joining.operations import Refused
+from handrail.joining.peers import kinds_offered
 from handrail.joining.requests import HANDED_ON, LEAVING
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
@@ -75,6 +77,7 @@ class JoinedSession:
         wanted: Wanted,
         rules: Iterable[str | dict[str, Any]],
         attendant: Attendant | None,
+        peer: Peer | None,
         workdir: str,
         forget: Callable[[JoinedSession], None],
     ) -> None:
@@ -82,6 +85,7 @@ class JoinedSession:
         self.closed = False
         self.workdir = workdir
         self.attendant = attendant
+        self.peer = peer
         self._membership = membership
         self._generation = generation
         self._own: Generation | None = None
@@ -144,7 +148,17 @@ class JoinedSession:
 
     def _opening(self) -> Message:
         view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.first())}
-        return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict()}
+        client = None if self.peer is None else kinds_offered(self.peer, "")
+        return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict(), "peer": client}
+
+    def _tell_of_client(self, call: str, call_id: str) -> None:
+        """What the client answers, before a call of its is asked for.
+
+        :param call: by which the holder knows it: of a turn, without the place in it
+        """
+        if self.peer is not None:
+            kinds = kinds_offered(self.peer, call_id)
+            self._membership.tell("client", {"session": self.id, "call": call, "kinds": kinds})
 
     def _opened(self, told: Message) -> None:
         if "generation" in told:
@@ -186,6 +200,7 @@ class JoinedSession:
             generation = self._tools
             answers = await self.carry_out(self._turns, self._membership.token, generation.number, (proposed,))
             return answers[0].result
+        self._tell_of_client(f"{self.id}/key:{key}", f"{self.id}/key:{key}")
         body = {"session": self.id, "call": mirror.of_call(proposed), "key": key}
         while True:
             try:
@@ -216,6 +231,7 @@ class JoinedSession:
             "generation": generation,
             "calls": [mirror.of_call(call) for call in calls],
         }
+        self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
         try:
             answers = await self._membership.request("reply", body, settle=True)
         except ConnectionLost:

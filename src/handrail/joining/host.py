@@ -1,0 +1,78 @@
+"""What those who let processes in, and serve them, need of the kernel that holds the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import Any, Protocol
+
+from handrail.contract.doors import Findings
+from handrail.contract.modes import Mode
+from handrail.contract.peer import Peer
+from handrail.contract.people import Attendant
+from handrail.contract.rule_texts import RuleEntry
+from handrail.contract.runtime import ClientContext
+from handrail.contract.tool import Tool
+from handrail.joining.framing import Message
+from handrail.policy.explain import Explanation
+from handrail.record.log import CommitLog
+from handrail.session.context import Context
+from handrail.session.session import HeldSession
+
+Handler = Callable[..., Awaitable[Any]]
+"""Takes the fields of a request by name."""
+
+
+class Host(Protocol):
+    """What is needed of the kernel that holds the workspace."""
+
+    @property
+    def log(self) -> CommitLog: ...
+
+    def welcome(self) -> Message:
+        """What a process that joins is told of this kernel."""
+        ...
+
+    def context_of(
+        self,
+        agent: str,
+        tools: Iterable[Tool],
+        rules: Iterable[str | RuleEntry],
+        mode: Mode | None,
+        configured: Mode | None,
+    ) -> Context:
+        """:raises LoadError: with every fault"""
+        ...
+
+    def learn(self, secrets: Mapping[str, str]) -> None:
+        """:raises ValueError: for a value that cannot be redacted"""
+        ...
+
+    async def open_session(
+        self,
+        context: Context,
+        id: str | None,
+        *,
+        attendant: Attendant | None,
+        peer: Peer | None = None,
+        rules: Iterable[str | RuleEntry],
+        mode: str | None = None,
+        topic: str | None,
+        client: ClientContext | None,
+        face: str,
+    ) -> HeldSession: ...
+
+    async def explain_in(
+        self,
+        context: Context,
+        tool: str,
+        arguments: Mapping[str, Any],
+        *,
+        rules: Iterable[str | RuleEntry],
+        headless: bool,
+    ) -> Explanation: ...
+
+    async def find_in(self, context: Context, query: str, **how: Any) -> Findings: ...
+
+    def further_operations(self) -> Mapping[str, Handler]:
+        """What else every process that joined may ask for, by its name among the requests."""
+        ...
