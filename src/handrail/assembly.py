@@ -40,7 +40,7 @@ from handrail.policy.watchdog import Watchdog
 from handrail.policy.watchdogs import Exfiltration, OutgoingSecrets, RepeatedFailures
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Interrupted, Record
-from handrail.registry.generation import Difference, Generation, described
+from handrail.registry.generation import Generation
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.succession import OpenTools, Succession
@@ -187,8 +187,8 @@ class Rooms:
         manifest = appointed.manifest
         return agent_layer(manifest.id, manifest.requires, specs, appointed.variables(self.variables))
 
-    def _published(self, generation: Generation, difference: Difference | None = None) -> None:
-        self.log.append([Record("generation", "", "", described(generation, difference))])
+    def _published(self, told: Mapping[str, Any]) -> None:
+        self.log.append([Record("generation", "", "", told)])
 
 
 async def assemble(store: Store, config: Configuration, secrets: Mapping[str, str]) -> Rooms:

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from handrail.contract.requires import NOTHING, Variables
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.policy.capabilities import agent_layer
 from handrail.registry.checking import checked
+from handrail.registry.loading import Memory
+from handrail.registry.sources.source import Found, Loaded, Rank
+from handrail.registry.succession import Succession
+from handrail.session.context import Shelf
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -47,3 +56,63 @@ def test_a_spec_is_looked_at_once_and_another_one_with_its_name_anew() -> None:
     assert checked(spec) is checked(spec) and checked(spec).definition_hash == spec.definition_hash
     other = ToolSpec(id="a", description="", side_effect="read", locks=())
     assert checked(other).problems and checked(other) is not checked(other), "what is faulty is not kept"
+
+
+class _Held:
+    """A source of somebody else's that waits where it is told to."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.foreign = name, True
+        self.rank: Rank = "package"
+        self.tools: tuple[Tool, ...] = ()
+        self.looks = 0
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.go_on.set()
+
+    def load(self) -> Loaded:
+        self.looks += 1
+        self.begun.set()
+        self.go_on.wait()
+        return Loaded(tuple(Found(tool, self.name) for tool in self.tools), name=self.name)
+
+
+@pytest.mark.proves("R-06")
+async def test_sources_that_change_while_one_is_looked_through_are_looked_through_together(tmp_path: Path) -> None:
+    sources = {name: _Held(name) for name in ("one", "two", "three")}
+    async with temporary_kernel(tmp_path) as kernel:
+        before = kernel.own.shelf
+        shelf = Shelf(
+            replace(before.sources, further=lambda: list(sources.values()), memory=Memory()),
+            Succession(kernel.generation),
+            lambda generations: agent_layer("default", NOTHING, (), Variables()),
+            count(2).__next__,
+            lambda told: None,
+        )
+        try:
+            await shelf.reload()
+            looks = {name: one.looks for name, one in sources.items()}
+            sources["one"].begun.clear()
+            sources["one"].go_on.clear()
+            for name, one in sources.items():
+                one.tools = (Named(f"{name}_tool"),)
+            first = asyncio.create_task(shelf.refresh([sources["one"]]))
+            await asyncio.to_thread(sources["one"].begun.wait)
+            others = [asyncio.create_task(shelf.refresh([sources[name]])) for name in ("two", "three", "two")]
+            await asyncio.sleep(0)
+            others[0].cancel()  # who gives up keeps nobody from what was begun
+            sources["one"].go_on.set()
+            assert (await first).added == ("one_tool",)
+            assert (await others[1]).added == (await others[2]).added == ("two_tool", "three_tool")
+            assert {name: one.looks - looks[name] for name, one in sources.items()} == dict.fromkeys(sources, 1)
+            assert shelf.succession.current.number == 4
+        finally:
+            sources["one"].go_on.set()
+            await shelf.succession.aclose()
+
+
+class Named(Tool):
+    def __init__(self, tool_id: str) -> None:
+        self.spec = ToolSpec(id=tool_id, description="Does it.", side_effect="read", locks=())
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return None

@@ -16,6 +16,7 @@ from handrail.contract.requires import (
     ShellRequires,
     Variables,
     expand,
+    union,
 )
 from handrail.contract.spec import ToolSpec
 from handrail.policy.capabilities import call_set, passed_on, sub_agent_set
@@ -106,7 +107,7 @@ def test_neither_do_its_calls_nor_those_of_agents_below_it(
 @given(_REQUIRES, _REQUIRES, _LAYERS)
 def test_another_tool_extends_the_agent_and_no_other_tool(mine: Requires, others: Requires, own: Layer) -> None:
     before = call_set(ToolSpec("a", "A.", requires=mine), VARIABLES, own)
-    after = call_set(ToolSpec("a", "A.", requires=mine), VARIABLES, own.union(expand(others, VARIABLES, "b")))
+    after = call_set(ToolSpec("a", "A.", requires=mine), VARIABLES, union("a", [own, expand(others, VARIABLES, "b")]))
     declared = CapabilitySet((expand(mine, VARIABLES, "a"),))
     for capability, target in TOUCHES:
         if before.allows(capability, target):

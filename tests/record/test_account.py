@@ -32,6 +32,18 @@ def proposed(number: int = 1) -> Record:
     )
 
 
+def change(number: int, after: int, **sources: str) -> Record:
+    tools = {name: {"source": source} for name, source in sources.items()}
+    return record("generation", {"number": number, "after": after, "tools": tools}, "")
+
+
+async def test_a_tool_that_did_not_change_is_from_where_an_earlier_generation_had_it(log: CommitLog) -> None:
+    await log.commit([generation(1, "built-in"), generation(2, "another agent's"), change(3, 1, read="new")])
+    await log.commit([change(4, 3, bash="changed"), change(5, 3), proposed(5)])
+    account = account_of(log.reader, CALL)
+    assert account is not None and account.source == "built-in"
+
+
 async def test_a_whole_call_says_tools_decision_locks_times_and_outcome(log: CommitLog, store: Store) -> None:
     await store.sessions.open(SessionRow("ses_1", 1, agent="builder", face="mcp", topic="the build"))
     metadata = {"duration_ms": 12.5, "confined_by": "bubblewrap", "output_path": "/out/1.txt"}

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -172,6 +173,15 @@ async def test_the_tools_that_later_calls_were_made_with_stay_named(past: Past) 
     await past.purge(Selection(before_ns=3 * HOUR))
     bodies = [entry.body for entry in past.log.reader.records(kind="generation")]
     assert bodies == [None, {"number": 2}]
+
+
+async def test_of_generations_that_say_what_changed_the_whole_one_before_stays_too(past: Past) -> None:
+    told: list[dict[str, Any]] = [{"number": 1}, {"number": 2}, {"number": 3, "after": 2}, {"number": 4, "after": 3}]
+    past.log.append([Record("generation", "", "", one) for one in told])
+    await past.log.flush()
+    past.hour = 5
+    await past.purge(Selection(before_ns=3 * HOUR))
+    assert [entry.body for entry in past.log.reader.records(kind="generation")] == [None, *told[1:]]
 
 
 async def test_a_purge_after_a_purge_removes_no_proof(past: Past) -> None:

@@ -22,7 +22,7 @@ import pydantic_core
 from handrail.contract.docstring import read_docstring
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.names import nearest
-from handrail.contract.requires import Requires
+from handrail.contract.requires import NOTHING, Requires
 from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.schema import path_text
@@ -216,7 +216,7 @@ _PLAIN_OPTIONS = frozenset(ToolOptions.__annotations__) - {
 
 def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Requires:
     if given is None or isinstance(given, Requires):
-        return given or Requires()
+        return given or NOTHING
     try:
         return Requires.model_validate(given)
     except pydantic.ValidationError as error:

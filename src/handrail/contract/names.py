@@ -31,12 +31,14 @@ SESSION_INTERNAL = (
     *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
+_INTERNAL = frozenset(SESSION_INTERNAL)
+_INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
 _NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def is_session_internal(tool_id: str) -> bool:
     """Whether a tool is one of :data:`SESSION_INTERNAL`."""
-    return any(tool_id == one or (one[-1] == "*" and tool_id.startswith(one[:-1])) for one in SESSION_INTERNAL)
+    return tool_id in _INTERNAL or tool_id.startswith(_INTERNAL_FAMILIES)
 
 
 def fault_in_id(tool_id: str) -> str | None:

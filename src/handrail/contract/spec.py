@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from handrail.contract.names import fault_in_id, wire_name
-from handrail.contract.requires import CAPABILITIES, Requires
+from handrail.contract.requires import CAPABILITIES, NOTHING, Requires
 
 SideEffect = Literal["read", "write", "external"]
 Mode = Literal["direct", "background", "stateful"]
@@ -89,7 +89,7 @@ class ToolSpec:
     id: str
     description: str
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
-    requires: Requires = field(default_factory=Requires)
+    requires: Requires = NOTHING
 
     side_effect: SideEffect = "external"
     locks: tuple[LockSpec, ...] | None = None

@@ -20,10 +20,9 @@ VERBS: Mapping[Capability, str] = {
 def agent_layer(agent: str, requires: Requires, specs: Iterable[ToolSpec], variables: Variables) -> Layer:
     """What an agent has: what it declares itself and what all of its tools declare. Adding a tool extends it."""
     owner = f"agent {agent}"
-    return union(
-        owner,
-        [expand(requires, variables, owner), *(expand(spec.requires, variables, spec.id) for spec in specs)],
-    )
+    of_tools = {id(spec.requires): spec.requires for spec in specs}  # thousands may share one, and most need nothing
+    every = (requires, *(one for one in of_tools.values() if not one.empty))
+    return union(owner, [expand(one, variables, owner) for one in every])
 
 
 def ceiling_layer(requires: Requires | None, variables: Variables) -> Layer | None:

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from handrail.record.reading import CallRow, LoggedRecord, LogReader
 
-_MOST_GENERATIONS = 100
+_MOST_GENERATIONS = 1_000
 """How far back the one that a call names is looked for; each start and each change of tools makes one."""
 _SHOWN = 2_000
 
@@ -143,10 +143,13 @@ def account_of(reader: LogReader, call_id: str) -> Account | None:
 
 
 def _source(reader: LogReader, call: CallRow, number: int | None) -> str | None:
-    """Where the call's tool came from, by the generation that it was proposed with."""
+    """Where the call's tool came from, by the generation that it was proposed with, or by the one in which it was new."""
     for body in reader.generations(before=call.first, limit=_MOST_GENERATIONS):
         if body.get("number") == number:
-            return _string(_mapping(_mapping(body.get("tools")).get(call.tool or "")).get("source"))
+            tool = _mapping(body.get("tools")).get(call.tool or "")
+            if tool is not None or "after" not in body:
+                return _string(_mapping(tool).get("source"))
+            number = body["after"]
     return None
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from handrail.record.chain import SALT_BYTES
 from handrail.record.leftovers import Leftovers, leftovers, tables_of_sessions
 from handrail.record.log import CommitLog
 from handrail.record.reading import LogReader
@@ -24,6 +25,12 @@ _KEPT = ("redacted", "lost")
 _MOST_RECORDS = 20_000
 _MOST_BYTES = 64 * 1024 * 1024
 """Of one transaction, which the write-ahead log has to hold: a purge is also what one does on a disk that is full."""
+
+_TEXT = f"CAST(substr(body, {SALT_BYTES + 1}) AS TEXT)"
+_NEWEST_WHOLE = (
+    "SELECT max(sequence) FROM record WHERE kind = 'generation' AND at_ns < ? "  # noqa: S608
+    f"AND CASE WHEN json_valid({_TEXT}) THEN json_extract({_TEXT}, '$.after') IS NULL END"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +59,8 @@ class Selection:
         if self.before_ns is not None:
             wheres.append("at_ns < ?")
             values.append(self.before_ns)
-            # Later calls may have been made with the tools that this one names.
-            newest = "SELECT max(sequence) FROM record WHERE kind = 'generation' AND at_ns < ?"
-            wheres.append(f"sequence IS NOT ({newest})")
+            # Later calls may have been made with the tools that this one names, and those that only say what changed since.
+            wheres.append(f"(kind <> 'generation' OR sequence < ifnull(({_NEWEST_WHOLE}), 0))")
             values.append(self.before_ns)
         return " AND ".join(wheres), values
 

@@ -27,7 +27,7 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import path_text
 from handrail.registry.generation import Entry, Generation, foreign_origin
 from handrail.registry.sources.folders import content_of, loose, problem_with_folder
-from handrail.registry.withholding import Reason, judged, reasons_to_withhold
+from handrail.registry.withholding import Reason, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 AGENT_FILE = "agent.toml"
@@ -107,6 +107,8 @@ def generation_of(
 
     A tool that it gives hosts to requires them here, and is withheld where they cannot be enforced.
     """
+    if "*" in agent.tools and not agent.aliases and not agent.requires.tools:
+        return everything
     entries = [
         _with_additions(agent, entry, tier, secrets)
         for tool_id, entry in everything.entries.items()
@@ -142,16 +144,18 @@ def _with_additions(agent: AgentManifest, entry: Entry, tier: Tier, secrets: Sec
     spec = replace(
         entry.spec, requires=requires.model_copy(update={"net": addition.net.model_copy(update={"hosts": hosts})})
     )
-    made = replace(
+    reasons = reasons_to_withhold(entry.tool, tier, spec, secrets=secrets)
+    if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
+        reasons.append(Reason(entry.status, entry.withheld))
+    withheld, status = verdict(spec, entry.foreign, reasons)
+    return replace(
         entry,
         spec=spec,
         definition_hash=spec.definition_hash,
         untrusted=foreign_origin(spec, entry.source, foreign=entry.foreign is not None),
+        withheld=withheld,
+        status=status,
     )
-    reasons = reasons_to_withhold(entry.tool, tier, spec, secrets=secrets)
-    if entry.withheld is not None and entry.status in ("disabled", "quarantined", "offline"):
-        reasons.append(Reason(entry.status, entry.withheld))
-    return judged(made, reasons)
 
 
 def _names_any(pattern: str, everything: Generation) -> bool | None:

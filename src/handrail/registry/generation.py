@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Literal
 
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest, wire_name
@@ -64,14 +64,12 @@ class Entry:
     untrusted: str = ""
     foreign: Foreign | None = None
     status: Status = "system"
+    id: str = field(init=False)
+    wire_name: str = field(init=False)
 
-    @property
-    def id(self) -> str:
-        return self.spec.id
-
-    @property
-    def wire_name(self) -> str:
-        return wire_name(self.spec.id)
+    def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
+        object.__setattr__(self, "id", self.spec.id)
+        object.__setattr__(self, "wire_name", wire_name(self.spec.id))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,14 +104,12 @@ class Generation:
         quarantined: Iterable[Fault] = (),
         beyond: Iterable[str] = (),
     ) -> None:
-        by_id: dict[str, Entry] = {}
-        by_name: dict[str, Entry] = {}
-        for entry in entries:
-            for name in dict.fromkeys((entry.id, entry.wire_name)):
-                if (other := by_name.get(name)) is not None:
-                    raise ValueError(f"{other.id!r} and {entry.id!r} are both named {name!r}")
-                by_name[name] = entry
-            by_id[entry.id] = entry
+        given = tuple(entries)
+        by_id = {entry.id: entry for entry in given}
+        by_wire = {entry.wire_name: entry for entry in given}
+        if len(by_wire) < len(given):  # an id that is another's wire name is its own wire name too
+            raise ValueError(_both_named(given))
+        by_name = {**by_wire, **by_id}
         for alias, tool_id in (aliases or {}).items():
             if tool_id not in by_id:
                 raise ValueError(f"the alias {alias!r} is for {tool_id!r}, which is not a tool")
@@ -146,10 +142,11 @@ class Generation:
     def difference(self, older: Generation) -> Difference:
         """What this generation has that ``older`` had not, and the other way round."""
         mine, theirs = self.entries, older.entries
+        other = [entry for entry in mine.values() if theirs.get(entry.id) is not entry]  # most are the very same
         return Difference(
-            tuple(tool_id for tool_id in mine if tool_id not in theirs),
+            tuple(entry.id for entry in other if entry.id not in theirs),
             tuple(tool_id for tool_id in theirs if tool_id not in mine),
-            tuple(i for i, entry in mine.items() if i in theirs and _is_other(entry, theirs[i])),
+            tuple(entry.id for entry in other if entry.id in theirs and _is_other(entry, theirs[entry.id])),
         )
 
 
@@ -164,20 +161,13 @@ def foreign_origin(spec: ToolSpec, place: str, *, foreign: bool) -> str:
     return " and ".join([*([place] if foreign else []), *([f"the network ({shown})"] if hosts else [])])
 
 
-def described(generation: Generation, difference: Difference | None = None) -> dict[str, Any]:
-    """A generation as the log names it: which tools, by which definition, from where, and what is new."""
-    tools = {
-        entry.id: {
-            "definition": entry.definition_hash,
-            "source": entry.source,
-            "withheld": entry.withheld,
-            "status": entry.status,
-            "confined_by": entry.confined_by,
-        }
-        for entry in generation.entries.values()
-    }
-    changes = {} if difference is None else {"difference": asdict(difference)}
-    return {"number": generation.number, "tools": tools, **changes}
+def _both_named(entries: Iterable[Entry]) -> str:
+    by_wire: dict[str, Entry] = {}
+    for entry in entries:
+        if (other := by_wire.get(entry.wire_name)) is not None:
+            return f"{other.id!r} and {entry.id!r} are both named {entry.wire_name!r}"
+        by_wire[entry.wire_name] = entry
+    raise AssertionError("no two have one name")
 
 
 def _is_other(new: Entry, old: Entry) -> bool:

@@ -7,7 +7,7 @@ overrides a tool of the global folder by the same id.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
@@ -16,11 +16,42 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.checking import checked
 from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
-from handrail.registry.pins import NO_PINS, Pins, reviews
+from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
 from handrail.registry.sources.source import Found, Loaded, Rank, Source
-from handrail.registry.withholding import Reason, confinement_of, judged, reasons_to_withhold
+from handrail.registry.withholding import Reason, confinement_of, reasons_to_withhold, verdict
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
+
+_LOCKED = frozenset(LOCKED_IDS)
+
+
+@dataclass(frozen=True, slots=True)
+class Conditions:
+    """By what the tools of a generation are judged, beside what they say themselves.
+
+    :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
+    :param secrets: what tools may be given; one that declares another is withheld
+    :param disabled: ids that the operator has put out
+    """
+
+    tier: Tier
+    secrets: SecretStore = NO_SECRETS
+    disabled: frozenset[str] = frozenset()
+
+
+@dataclass(slots=True)
+class Memory:
+    """What was found when an agent's sources were last looked through, so that only what is new is judged.
+
+    :ivar found: each source with what it had, in order
+    :ivar entries: what became of them, by id
+    :ivar approved: by foreign source, the definitions that were approved
+    """
+
+    conditions: Conditions | None = None
+    found: tuple[tuple[Source, Loaded], ...] = ()
+    entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+    approved: dict[str, Mapping[str, Definition]] = field(default_factory=dict[str, Mapping[str, Definition]])
 
 
 def load_generation(
@@ -33,33 +64,41 @@ def load_generation(
     secrets: SecretStore = NO_SECRETS,
     pins: Pins = NO_PINS,
     disabled: Collection[str] = (),
+    memory: Memory | None = None,
+    only: Collection[Source] | None = None,
 ) -> Generation:
     """Build a generation of what ``sources`` have, in their order: built-ins, global, agent, code, packages.
 
-    :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
+    :param tier: see :class:`Conditions`, as for ``secrets`` and ``disabled``
     :param aliases: an operator's further names, alias to id
     :param strict: whether faults of foreign sources are fatal too
-    :param secrets: what tools may be given; one that declares another is withheld
     :param pins: which definitions of foreign tools a person has approved; the others are off until one has
-    :param disabled: ids that the operator has put out
-    :raises LoadError: with all faults of the operator's own sources
+    :param memory: of the last time. Tools that are the same objects keep their entries; it is brought up to date
+    :param only: the sources among ``sources`` that are looked through anew, where the others are those of the last time
+    :raises LoadError: with all faults of the operator's own sources; the memory stays as it was
     """
-    table = _Table(tier, secrets, pins, frozenset(disabled))
+    table = _Table(Conditions(tier, secrets, frozenset(disabled)), pins, memory or Memory())
+    known = {} if only is None else {id(source): loaded for source, loaded in table.before.found}
+    fresh = None if only is None else {id(source) for source in only}
+    every: list[tuple[Source, Loaded]] = []
     for source in sources:
         fatal = strict or not source.foreign
-        loaded = _loaded(source)
+        kept = known.get(id(source)) if fresh is not None and id(source) not in fresh else None
+        loaded = _loaded(source) if kept is None else kept
+        every.append((source, loaded))
         if source.rank == "built-in":
             table.shipped.update(loaded.aliases)
-        (table.faults if fatal else table.quarantined).extend(loaded.faults)
-        foreign = Foreign(loaded.name, loaded.about) if source.foreign else None
-        for found in loaded.tools:
-            problems = table.take(found, source.rank, foreign)
-            (table.faults if fatal else table.quarantined).extend(problems)
+        problems = (*loaded.faults, *table.take_all(loaded, source))
+        (table.faults if fatal else table.quarantined).extend(problems)
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
         raise LoadError(table.faults)
     names = {**table.shipped, **(aliases or {})}
-    return Generation(number, (row.entry for row in table.rows.values()), names, table.quarantined)
+    generation = Generation(number, table.rows.values(), names, table.quarantined)
+    if memory is not None:
+        memory.conditions, memory.found = table.conditions, tuple(every)
+        memory.entries, memory.approved = table.rows, table.approved
+    return generation
 
 
 def _loaded(source: Source) -> Loaded:
@@ -74,89 +113,105 @@ def _loaded(source: Source) -> Loaded:
         return Loaded(faults=(Fault(name, "", problem),), name=name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Row:
-    entry: Entry
-    rank: Rank
-
-
 class _Table:
     """The tools taken so far, by id, and by wire name."""
 
-    def __init__(self, tier: Tier, secrets: SecretStore, pins: Pins, disabled: frozenset[str]) -> None:
-        self.tier = tier
-        self.secrets = secrets
+    def __init__(self, conditions: Conditions, pins: Pins, before: Memory) -> None:
+        self.conditions = conditions
         self.pins = pins
-        self.disabled = disabled
-        self.rows: dict[str, _Row] = {}
+        self.before = before
+        self.rows: dict[str, Entry] = {}
+        self.ranks: dict[str, Rank] = {}
         self.ids_by_wire: dict[str, str] = {}
+        self.approved: dict[str, Mapping[str, Definition]] = {}
         self.shipped: dict[str, str] = {}
         """Aliases of built-in tools."""
         self.faults: list[Fault] = []
         self.quarantined: list[Fault] = []
 
-    def take(self, found: Found, rank: Rank, foreign: Foreign | None = None) -> list[Fault]:
-        """Add one tool, or say everything that is wrong with it."""
-        tool, place = found.tool, found.place
+    def take_all(self, loaded: Loaded, source: Source) -> list[Fault]:
+        """Add the tools of one source, or say everything that is wrong with those that cannot be."""
+        rank, foreign = source.rank, Foreign(loaded.name, loaded.about) if source.foreign else None
+        nothing: Mapping[str, Entry] = {}
+        before = self.before.entries if self.conditions == self.before.conditions else nothing
+        if foreign is not None:
+            self.approved[foreign.name] = approved = self.pins.approved(foreign.name)
+            if approved is not self.before.approved.get(foreign.name):
+                before = nothing
+        problems: list[Fault] = []
+        for found in loaded.tools:
+            tool = found.tool
+            entry = before.get(tool.spec.id)
+            if (
+                entry is None
+                or entry.tool is not tool
+                or entry.spec is not tool.spec
+                or entry.source != found.place
+                or entry.foreign != foreign
+            ):
+                entry = self._judged(found, foreign, problems)
+            tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
+            if clash := self._clash(tool_id, wire, rank):
+                problems.append(Fault(found.place, "llm.name", clash))
+            elif entry is not None:
+                self.rows[tool_id], self.ranks[tool_id], self.ids_by_wire[wire] = entry, rank, tool_id
+        return problems
+
+    def _judged(self, found: Found, foreign: Foreign | None, problems: list[Fault]) -> Entry | None:
+        """One tool as it can be had here; None for one with faults, which are added to ``problems``."""
+        tool, place, tier = found.tool, found.place, self.conditions.tier
         spec = tool.spec
         known = checked(spec)
         faults = (*known.problems, *_faults_in_tool(tool))
-        problems = [Fault(place, where, problem) for where, problem in faults]
-        if clash := self._clash(spec.id, rank, place):
-            problems.append(Fault(place, "llm.name", clash))
-        if problems or known.schema is None:
-            return problems
-        if spec.only_its_command and spec.id in self.tier.unconfined:
+        problems += [Fault(place, where, problem) for where, problem in faults]
+        if faults or known.schema is None:
+            return None
+        if spec.only_its_command and spec.id in tier.unconfined:
             spec = replace(spec, only_its_command=False)  # nothing holds its programs to what was proved of the command
-        entry = Entry(
+        withheld, status = verdict(spec, foreign, self._reasons(tool, spec, foreign))
+        return Entry(
             spec,
             tool,
             known.schema,
             place,
             known.definition_hash,
-            confined_by=confinement_of(tool, self.tier),
+            withheld,
+            confined_by=confinement_of(tool, tier),
             blocking=bool(getattr(tool, "blocking", False)),
             untrusted=foreign_origin(spec, place, foreign=foreign is not None),
             foreign=foreign,
+            status=status,
         )
-        self.rows[spec.id] = _Row(judged(entry, self._reasons(entry)), rank)
-        self.ids_by_wire[wire_name(spec.id)] = spec.id
-        return []
 
-    def _reasons(self, entry: Entry) -> list[Reason]:
+    def _reasons(self, tool: Tool, spec: ToolSpec, foreign: Foreign | None) -> list[Reason]:
         """Why it is off, if it is."""
-        reasons = reasons_to_withhold(entry.tool, self.tier, secrets=self.secrets)
-        if entry.id in self.disabled:
-            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{entry.id}"] enabled = false'))
-        if entry.foreign is not None:
-            name = entry.foreign.name
-            reasons += [
-                Reason("quarantined", f"{review.reason}; look at it with: handrail sources review {name}")
-                for review in reviews(name, [entry.spec], self.pins).values()
-            ]
+        reasons = reasons_to_withhold(tool, self.conditions.tier, secrets=self.conditions.secrets)
+        if spec.id in self.conditions.disabled:
+            reasons.append(Reason("disabled", f'its operator has put it out: [tools."{spec.id}"] enabled = false'))
+        if foreign is not None and (found := review(spec, self.approved[foreign.name])) is not None:
+            how = f"look at it with: handrail sources review {foreign.name}"
+            reasons.append(Reason("quarantined", f"{found.reason}; {how}"))
         return reasons
 
-    def _clash(self, tool_id: str, rank: Rank, place: str) -> str | None:
-        if tool_id in LOCKED_IDS and rank != "built-in":
-            return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"
-        if rank != "built-in" and is_session_internal(tool_id):
-            return f"{tool_id!r} is kept for a built-in tool of the session itself, which runs unasked; rename this one"
-        if rank != "built-in" and tool_id in self.shipped:
-            return f"{tool_id!r} is another name of the built-in tool {self.shipped[tool_id]!r}; rename this one"
-        other = self.rows.get(tool_id)
-        if other is not None:
-            if other.rank == "built-in" and rank != "built-in":
-                return f"{tool_id!r} is a built-in tool, and nothing may override one; rename this one"
-            if other.rank == "global" and rank == "agent":
-                return None
-            return f"{tool_id!r} is already the id of the tool from {other.entry.source}; rename one of the two"
-        same_wire = self.ids_by_wire.get(wire_name(tool_id))
-        if same_wire is not None:
-            return (
-                f"{tool_id!r} and {same_wire!r} from {self.rows[same_wire].entry.source} would both be "
-                f"{wire_name(tool_id)!r} to a model; rename one of the two"
-            )
-        return None
+    def _clash(self, tool_id: str, wire: str, rank: Rank) -> str | None:
+        if rank != "built-in":
+            if tool_id in _LOCKED:
+                return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"
+            if is_session_internal(tool_id):
+                return f"{tool_id!r} is kept for a built-in tool of the session itself, which runs unasked; rename this one"
+            if tool_id in self.shipped:
+                return f"{tool_id!r} is another name of the built-in tool {self.shipped[tool_id]!r}; rename this one"
+        same_wire = self.ids_by_wire.get(wire)
+        if same_wire is None:
+            return None
+        other, before = self.rows[same_wire], self.ranks[same_wire]
+        if same_wire != tool_id:
+            return f"{tool_id!r} and {same_wire!r} from {other.source} would both be {wire!r} to a model; rename one of the two"
+        if before == "built-in" and rank != "built-in":
+            return f"{tool_id!r} is a built-in tool, and nothing may override one; rename this one"
+        if before == "global" and rank == "agent":
+            return None
+        return f"{tool_id!r} is already the id of the tool from {other.source}; rename one of the two"
 
     def faults_in_aliases(self, aliases: Mapping[str, str]) -> list[Fault]:
         found: list[Fault] = []

@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from handrail.contract.spec import ToolSpec
@@ -49,13 +50,16 @@ class Pins(Protocol):
     """What has been approved."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
-        """By tool id, the definitions of a source that a person has approved."""
+        """By tool id, the definitions of a source that a person has approved; the same object while nothing changes."""
         ...
+
+
+_NOTHING: Mapping[str, Definition] = MappingProxyType({})
 
 
 class _Nothing:
     def approved(self, source: str) -> Mapping[str, Definition]:
-        return {}
+        return _NOTHING
 
 
 NO_PINS: Pins = _Nothing()
@@ -70,14 +74,20 @@ class StoredPins:
     """
 
     state: Path
+    _read: dict[str, tuple[bytes, Mapping[str, Definition]]] = field(
+        default_factory=dict[str, tuple[bytes, Mapping[str, Definition]]], init=False, repr=False, compare=False
+    )
+    """By source, the digest of its file as it was read last, and what stood in it."""
 
     def approved(self, source: str) -> Mapping[str, Definition]:
-        found: dict[str, Definition] = {}
-        for tool_id, kept in stored.read(self.state, source).items():
-            description, parameters = kept.get("description"), kept.get("parameters")
-            if isinstance(description, str) and isinstance(parameters, dict):
-                found[tool_id] = Definition(tool_id, description, cast("dict[str, Any]", parameters))
-        return found
+        content = stored.read(self.state, source)
+        if content is None:
+            return _NOTHING
+        digest = hashlib.sha256(content).digest()
+        known = self._read.get(source)
+        if known is None or known[0] != digest:
+            known = self._read[source] = digest, MappingProxyType(_definitions(stored.tools_in(content, source)))
+        return known[1]
 
     def approve(self, source: str, definitions: Iterable[Definition]) -> None:
         """Approve these from now on, beside what else was approved of the source.
@@ -97,6 +107,15 @@ class StoredPins:
         if gone:
             stored.write(self.state, source, {i: one.as_data() for i, one in before.items() if i not in gone})
         return len(gone)
+
+
+def _definitions(tools: Mapping[str, dict[str, Any]]) -> dict[str, Definition]:
+    found: dict[str, Definition] = {}
+    for tool_id, kept in tools.items():
+        description, parameters = kept.get("description"), kept.get("parameters")
+        if isinstance(description, str) and isinstance(parameters, dict):
+            found[tool_id] = Definition(tool_id, description, cast("dict[str, Any]", parameters))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,15 +151,16 @@ class Review:
         return list(found)
 
 
+def review(spec: ToolSpec, approved: Mapping[str, Definition]) -> Review | None:
+    """What a person has to look at before a foreign tool is on; None where it is as it was approved."""
+    now, before = Definition.of(spec), approved.get(spec.id)
+    return None if before is not None and before.hash == now.hash else Review(now, before)
+
+
 def reviews(source: str, specs: Iterable[ToolSpec], pins: Pins) -> dict[str, Review]:
     """The tools of ``source`` that nobody has approved as they are now, by id."""
     approved = pins.approved(source)
-    found: dict[str, Review] = {}
-    for spec in specs:
-        now, before = Definition.of(spec), approved.get(spec.id)
-        if before is None or before.hash != now.hash:
-            found[spec.id] = Review(now, before)
-    return found
+    return {spec.id: found for spec in specs if (found := review(spec, approved)) is not None}
 
 
 def _canonical(value: object) -> str:

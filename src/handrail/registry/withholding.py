@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import NamedTuple
 
 from handrail.contract.native import AT_PROVIDER
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
-from handrail.registry.generation import IN_PROCESS, UNCONFINED, Entry, Status
+from handrail.registry.generation import IN_PROCESS, UNCONFINED, Foreign, Status
 from handrail.runtime.secrets import NO_SECRETS, SecretStore, secret_settings
 
 
@@ -26,19 +25,19 @@ PROVIDER = "the model's provider"
 _GRAVEST: tuple[Status, ...] = ("disabled", "quarantined", "offline", "error", "available")
 
 
-def judged(entry: Entry, reasons: Iterable[Reason]) -> Entry:
-    """``entry`` with what keeps it from running here, and the status that follows.
+def verdict(spec: ToolSpec, foreign: Foreign | None, reasons: Iterable[Reason]) -> tuple[str | None, Status]:
+    """What keeps a tool from running here, as ``Entry.withheld`` says it, and the status that follows.
 
     Without anything in its way it is ``connected`` where somebody had to give it something first, else ``system``.
     """
     found = sorted(reasons, key=lambda reason: _GRAVEST.index(reason.status))
     if found:
         texts = [f"available, but {one.text}" if one.status == "available" else one.text for one in found]
-        return replace(entry, withheld="; ".join(texts), status=found[0].status)
-    if entry.spec.provider_support:
-        return replace(entry, withheld=AT_PROVIDER, status="connected")
-    given = entry.foreign is not None or bool(entry.spec.secrets or entry.spec.config)
-    return replace(entry, withheld=None, status="connected" if given else "system")
+        return "; ".join(texts), found[0].status
+    if spec.provider_support:
+        return AT_PROVIDER, "connected"
+    given = foreign is not None or bool(spec.secrets or spec.config)
+    return None, "connected" if given else "system"
 
 
 def confinement_of(tool: Tool, tier: Tier) -> str:

@@ -7,8 +7,9 @@ tools, except where a process brought tools of its own: these belong to its sess
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
@@ -17,8 +18,10 @@ from handrail.contract.requires import Layer
 from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.rules import RuleBook
+from handrail.registry.chronicle import Chronicle
 from handrail.registry.generation import Difference, Generation
 from handrail.registry.sources.all import ToolSources
+from handrail.registry.sources.source import Source
 from handrail.registry.succession import Succession
 from handrail.runtime.roots import NO_FURTHER, FurtherRoots
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
@@ -33,23 +36,28 @@ class Shelf:
         succession: Succession,
         layer: Callable[[Iterable[Generation]], Layer],
         numbers: Callable[[], int],
-        publish: Callable[[Generation, Difference | None], None],
+        publish: Callable[[Mapping[str, Any]], None],
     ) -> None:
         """
+        :param sources: those of the current generation
         :param layer: what the agent has, with the tools of these generations
         :param numbers: gives the number of the next generation, whichever shelf it is for
-        :param publish: puts a new generation on record
+        :param publish: puts on record what is told of a new generation
         """
-        self._sources = sources
+        self.sources = sources
         self.succession = succession
         self._layer = layer
         self._numbers = numbers
         self._publish = publish
+        self._chronicle = Chronicle()
         self.is_on_record = False
         """Whether sessions have worked with it."""
         self.authorities: list[Authority] = []
         """Those that judge by what the agent's tools require."""
         self._reloading = asyncio.Lock()
+        self._changed: list[Source] = []
+        self._next: asyncio.Task[Difference] | None = None
+        """Looks through what has changed, once it is its turn."""
         self.watchers: list[Callable[[Generation], None]] = []
         """Told of each new generation."""
 
@@ -57,7 +65,7 @@ class Shelf:
         """A session works with it: from now on its generations are on record. Who only looks leaves no trace."""
         if not self.is_on_record:
             self.is_on_record = True
-            self._publish(self.succession.current, None)
+            self._publish(self._chronicle.told(self.succession.current))
 
     async def reload(self, given: Iterable[Tool] | None = None) -> Difference:
         """Look through the sources again, in a thread, and publish what they have as the next generation, in one step.
@@ -69,24 +77,46 @@ class Shelf:
         """
         tools = None if given is None else tuple(given)
         async with self._reloading:  # one after the other, so that the numbers rise
-            sources = self._sources if tools is None else replace(self._sources, given=tools)
-            number = self._numbers()
-            generation, layer = await asyncio.to_thread(self._look, sources, number, self.succession.living)
-            return self._follow(sources, generation, layer)
+            sources = self.sources if tools is None else replace(self.sources, given=tools)
+            return await self._load(sources)
 
-    def _look(self, sources: ToolSources, number: int, living: Iterable[Generation]) -> tuple[Generation, Layer]:
-        generation = sources.load(number)
+    async def refresh(self, changed: Iterable[Source]) -> Difference:
+        """The same of single sources, which are not the operator's own; all others stay as they were found last.
+
+        What changes while others are looked through waits, and is then looked through together.
+
+        :return: what became of all tools, also of those for which somebody else waited too
+        """
+        self._changed.extend(source for source in changed if not any(source is one for one in self._changed))
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._refresh())
+        return await asyncio.shield(self._next)
+
+    async def _refresh(self) -> Difference:
+        async with self._reloading:
+            self._next, changed, self._changed = None, self._changed, []
+            return await self._load(self.sources, changed)
+
+    async def _load(self, sources: ToolSources, only: Collection[Source] | None = None) -> Difference:
+        number, living = self._numbers(), self.succession.living
+        generation, layer = await asyncio.to_thread(self._look, sources, only, number, living)
+        return self._follow(sources, generation, layer)
+
+    def _look(
+        self, sources: ToolSources, only: Collection[Source] | None, number: int, living: Iterable[Generation]
+    ) -> tuple[Generation, Layer]:
+        generation = sources.load(number, only)
         return generation, self._layer((generation, *living))
 
     def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
         if self.succession.closed:
             raise UsageError("the kernel was closed while its tools were looked through; open it anew")
         difference = self.succession.publish(generation)
-        self._sources = sources
+        self.sources = sources
         for authority in self.authorities:
             authority.agent_layer = layer
         if self.is_on_record:
-            self._publish(generation, difference)
+            self._publish(self._chronicle.told(generation, difference))
         for told in tuple(self.watchers):
             told(generation)
         return difference

@@ -18,20 +18,25 @@ VERSION = 1
 MAX_BYTES = 64 * 1024 * 1024
 
 
-def read(state: Path, source: str) -> dict[str, dict[str, Any]]:
-    """By tool id, what was approved of it; empty where nothing was.
+def read(state: Path, source: str) -> bytes | None:
+    """The record of what was approved of a source, or None where there is none.
 
     :param state: the root of all state
     """
-    content = private.read(_path(state, source), MAX_BYTES)
-    if content is None:
-        return {}
+    return private.read(_path(state, source), MAX_BYTES)
+
+
+def tools_in(content: bytes, source: str) -> dict[str, dict[str, Any]]:
+    """By tool id, what a record says was approved of each; empty where it is no record of ``source``."""
     try:
         data: Any = json.loads(content)
         tools: Any = data["tools"] if data["version"] == VERSION and data["source"] == source else {}
     except (ValueError, KeyError, TypeError, RecursionError):
         return {}
-    return cast("dict[str, dict[str, Any]]", tools) if isinstance(tools, dict) else {}
+    if not isinstance(tools, dict):
+        return {}
+    held = cast("dict[str, Any]", tools)
+    return {tool_id: cast("dict[str, Any]", kept) for tool_id, kept in held.items() if isinstance(kept, dict)}
 
 
 def write(state: Path, source: str, tools: Mapping[str, Mapping[str, Any]]) -> None:

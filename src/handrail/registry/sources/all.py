@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
@@ -12,7 +12,7 @@ from handrail.contract.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.bundles import BundleSource
 from handrail.registry.generation import Generation
-from handrail.registry.loading import load_generation
+from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import NO_PINS, Pins
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.executables import Confinement
@@ -42,7 +42,8 @@ class Looked:
 
 @dataclass(frozen=True, slots=True)
 class ToolSources:
-    """Where tools come from. The folders are read anew with each :meth:`load`.
+    """Where tools come from. The folders are read anew with each :meth:`load`; of what is the same as the last time nothing
+    is judged again.
 
     :param everybody: the folder of tools for all agents
     :param agent: the folder of this agent's
@@ -64,22 +65,24 @@ class ToolSources:
     pins: Pins = NO_PINS
     disabled: frozenset[str] = frozenset()
     further: Callable[[], Sequence[Source]] = offered_sources
+    memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
-    def load(self, number: int) -> Generation:
+    def load(self, number: int, only: Collection[Source] | None = None) -> Generation:
         """What the agent has of all of them, as generation ``number``.
 
+        :param only: of the ``further`` ones, those that have changed; all others are as they were looked through last
         :raises LoadError: with every fault of every source and of the agent's manifest
         """
-        looked = self.look(number)
+        looked = self.look(number, only)
         if looked.generation is None:
             raise LoadError(looked.faults)
         return looked.generation
 
-    def look(self, number: int) -> Looked:
+    def look(self, number: int, only: Collection[Source] | None = None) -> Looked:
         """As :meth:`load`, with the faults in what it gives."""
         checked = self.manifest
         try:
-            everything = self._everything(number)
+            everything = self._everything(number, only)
         except LoadError as error:
             return Looked(None, None, frozenset(), (*checked.faults, *error.faults))
         checked = checked.with_faults(faults_in_names(checked.manifest, everything))
@@ -88,8 +91,25 @@ class ToolSources:
         generation = generation_of(checked.manifest, everything, self.confinement.sandbox.tier, self.secrets)
         return Looked(generation, frozenset(generation.entries), generation.beyond, ())
 
-    def _everything(self, number: int) -> Generation:
-        sources: list[Source] = [
+    def _everything(self, number: int, only: Collection[Source] | None) -> Generation:
+        before = tuple(source for source, _ in self.memory.found)
+        if only is not None and before:
+            sources = [*before, *(source for source in only if not any(source is one for one in before))]
+        else:
+            sources, only = self._all(), None
+        return load_generation(
+            sources,
+            tier=self.confinement.sandbox.tier,
+            number=number,
+            secrets=self.secrets,
+            pins=self.pins,
+            disabled=self.disabled,
+            memory=self.memory,
+            only=only,
+        )
+
+    def _all(self) -> list[Source]:
+        return [
             BundleSource(self.everybody.parent),
             BuiltinSource(),
             NativeSource(self.manifest.manifest.native),
@@ -99,11 +119,3 @@ class ToolSources:
             PluginSource(),
             *self.further(),
         ]
-        return load_generation(
-            sources,
-            tier=self.confinement.sandbox.tier,
-            number=number,
-            secrets=self.secrets,
-            pins=self.pins,
-            disabled=self.disabled,
-        )

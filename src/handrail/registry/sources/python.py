@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from handrail.contract.errors import Fault
 from handrail.contract.spec import ToolSpec
@@ -36,7 +36,12 @@ def tools_among(given: Iterable[object], place: str | None = None) -> Loaded:
     """
     found: list[Found] = []
     faults: list[Fault] = []
+    places: dict[type, str] = {}
     for item in given:
+        kind = type(item)
+        if kind in places and isinstance(getattr(item, "spec", None), ToolSpec):  # there may be thousands of one class
+            found.append(Found(cast("Tool", item), places[kind]))
+            continue
         members = tuple(_tools_of(item)) if isinstance(item, ModuleType) else (item,)
         if not members:
             faults.append(
@@ -49,6 +54,8 @@ def tools_among(given: Iterable[object], place: str | None = None) -> Loaded:
                 faults.append(Fault(where, "", tool))
             else:
                 found.append(Found(tool, where))
+                if tool is item:
+                    places[kind] = where
     return Loaded(tuple(found), tuple(faults))
 
 
