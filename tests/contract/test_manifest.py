@@ -67,6 +67,7 @@ WHOLE: dict[str, Any] = {
         "promotable": True,
         "cancellable": "process",
         "persistent": True,
+        "output_schema": {"type": "object", "properties": {"pages": {"type": "integer"}}},
         "exposure": "core",
         "prompt_mask": True,
         "category": "reports",

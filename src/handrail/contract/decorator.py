@@ -58,6 +58,7 @@ class ToolOptions(TypedDict, total=False):
     promotable: bool
     locks_background: Sequence[str | LockSpec]
     secrets: Sequence[str]
+    output_schema: Mapping[str, Any]
     config: Mapping[str, ConfigKey]
     max_output: int
     max_entries: int | None

@@ -107,6 +107,7 @@ class RuntimeView(_View):
     promotable: bool = False
     cancellable: Literal["cooperative", "process"] = "cooperative"
     persistent: bool = False
+    output_schema: dict[str, Any] | None = None
     exposure: Exposure = "both"
     prompt_mask: bool = False
     category: str | None = None

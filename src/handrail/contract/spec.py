@@ -112,6 +112,8 @@ class ToolSpec:
     secrets: tuple[str, ...] = ()
     config: Mapping[str, ConfigKey] = field(default_factory=dict[str, ConfigKey])
     exec_path: str | None = None
+    output_schema: Mapping[str, Any] | None = None
+    """A JSON Schema of what it gives, always an object; an MCP client is told of it. None: it says nothing of that."""
     provider_support: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
     """Providers that carry it out themselves, each with the options that it is given; see :mod:`handrail.contract.native`.
     Empty for every tool that runs here. An agent's manifest alone says it."""
@@ -260,6 +262,8 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.timeout_argument", f"{spec.timeout_argument!r} is not one of the parameters"))
     if spec.timeout_ms <= 0:
         found.append(("runtime.timeout_ms", f"is {spec.timeout_ms}; expected a positive number of milliseconds"))
+    if spec.output_schema is not None and spec.output_schema.get("type") != "object":
+        found.append(("runtime.output_schema", 'has no "type": "object"; only an object can be promised'))
     if spec.manual_first and not spec.documentation.strip():
         found.append(("runtime.manual_first", "there is no manual to read first; write it under documentation"))
     if spec.max_output <= 0:
