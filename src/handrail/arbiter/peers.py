@@ -29,7 +29,7 @@ MAX_ROOTS = 10_000
 MAX_MESSAGE = 10_000
 """Characters of a message of progress."""
 MAX_LOGGED = 65_536
-"""Characters and parts of what is logged."""
+"""Bytes and parts of what is logged."""
 _MAX_PARTS = 2_000_000
 _MAX_KEY = 200
 
@@ -199,8 +199,11 @@ def said(level: LogLevel, data: object, logger: str | None) -> dict[str, Any]:
     """A message of a tool's, as watchers are told: plain, and within bounds."""
     try:
         plain = Plain(data, MAX_LOGGED).data
-    except (TooLarge, MemoryError):
-        plain = f"(a message of more than {MAX_LOGGED:,} characters is not told)"
+        told = len(orjson.dumps(plain)) <= MAX_LOGGED
+    except (TooLarge, MemoryError, TypeError, ValueError):
+        plain, told = None, False
+    if not told:
+        plain = f"(a message of more than {MAX_LOGGED:,} bytes is not told)"
     return {"level": level, "data": plain, "logger": None if logger is None else str(logger)[:_MAX_KEY]}
 
 

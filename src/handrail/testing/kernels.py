@@ -1,4 +1,4 @@
-"""A whole kernel in a folder of its own, and a person who answers by script."""
+"""A whole kernel in a folder of its own, and a person and a client who answer by script."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections import deque
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
+from handrail.contract.peer import Ask, AskMethod, kind_of
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
 from handrail.contract.tool import Tool
@@ -92,3 +94,44 @@ class ScriptedPerson:
         await self.may_answer.wait()
         prepared = self._answers.popleft() if self._answers else [[""] for _ in questions]
         return [list(one) for one in prepared]
+
+
+class ScriptedPeer:
+    """A :class:`~handrail.contract.peer.Peer` that gives prepared answers and remembers what it was asked.
+
+    :param answers: one mapping of key to answer for each ask, in order; an exception is raised
+    :param kinds: what its client said that it answers
+    """
+
+    def __init__(
+        self,
+        answers: Iterable[Mapping[str, Any] | Exception] = (),
+        kinds: Iterable[str] = ("form", "url", "sample", "sample-tools", "sample-context", "roots"),
+    ) -> None:
+        self._answers = deque(answers)
+        self.kinds: frozenset[str] = frozenset(kinds)
+        self.calls: list[str] = []
+        """On whose behalf each was asked."""
+        self.asks: list[Mapping[str, Ask]] = []
+        self.let_gone: list[str] = []
+        self.asked = asyncio.Event()
+        """Set when something has been asked."""
+        self.may_answer = asyncio.Event()
+        """Clear it to keep everybody waiting."""
+        self.may_answer.set()
+
+    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
+        return kind_of(method, params) in self.kinds
+
+    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        self.calls.append(call_id)
+        self.asks.append(asks)
+        self.asked.set()
+        await self.may_answer.wait()
+        prepared = self._answers.popleft() if self._answers else {key: {"action": "decline"} for key in asks}
+        if isinstance(prepared, Exception):
+            raise prepared
+        return prepared
+
+    def let_go(self, call_id: str) -> None:
+        self.let_gone.append(call_id)

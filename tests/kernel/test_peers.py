@@ -1,0 +1,296 @@
+"""What tools ask of the client at a face, and tell it: the same by either door, judged, bounded, and out of no tool's time."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.doors import Opens, by_both_doors
+
+from handrail import Event, Runtime, ToolError, tool
+from handrail.contract.peer import ASK_KINDS, Ask, kind_of
+from handrail.contract.requires import Requires
+from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+
+FORM = Ask(
+    "elicitation/create",
+    {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}},
+)
+SAMPLE = Ask("sampling/createMessage", {"messages": [], "maxTokens": 9})
+ROOTS = Ask("roots/list", {})
+SAID = {"role": "assistant", "model": "m", "content": {"type": "text", "text": "yes"}}
+ALL = Requires(capabilities=("elicit", "sample", "roots"))
+
+kernel_in = by_both_doors(rules=["allow test.*"])
+
+Puts = Callable[[Runtime], Any]
+
+
+def asking(work: Callable[[Runtime], Any], requires: Requires = ALL, **spec: Any) -> Any:
+    @tool(id="test.ask", side_effect="read", locks=[], requires=requires, **spec)
+    async def ask(runtime: Runtime) -> object:
+        """Ask the client."""
+        return await work(runtime)
+
+    return ask
+
+
+async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path, kernel_in: Opens) -> None:
+    peer = ScriptedPeer(
+        [
+            {
+                "who": {"action": "accept", "content": {"name": "Ada"}},
+                "what": SAID,
+                "where": {"roots": [{"uri": "file:///w", "name": "w"}]},
+            }
+        ]
+    )
+
+    async def work(runtime: Runtime) -> object:
+        runtime.peer.let_go()
+        return dict(await runtime.peer.ask({"who": FORM, "what": SAMPLE, "where": ROOTS}))
+
+    async with kernel_in(tmp_path, tools=[asking(work)]) as kernel:
+        session = await kernel.session(peer=peer)
+        result = await session.call("test.ask", {})
+        assert result.ok, result.error_text
+        assert result.data["who"] == {"action": "accept", "content": {"name": "Ada"}}
+        assert result.data["what"] == SAID and result.data["where"]["roots"][0]["uri"] == "file:///w"
+        assert peer.calls == peer.let_gone == [f"{session.id}/1.0"]
+        assert peer.asks == [{"who": FORM, "what": SAMPLE, "where": ROOTS}]
+        await kernel.log.flush()
+        (body,) = (record.body for record in kernel.log.reader.records() if record.kind == "client-asked")
+        assert body is not None
+        assert [one["method"] for one in body["asks"]] == [FORM.method, SAMPLE.method, ROOTS.method]
+
+
+async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_path: Path, kernel_in: Opens) -> None:
+    async def work(runtime: Runtime) -> object:
+        return [kind for kind, (method, params) in ASK_KINDS.items() if runtime.peer.offers(method, params)]
+
+    peer = ScriptedPeer(kinds=["form", "sample"])
+    async with kernel_in(tmp_path, tools=[asking(work, Requires(capabilities=("elicit", "roots")))]) as kernel:
+        session = await kernel.session(peer=peer)
+        assert (await session.call("test.ask", {})).data == ["form"]
+        peer.kinds = frozenset({"url", "roots"})  # a client without a session says it anew with each request
+        assert (await session.call("test.ask", {})).data == ["url", "roots"]
+        assert (await (await kernel.session()).call("test.ask", {})).data == []
+
+
+async def test_a_tool_may_ask_only_for_what_it_requires_and_its_client_answers(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    async def work(runtime: Runtime) -> object:
+        found: list[str] = []
+        for ask in (
+            SAMPLE,
+            FORM,
+            Ask("elicitation/create", {"mode": "url", "message": "m", "url": "https://a.example"}),
+        ):
+            try:
+                await runtime.peer.ask({"a": ask})
+                found.append("answered")
+            except ToolError as error:
+                found.append(error.kind)
+        return found
+
+    peer = ScriptedPeer(kinds=["form", "sample"])
+    async with kernel_in(tmp_path, tools=[asking(work, Requires(capabilities=("elicit",)))]) as kernel:
+        asked = await (await kernel.session(peer=peer)).call("test.ask", {})
+        assert asked.data == ["denied", "answered", "unavailable"], asked.error_text
+        assert (await (await kernel.session()).call("test.ask", {})).data == ["denied", "unavailable", "unavailable"]
+
+
+@pytest.mark.proves("X-13")
+async def test_the_time_that_a_client_takes_is_not_the_tools(tmp_path: Path, kernel_in: Opens) -> None:
+    over: asyncio.Future[None] | None = None
+
+    async def work(runtime: Runtime) -> object:
+        nonlocal over
+        over = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.25, over.set_result, None)  # beyond the time-out, on the same clock
+        return dict(await runtime.peer.ask({"a": FORM}))
+
+    @tool(
+        id="test.outer",
+        side_effect="read",
+        locks=[],
+        timeout_ms=100,
+        requires=Requires(capabilities=("call", "elicit")),
+    )
+    async def outer(runtime: Runtime) -> object:
+        """Have another tool ask."""
+        result = await runtime.call("test.ask", {})
+        return result.data if result.ok else result.error_text
+
+    peer = ScriptedPeer()
+    peer.may_answer.clear()
+    async with kernel_in(tmp_path, tools=[asking(work, timeout_ms=100), outer]) as kernel:
+        session = await kernel.session(peer=peer)
+        call = asyncio.create_task(session.call("test.outer", {}))
+        await peer.asked.wait()
+        assert over is not None
+        await over
+        assert not call.done()
+        peer.may_answer.set()
+        assert (await call).data == {"a": {"action": "decline"}}
+        assert peer.calls == [f"{session.id}/1.0"]  # of the call that the client made
+
+
+async def test_a_call_that_is_stopped_asks_nobody_any_more(tmp_path: Path, kernel_in: Opens) -> None:
+    ended = asyncio.Event()
+
+    class Patient(ScriptedPeer):
+        async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+            try:
+                self.asked.set()
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                ended.set()
+
+    async def work(runtime: Runtime) -> object:
+        return dict(await runtime.peer.ask({"a": FORM}))
+
+    peer = Patient()
+    async with kernel_in(tmp_path, tools=[asking(work)]) as kernel:
+        session = await kernel.session(peer=peer)
+        call = asyncio.create_task(session.call("test.ask", {}))
+        await peer.asked.wait()
+        session.cancel()
+        assert (await call).error_kind == "cancelled"
+        await ended.wait()
+
+
+GARBAGE: list[tuple[str, Ask, Any]] = [
+    ("nothing at all", FORM, None),
+    ("under another key", FORM, {"b": {"action": "decline"}}),
+    ("no object", FORM, {"a": "yes"}),
+    ("another action", FORM, {"a": {"action": "yes"}}),
+    ("content of another type", FORM, {"a": {"action": "accept", "content": {"name": 7}}}),
+    ("what was not asked for", FORM, {"a": {"action": "accept", "content": {"name": "x", "more": "y"}}}),
+    ("content that is nested", FORM, {"a": {"action": "accept", "content": {"name": {"a": 1}}}}),
+    ("far too much", FORM, {"a": {"action": "accept", "content": {"name": "x" * (17 << 20)}}}),
+    ("a message without a role", SAMPLE, {"a": {"model": "m", "content": {"type": "text", "text": "x"}}}),
+    ("a message of no model", SAMPLE, {"a": {"role": "assistant", "content": {"type": "text", "text": "x"}}}),
+    ("a block of no known type", SAMPLE, {"a": {**SAID, "content": [{"type": "code"}]}}),
+    ("a text block without text", SAMPLE, {"a": {**SAID, "content": {"type": "text"}}}),
+    ("roots elsewhere", ROOTS, {"a": {"roots": [{"uri": "https://a.example"}]}}),
+    ("no roots", ROOTS, {"a": {"roots": "none"}}),
+]
+
+
+@pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
+async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, ask: Ask, answer: Any) -> None:
+    peer = ScriptedPeer([answer])
+
+    async def work(runtime: Runtime) -> object:
+        return dict(await runtime.peer.ask({"a": ask}))
+
+    async with temporary_kernel(tools=[asking(work)], rules=["allow test.*"]) as kernel:
+        result = await (await kernel.session(peer=peer)).call("test.ask", {})
+        assert result.error_kind == "backend", what
+        assert "the client's answer cannot be taken" in (result.error_text or "")
+
+
+async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path: Path) -> None:
+    async def work(runtime: Runtime) -> object:
+        found: list[str] = []
+        for asks in (
+            {},
+            {str(number): FORM for number in range(17)},
+            {"a": Ask("elicitation/create", {**FORM.params, "message": "x" * (9 << 20)})},
+            {"a": Ask("elicitation/create", {"message": "m", "requestedSchema": {"type": "no such"}})},
+            {"a": Ask("elicitation/create", {"mode": "url", "message": "m", "url": "file:///etc/passwd"})},
+            {"\n": FORM},
+            {"a": "not an ask"},
+        ):
+            with pytest.raises(ToolError) as refused:
+                await runtime.peer.ask(asks)  # pyright: ignore[reportArgumentType]
+            found.append(refused.value.kind)
+        answered = 0
+        for _ in range(10_000):
+            try:
+                await runtime.peer.ask({str(number): FORM for number in range(16)})
+                answered += 16
+            except ToolError as error:
+                return [*found, error.kind, answered]
+        return None
+
+    peer = ScriptedPeer()
+    async with temporary_kernel(tmp_path, tools=[asking(work)], rules=["allow test.*"]) as kernel:
+        result = await (await kernel.session(peer=peer)).call("test.ask", {})
+        assert result.data == [*["invalid_input", "invalid_input", "limit"], *["invalid_input"] * 4, "limit", 256]
+        assert sum(map(len, peer.asks)) == 256
+
+
+async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path: Path, kernel_in: Opens) -> None:
+    secret = "correct-horse-battery"
+
+    async def work(runtime: Runtime) -> object:
+        runtime.log("warning", {"said": [secret]}, "part")
+        runtime.progress(f"at {secret}", done=1, total=4)
+        await runtime.peer.ask({"a": Ask("elicitation/create", {**FORM.params, "message": secret})})
+
+    peer, seen = ScriptedPeer(), list[Event]()
+    async with kernel_in(tmp_path, tools=[asking(work)], secrets={"KEY": secret}) as kernel:
+        session = await kernel.session(peer=peer)
+        told = asyncio.Event()
+        session.watch(seen.append)
+        session.watch(lambda event: told.set() if event.kind == "finished" else None)
+        assert (await session.call("test.ask", {})).ok
+        await told.wait()
+        assert peer.asks and secret not in str(peer.asks) and secret not in str(seen)
+        (log,) = (event.data for event in seen if event.kind == "log")
+        assert (log["level"], log["logger"]) == ("warning", "part") and log["data"]["said"] != [secret]
+        (far,) = (event.data for event in seen if event.kind == "progress")
+        assert (far["fraction"], far["done"], far["total"]) == (0.25, 1, 4)
+
+
+async def test_a_level_that_there_is_not_is_refused_and_a_message_without_end_is_not_told(tmp_path: Path) -> None:
+    async def work(runtime: Runtime) -> object:
+        runtime.log("info", "x" * 100_000)
+        runtime.progress(done=float("nan"), total=0)
+        with pytest.raises(ToolError, match="no level"):
+            runtime.log("loud", "x")  # pyright: ignore[reportArgumentType]
+
+    seen: list[Event] = []
+    async with temporary_kernel(tmp_path, tools=[asking(work)], rules=["allow test.*"]) as kernel:
+        session = await kernel.session()
+        session.watch(seen.append)
+        assert (await session.call("test.ask", {})).ok
+        data = {event.kind: event.data for event in seen}
+        assert len(str(data["log"]["data"])) < 200
+        assert data["progress"]["done"] is None and data["progress"]["fraction"] is None
+
+
+async def test_a_tool_in_a_thread_tells_and_lets_go_from_there(tmp_path: Path, kernel_in: Opens) -> None:
+    threads: list[int] = []
+
+    @tool(id="test.thread", side_effect="read", locks=[], requires=ALL)
+    def work(runtime: Runtime) -> str:
+        """Tell from a thread."""
+        threads.append(threading.get_ident())
+        runtime.log("info", "from a thread")
+        runtime.peer.let_go()
+        return asyncio.run(_ask(runtime))
+
+    peer, kinds, told = ScriptedPeer(), list[str](), asyncio.Event()
+    async with kernel_in(tmp_path, tools=[work]) as kernel:
+        session = await kernel.session(peer=peer)
+        session.watch(lambda event: kinds.append(event.kind))
+        session.watch(lambda event: told.set() if event.kind == "finished" else None)
+        assert (await session.call("test.thread", {})).data == "decline"
+        await told.wait()
+        assert threads != [threading.get_ident()] and "log" in kinds and len(peer.let_gone) == 1
+
+
+async def _ask(runtime: Runtime) -> str:
+    return (await runtime.peer.ask({"a": FORM}))["a"]["action"]
+
+
+def test_every_kind_of_request_is_of_its_kind() -> None:
+    assert all(kind_of(method, params) == kind for kind, (method, params) in ASK_KINDS.items())
