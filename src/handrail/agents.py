@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,10 +22,13 @@ from handrail.registry.generation import Generation
 from handrail.registry.pins import StoredPins
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.offered import offered_sources
+from handrail.registry.sources.source import Source
 from handrail.runtime.further_roots import further_roots
 from handrail.runtime.roots import FurtherRoots
 from handrail.runtime.secrets import SecretStore
 from handrail.store.folders import Folders
+from handrail.upstreams import listed_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +112,15 @@ def sources_of(
     confinement: Confinement,
     secrets: SecretStore,
     given: tuple[Tool, ...] = (),
+    upstreams: Callable[[], Iterable[Source]] | None = None,
 ) -> ToolSources:
     """Where an agent's tools come from.
 
     :param secrets: what they may be given
     :param given: tools given in code
+    :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
     """
+    looked_at = upstreams or (lambda: listed_sources(config, folders))
     (_, everybody), (_, of_agent) = config.tool_folders(checked.manifest.id)
     return ToolSources(
         everybody,
@@ -126,6 +132,7 @@ def sources_of(
         secrets,
         StoredPins(folders.state),
         config.disabled,
+        lambda: [*offered_sources(), *looked_at()],
     )
 
 

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import hashlib
 import itertools
 import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any, NamedTuple
 
 from handrail.agents import Appointed, appoint, equipped, sources_of
@@ -32,6 +37,7 @@ from handrail.contract.tool import Tool
 from handrail.policy.authority import Authority
 from handrail.policy.capabilities import agent_layer, call_set, ceiling_layer
 from handrail.policy.checking import check_loaded, contradictions, specs_of
+from handrail.policy.defaults import default_rules
 from handrail.policy.external import ExternalWatchdog
 from handrail.policy.hidden import hidden as hides
 from handrail.policy.modes import Mode, in_mode
@@ -43,6 +49,7 @@ from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Generation
 from handrail.registry.sources.all import ToolSources
 from handrail.registry.sources.executables import Confinement
+from handrail.registry.sources.source import Source
 from handrail.registry.succession import OpenTools, Succession
 from handrail.runtime.guard import Guarded
 from handrail.runtime.secrets import SecretStore
@@ -50,6 +57,7 @@ from handrail.runtime.surface import CallRuntime
 from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
 from handrail.store.opening import Store
+from handrail.upstreams import Ground, Upstreams, configured
 
 
 @dataclass(slots=True)
@@ -72,8 +80,12 @@ class Rooms:
     """What ``sandbox`` stands on: it holds what is ready for the next calls."""
     finder: Searches
     """Searches the tools of every generation."""
+    upstreams: Upstreams
+    """The MCP servers whose tools every agent may have."""
     shelves: dict[str, tuple[Appointed, Shelf]] = field(default_factory=dict[str, tuple[Appointed, Shelf]])
     """The shared ones, by agent, each with the manifest that it was made by."""
+    every: weakref.WeakSet[Shelf] = field(default_factory=weakref.WeakSet[Shelf])
+    """Those of single processes too."""
     outdated: list[Shelf] = field(default_factory=list[Shelf])
     """Those whose manifest has changed since; sessions may still work with them."""
     open_tools: OpenTools = field(default_factory=OpenTools)
@@ -136,11 +148,17 @@ class Rooms:
             catalog=self.config.settings.catalog.options(appointed.manifest.core),
         )
 
+    async def look_again(self, source: Source) -> None:
+        """Publish what a source has now, to everybody. One agent's faults keep nothing from the others."""
+        shelves = [shelf for shelf in self.every if not shelf.succession.closed]
+        await asyncio.gather(*(shelf.refresh([source]) for shelf in shelves), return_exceptions=True)
+
     async def aclose(self) -> None:
         """End the tools that stay up between calls, and the sandboxes that are ready for more: all of them, whatever goes
         wrong with some."""
         async with AsyncExitStack() as ends:
             ends.push_async_callback(self.programs.aclose)  # the last
+            ends.push_async_callback(self.upstreams.aclose)
             ends.push_async_callback(self.finder.aclose)
             for shelf in (*self.outdated, *(shelf for _, shelf in self.shelves.values())):
                 ends.push_async_callback(shelf.succession.aclose)
@@ -170,7 +188,16 @@ class Rooms:
             return call_set(spec, variables, layer, self.ceiling), profile
 
         confinement = Confinement(self.sandbox, _profile_of, own)
-        sources = sources_of(self.config, appointed.checked, self.store.folders, confinement, secrets, given)
+        upstreams = self.upstreams
+        sources = sources_of(
+            self.config,
+            appointed.checked,
+            self.store.folders,
+            confinement,
+            secrets,
+            given,
+            lambda: upstreams.sources,
+        )
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)
         shelf = Shelf(
             sources,
@@ -179,6 +206,7 @@ class Rooms:
             lambda: next(self.numbers),
             self._published,
         )
+        self.every.add(shelf)
         return shelf, parsed
 
     def _layer(self, appointed: Appointed, generations: Iterable[Generation]) -> Layer:
@@ -213,7 +241,13 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
     programs = sandbox_of(config)
-    return Rooms(
+    ceiling = ceiling_layer(settings.ceiling, variables)
+    upstreams = Upstreams(
+        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config)),
+        configured(config, known, lambda value: _learned(redactor, value)),
+        version=version("handrail"),
+    )
+    rooms = Rooms(
         store,
         config,
         log,
@@ -221,12 +255,32 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         arbiter,
         interrupted,
         variables,
-        ceiling_layer(settings.ceiling, variables),
+        ceiling,
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
         Searches(folders.own / "search", encoder_of(_embedder(settings.search, known))),
+        upstreams,
     )
+    upstreams.when_changed = rooms.look_again
+    upstreams.look_at_new()
+    return rooms
+
+
+def _project_book(config: Configuration) -> RuleBook:
+    """What holds for programs that belong to no call: what ships, and the project's rules."""
+    texts = [one for one in _rule_texts(config, ()) if not one.left_out]
+    try:
+        own = parse_rules(texts, None)
+    except LoadError:
+        own = []  # every fault is told with the agent's
+    return RuleBook(default_rules()).with_rules(*own)
+
+
+def _learned(redactor: Redactor, value: str) -> None:
+    """Redact a value that stands in a configuration of somebody else's form, where it can be."""
+    with contextlib.suppress(ValueError):
+        redactor.learn({f"mcp-{hashlib.sha256(value.encode()).hexdigest()[:8]}": value})
 
 
 def _embedder(settings: SearchSettings, known: SecretStore) -> Chosen:

@@ -148,6 +148,7 @@ class HeldKernel(Kernel):
             rules=context.rules.with_rules(*project_rules(self.approvals), *further),
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
+            origin=entry.tool.origin,
         )
 
     async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:

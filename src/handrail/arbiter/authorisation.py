@@ -118,4 +118,5 @@ class Authorisation:
             rules=lane.rules,
             roots=lane.around.roots,
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
+            origin=call.entry.tool.origin,
         )

@@ -26,6 +26,9 @@ class Tool(abc.ABC):
     """Runs inside the kernel's process as its operator's own code, and is labelled so. False only where the
     operating system confines what the tool does."""
 
+    origin: str | None = None
+    """``mcp:SERVER:TOOL`` of a tool of an upstream MCP server, by which rules may name it."""
+
     own_secrets: frozenset[str] | None = None
     """The names of the secrets that it gets where it runs. None: those of the kernel that it is called by."""
 

@@ -154,6 +154,18 @@ def program_outside(name: str, workspace: str) -> str | None:
     return None
 
 
+def around(program: str, workspace: str) -> tuple[str, ...]:
+    """What has to be mounted for a program by its absolute path: the installation that it clearly stands in, and what that
+    stands on; else its folder."""
+    keep_out = (*home_folders(), workspace)
+    found: list[str] = []
+    for path in (os.path.realpath(Path(program).parent), Path(os.path.realpath(program)).parent):
+        folder = str(path)
+        if not _system(folder) and not any(_beneath(other, folder) for other in keep_out):
+            found += [_installation(folder, keep_out), *_bases(Path(folder).parent, keep_out)]
+    return _outermost(found)
+
+
 def _installation(folder: str, keep_out: Iterable[str]) -> str:
     """What to mount for a folder of programs: the installation around it if there clearly is one, else itself."""
     parent = Path(folder).parent

@@ -1,0 +1,84 @@
+"""What carries the messages of one connection, and what it tells of its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+Message = dict[str, Any]
+
+MAX_MESSAGE_BYTES = 16 * 1024 * 1024
+"""Of one message of a server; a longer one is not kept."""
+
+
+class RpcError(Exception):
+    """A server answered a request with an error, or its transport did."""
+
+    def __init__(self, code: int, message: str, data: Any = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.data = data
+
+
+class TooLong(Exception):
+    """An answer is longer than is kept; everything else goes on."""
+
+
+class Lost(Exception):
+    """The connection is no more.
+
+    :param unsent: whether the request is known not to have reached the server's tools
+    :param forgotten: the server is there, and knows nothing of this connection any more
+    """
+
+    def __init__(self, why: str, *, unsent: bool = False, forgotten: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.unsent = unsent or forgotten
+        self.forgotten = forgotten
+
+
+class Ears(Protocol):
+    """Who is told what comes over a channel. None of these blocks, none raises."""
+
+    def heard(self, message: Message, related: int | None) -> None:
+        """:param related: the request of ours on whose stream it came, where the transport tells"""
+        ...
+
+    def failed(self, request: int | None, error: Exception) -> None:
+        """A request will not be answered; None where nobody can tell which."""
+        ...
+
+    def lost(self, why: Lost) -> None:
+        """Nothing will come any more."""
+        ...
+
+
+class Channel(Protocol):
+    """Opened, closed and read by one task; written to by any."""
+
+    async def open(self, ears: Ears) -> None:
+        """
+        :raises Lost: where the server cannot be reached
+        """
+        ...
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        """
+        :param headers: further fields, for a transport that has such
+        :raises Lost: where it cannot be sent
+        """
+        ...
+
+    def abandon(self, request: int) -> bool:
+        """Nobody waits for the answer any more. Whether the transport itself tells the server so."""
+        ...
+
+    def settled(self, protocol: str, *, modern: bool) -> None:
+        """The version that is spoken from now on."""
+        ...
+
+    async def aclose(self) -> None:
+        """End it, and return when nothing of it is left. Never raises."""
+        ...

@@ -1,0 +1,113 @@
+"""What a server said that it has, kept between starts, so that nobody has to be connected to know it.
+
+The file lies in the state root for all workspaces of this user; what cannot be read as a listing of just this server
+counts as none. Everything in it is the server's words: it is judged anew at each load.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from handrail.contract.errors import StartError
+from handrail.store import private
+
+VERSION = 1
+MAX_BYTES = 64 * 1024 * 1024
+MOST_ITEMS = 5_000
+"""Tools, resources, templates or prompts of one server."""
+MAX_ITEM_BYTES = 1024 * 1024
+Item = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """As the server writes it, each item a JSON object.
+
+    :param protocol: the version that was spoken
+    :param left_out: how many items were too many or too large
+    """
+
+    tools: tuple[Item, ...] = ()
+    resources: tuple[Item, ...] = ()
+    templates: tuple[Item, ...] = ()
+    prompts: tuple[Item, ...] = ()
+    capabilities: Item = field(default_factory=dict[str, Any])
+    server: Item = field(default_factory=dict[str, Any])
+    protocol: str = ""
+    left_out: int = 0
+
+    def tool(self, name: str) -> Item | None:
+        return next((one for one in self.tools if one.get("name") == name), None)
+
+
+def kept_items(given: Iterable[object]) -> tuple[tuple[Item, ...], int]:
+    """Those that are objects within bounds, and how many are not."""
+    kept: list[Item] = []
+    left_out = 0
+    for one in given:
+        fits = isinstance(one, dict) and len(kept) < MOST_ITEMS
+        if fits:
+            try:
+                fits = len(json.dumps(one)) <= MAX_ITEM_BYTES
+            except (ValueError, RecursionError):
+                fits = False
+        if fits:
+            kept.append(cast("Item", one))
+        else:
+            left_out += 1
+    return tuple(kept), left_out
+
+
+def read(state: Path, name: str, definition: str) -> Listing | None:
+    """The listing of the server ``name``, where it is of the same definition.
+
+    :param state: the root of all state
+    :param definition: the hash of the server's definition
+    """
+    content = private.read(_path(state, name), MAX_BYTES)
+    if content is None:
+        return None
+    try:
+        data: Any = json.loads(content)
+        if data["version"] != VERSION or data["name"] != name or data["definition"] != definition:
+            return None
+        found: Any = data["listing"]
+        lists = {key: kept_items(found[key])[0] for key in ("tools", "resources", "templates", "prompts")}
+        return Listing(
+            **lists,
+            capabilities=_object(found["capabilities"]),
+            server=_object(found["server"]),
+            protocol=str(found["protocol"]),
+            left_out=int(found["left_out"]),
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+def write(state: Path, name: str, definition: str, listing: Listing) -> None:
+    """Keep it. A state folder that cannot be written keeps nobody from working: the server is asked again next time."""
+    path = _path(state, name)
+    whole = {"version": VERSION, "name": name, "definition": definition, "listing": asdict(listing)}
+    with contextlib.suppress(OSError, StartError):
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        private.write(path, json.dumps(whole, ensure_ascii=True, sort_keys=True).encode())
+
+
+def forget(state: Path, name: str) -> None:
+    """Know nothing of the server any more."""
+    with contextlib.suppress(OSError):
+        _path(state, name).unlink()
+
+
+def _object(value: object) -> Item:
+    return cast("Item", value) if isinstance(value, dict) else {}
+
+
+def _path(state: Path, name: str) -> Path:
+    return state / "mcp" / "listings" / f"{hashlib.sha256(name.encode()).hexdigest()[:24]}.json"

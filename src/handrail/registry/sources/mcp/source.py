@@ -1,0 +1,95 @@
+"""An upstream server as the registry sees it: what it listed the last time, judged like every foreign source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from handrail.contract.errors import Fault
+from handrail.registry.sources.mcp import listing as listings
+from handrail.registry.sources.mcp.definition import ServerDefinition
+from handrail.registry.sources.mcp.installed import Refused, resolve
+from handrail.registry.sources.mcp.listing import Item, Listing
+from handrail.registry.sources.mcp.tools import McpTool
+from handrail.registry.sources.source import Found, Loaded, Rank
+
+if TYPE_CHECKING:
+    from handrail.registry.sources.mcp.owner import Upstream
+
+
+class McpSource:
+    """Implements :class:`~handrail.registry.sources.source.Source`. Loading looks at what is known and connects nobody.
+
+    :param upstream: None for who only looks
+    """
+
+    rank: Rank = "package"
+    foreign = True
+
+    def __init__(
+        self, definition: ServerDefinition, state: Path, workspace: str, upstream: Upstream | None = None
+    ) -> None:
+        self.definition = definition
+        self.upstream = upstream
+        self._state = state
+        self._workspace = workspace
+        self._requires = definition.requires
+        self._made: dict[str, McpTool] = {}
+
+    @property
+    def name(self) -> str:
+        return self.definition.name
+
+    @property
+    def listing(self) -> Listing | None:
+        """What the server is known to have; None before anybody has been connected to it."""
+        if self.upstream is not None:
+            return self.upstream.listing
+        return listings.read(self._state, self.name, self.definition.hash)
+
+    def fault(self) -> str:
+        """Why the server cannot be used as it is configured; empty where it can."""
+        if self.definition.missing:
+            return self.definition.missing
+        if self.definition.transport == "stdio":
+            try:
+                resolve(self.definition, self._state, self._workspace)
+            except Refused as error:
+                return str(error)
+        return ""
+
+    def load(self) -> Loaded:
+        faults: list[Fault] = []
+        if fault := self.fault():
+            faults.append(Fault(self.definition.place, "", fault))
+        listing = self.listing
+        if listing is None:
+            return Loaded((), tuple(faults), self.name, self.definition.about)
+        found: list[Found] = []
+        made: dict[str, McpTool] = {}
+        for item in listing.tools:
+            tool = self._tool(item, made, faults)
+            if tool is not None:
+                found.append(Found(tool, f"mcp server {self.name}"))
+        if listing.left_out:
+            faults.append(
+                Fault(f"mcp server {self.name}", "", f"{listing.left_out} of what it lists is too much or too large")
+            )
+        self._made = made
+        return Loaded(tuple(found), tuple(faults), self.name, self.definition.about)
+
+    def _tool(self, item: Item, made: dict[str, McpTool], faults: list[Fault]) -> McpTool | None:
+        name = str(item.get("name"))
+        if name in made:
+            faults.append(Fault(f"mcp server {self.name}", name, "is listed twice; the first counts"))
+            return None
+        known = self._made.get(name)
+        if known is not None and (known.item is item or known.item == item):
+            made[name] = known
+            return known
+        try:
+            made[name] = tool = McpTool(item, self.upstream, self.definition, self._requires)
+        except (ValueError, TypeError, RecursionError) as error:
+            faults.append(Fault(f"mcp server {self.name}", name[:100], str(error)))
+            return None
+        return tool

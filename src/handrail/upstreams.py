@@ -1,0 +1,365 @@
+"""The upstream MCP servers of a configuration: what each is, and, in the process that holds the workspace, who keeps it.
+
+Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
+folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from handrail.config import Configuration
+from handrail.config.mcp import McpServer, SecretValue
+from handrail.contract.errors import Fault, LoadError, UsageError
+from handrail.contract.hosts import bracketed, fault_in_host, read_url
+from handrail.contract.requires import CapabilitySet, Layer, Variables, expand
+from handrail.contract.sandbox import Process, Profile, Program, Sandbox
+from handrail.policy.hidden import hidden as hides
+from handrail.policy.matching import Ranking
+from handrail.policy.rules import Rule, RuleBook
+from handrail.registry.sources.mcp.channel import Channel, Lost
+from handrail.registry.sources.mcp.definition import Oauth, ServerDefinition
+from handrail.registry.sources.mcp.installed import Refused, resolve
+from handrail.registry.sources.mcp.owner import BACKOFF_S, Upstream
+from handrail.registry.sources.mcp.source import McpSource
+from handrail.registry.sources.mcp.stdio import StdioChannel
+from handrail.registry.sources.source import Source
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.store.folders import Folders
+
+if TYPE_CHECKING:
+    from handrail.sandbox.egress import Gate
+
+_SECRET_NAME = re.compile(r"token|key|secret|passw|auth|credential", re.IGNORECASE)
+_LEAST_SECRET = 8
+
+
+def configured(
+    config: Configuration,
+    secrets: SecretStore = NO_SECRETS,
+    learn: Callable[[str], None] = lambda value: None,
+    environment: Mapping[str, str] | None = None,
+) -> list[ServerDefinition]:
+    """The servers that a configuration names and has not put out.
+
+    :param secrets: what the operator has; a server that needs another one is there and says so
+    :param learn: told every value that may be a secret
+    :raises LoadError: with everything that is wrong
+    """
+    faults: list[Fault] = []
+    servers: dict[str, tuple[McpServer, str]] = {}
+    known = os.environ if environment is None else environment
+    for file in config.settings.mcp.files:
+        path = Path(file).expanduser()
+        if not path.is_absolute():
+            path = config.folder / path
+        if (workspace := config.workspace) is not None and _is_beneath(path, workspace.path.parent):
+            faults.append(
+                Fault("mcp.files", file, "lies in the workspace, where a model can write; keep it apart from it")
+            )
+            continue
+        from handrail.config.mcp_files import servers_in
+
+        found, problems = servers_in(path, known, learn)
+        faults += problems
+        for name, server in found.items():
+            if name in servers:
+                faults.append(
+                    Fault(str(path), f"mcpServers.{name}", f"is in {servers[name][1]} too; rename one of the two")
+                )
+            else:
+                servers[name] = server, str(path)
+    for name, own in config.settings.mcp.servers.items():
+        place = f"[mcp.servers.{name}]"
+        if own.command is None and own.url is None:
+            if name not in servers:
+                faults.append(
+                    Fault(place, "", "says neither command nor url, and no file under [mcp] files has this server")
+                )
+                continue
+            base, file = servers[name]
+            merged = {**base.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
+            try:
+                servers[name] = McpServer.model_validate(merged), f"{place} and {file}"
+            except ValueError as error:
+                faults.append(Fault(place, "", str(error)))
+        elif name in servers:
+            faults.append(Fault(place, "", f"is in {servers[name][1]} too; leave command and url out, or rename one"))
+        else:
+            servers[name] = own, place
+    faults += _faults_together(servers)
+    if faults:
+        raise LoadError(faults)
+    return [
+        definition_of(name, server, place, secrets, learn)
+        for name, (server, place) in servers.items()
+        if server.enabled
+    ]
+
+
+def definition_of(
+    name: str, server: McpServer, place: str, secrets: SecretStore, learn: Callable[[str], None] = lambda value: None
+) -> ServerDefinition:
+    """One server as its owner takes it, with the values of its secrets."""
+    missing: list[str] = []
+
+    def value(key: str, given: str | SecretValue) -> str:
+        if isinstance(given, str):
+            if _SECRET_NAME.search(key) and len(given) >= _LEAST_SECRET:
+                learn(given)
+            return given
+        if (why := secrets.reason_missing(given.secret)) is not None:
+            missing.append(why)
+            return ""
+        return given.prefix + secrets.chosen([given.secret])[given.secret]
+
+    oauth = server.oauth
+    grants = [grant for grant in ("sampling", "elicitation", "roots") if getattr(server, grant)]
+    return ServerDefinition(
+        name,
+        place,
+        "stdio" if server.url is None else server.transport,
+        command=server.command or "",
+        args=server.args,
+        environment={key: value(key, one) for key, one in server.env.items()},
+        url=server.url or "",
+        headers={key: value(key, one) for key, one in server.headers.items()},
+        oauth=Oauth()
+        if oauth is None
+        else Oauth(
+            oauth.grant,
+            oauth.client_id,
+            "" if oauth.client_secret is None else value("secret", oauth.client_secret),
+            oauth.scopes,
+        ),
+        prefix=server.prefix,
+        about=server.about,
+        hosts=server.hosts,
+        read=server.read,
+        write=server.write,
+        folders=server.folders,
+        grants=frozenset(grants),
+        side_effects=server.side_effects,
+        trust_hints=server.trust_hints,
+        timeout_ms=server.timeout_ms,
+        connect_timeout_ms=server.connect_timeout_ms,
+        missing="; ".join(missing),
+    )
+
+
+def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault]:
+    found: list[Fault] = []
+    prefixes: dict[str, str] = {}
+    for name, (server, place) in servers.items():
+        prefix = name if server.prefix is None else server.prefix
+        if prefix in prefixes and server.enabled:
+            found.append(
+                Fault(place, "prefix", f"is {prefix!r}, which is that of {prefixes[prefix]}; each has its own")
+            )
+        elif server.enabled:
+            prefixes[prefix] = name
+        found += [Fault(place, "hosts", problem) for host in server.hosts if (problem := fault_in_host(host))]
+        if server.url is not None:
+            try:
+                read_url(server.url)
+            except ValueError as error:
+                found.append(Fault(place, "url", str(error)))
+        for folder in server.folders:
+            if not folder.startswith("/"):
+                found.append(Fault(place, "folders", f"{folder!r} is no absolute path"))
+    for name, (server, place) in servers.items():
+        requires = definition_of(name, server, place, NO_SECRETS).requires
+        found += [Fault(place, where.removeprefix("requires.fs."), problem) for where, problem in requires.faults()]
+    return found
+
+
+def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
+    """The servers for who only looks at tools: what they listed the last time, and nobody connected.
+
+    :raises LoadError: with everything that is wrong with their configuration
+    """
+    names = SecretStore(dict.fromkeys(config.settings.secrets, ""))
+    return [McpSource(one, folders.state, str(folders.workspace)) for one in configured(config, names)]
+
+
+class Ground(NamedTuple):
+    """What the servers of one workspace stand on.
+
+    :param rules: the project's, of which those that deny hosts and files hold for servers too
+    """
+
+    folders: Folders
+    sandbox: Sandbox
+    variables: Variables
+    ceiling: Layer | None
+    rules: RuleBook
+
+
+class Upstreams:
+    """The servers of one workspace, in the process that holds it. For one event loop.
+
+    :ivar when_changed: told each source that lists something else than before
+    """
+
+    def __init__(self, ground: Ground, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
+        self._ground = ground
+        self._version = version
+        self.backoff_s: Sequence[float] = BACKOFF_S
+        self._sources: dict[str, McpSource] = {}
+        self.when_changed: Callable[[McpSource], Awaitable[object]] = _nobody
+        self._looking: set[asyncio.Task[None]] = set()
+        self._closed = False
+        for definition in definitions:
+            self.add(definition)
+
+    def add(self, definition: ServerDefinition) -> McpSource:
+        """One more.
+
+        :raises UsageError: for a name that there is
+        """
+        if definition.name in self._sources:
+            raise UsageError(f"there is an MCP server {definition.name!r} already; give this one another name")
+        source: McpSource
+
+        async def changed() -> None:
+            if not self._closed:
+                with contextlib.suppress(UsageError):  # the kernel is being closed
+                    await self.when_changed(source)
+
+        ground = self._ground
+        upstream = Upstream(
+            definition,
+            lambda: self._channel(definition),
+            ground.folders.state,
+            changed,
+            version=self._version,
+            backoff_s=self.backoff_s,
+        )
+        source = McpSource(definition, ground.folders.state, str(ground.folders.workspace), upstream)
+        self._sources[definition.name] = source
+        return source
+
+    async def remove(self, name: str) -> None:
+        """End one and know it no more."""
+        source = self._sources.pop(name)
+        assert source.upstream is not None
+        await source.upstream.aclose()
+
+    @property
+    def sources(self) -> list[McpSource]:
+        return list(self._sources.values())
+
+    def __getitem__(self, name: str) -> Upstream:
+        """:raises KeyError: when there is none of that name"""
+        upstream = self._sources[name].upstream
+        assert upstream is not None
+        return upstream
+
+    def __iter__(self) -> Iterable[Upstream]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        return (source.upstream for source in self.sources if source.upstream is not None)
+
+    def look_at_new(self) -> None:
+        """Connect, in the background, those of which nobody knows what they have; all others wait for their first use."""
+        for source in self.sources:
+            upstream = source.upstream
+            if upstream is not None and upstream.listing is None and not source.fault():
+                task = asyncio.create_task(_looked_at(upstream), name=f"mcp {upstream.name}: first look")
+                self._looking.add(task)
+                task.add_done_callback(self._looking.discard)
+
+    async def looked_at(self) -> None:
+        """Wait until every server that nobody knew has been tried once."""
+        if self._looking:
+            await asyncio.wait(tuple(self._looking))
+
+    async def aclose(self) -> None:
+        """End all of them at once, whatever goes wrong with some."""
+        self._closed = True
+        for task in tuple(self._looking):
+            task.cancel()
+        upstreams = [source.upstream for source in self.sources if source.upstream is not None]
+        await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
+
+    def _channel(self, definition: ServerDefinition) -> Channel:
+        if definition.transport == "stdio":
+            return StdioChannel(lambda: self._started(definition))
+        from handrail.registry.sources.mcp.http import http_channel
+
+        return http_channel(definition, self._reach(definition), self._gate(definition), self._ground.folders.state)
+
+    def _reach(self, definition: ServerDefinition) -> CapabilitySet:
+        """Where Handrail itself may dial for a server. ``localhost`` is the machine's loopback, as its operator means it."""
+        hosts = list(definition.reached)
+        for address in (read_url(definition.url).host,):
+            if address.name == "localhost":
+                hosts += [f"127.0.0.1:{address.port}", f"{bracketed('::1')}:{address.port}"]
+        return self._set(Layer(f"mcp server {definition.name}", hosts=tuple(hosts)))
+
+    def _set(self, layer: Layer) -> CapabilitySet:
+        ceiling = self._ground.ceiling
+        return CapabilitySet((layer,) if ceiling is None else (layer, ceiling))
+
+    def _gate(self, definition: ServerDefinition) -> Gate:
+        """What the project's rules deny is denied to servers too, whoever calls; to ask about it, there is nobody."""
+        ranking = Ranking((rule for rule in self._ground.rules if _is_about_hosts(rule)), "host")
+
+        def gate(host: str, port: int) -> str | None:
+            used = ranking.winner(f"{host}:{port}")
+            if used is None or used.rule.action != "deny":
+                return None
+            return f"a rule denies {host} to mcp server {definition.name}: {used.rule.text} ({used.rule.source})"
+
+        return gate
+
+    async def _started(self, definition: ServerDefinition) -> Process:
+        """The program of a server, in a sandbox of what the server was granted.
+
+        :raises Lost: where it cannot be started
+        """
+        ground = self._ground
+        workspace = str(ground.folders.workspace)
+
+        def found() -> tuple[tuple[str, ...], tuple[str, ...]]:
+            resolved = resolve(definition, ground.folders.state, workspace)
+            resolved.check()
+            return resolved.argv, resolved.folders
+
+        try:
+            argv, folders = await asyncio.to_thread(found)
+        except Refused as refused:
+            raise Lost(str(refused), unsent=True) from None
+        layer = expand(definition.requires, ground.variables, f"mcp server {definition.name}")
+        profile = Profile(
+            workspace,
+            ground.folders.home_of(f"mcp-{definition.name}"),
+            bool(definition.write),
+            readable=tuple(dict.fromkeys((*folders, *map(os.path.realpath, definition.folders)))),
+            hidden=(str(ground.folders.state),),
+            environment=definition.environment,
+            gate=self._gate(definition),
+            denials=hides(ground.rules, workspace),
+        )
+        return await ground.sandbox.start(self._set(layer), profile, Program(argv))
+
+
+async def _looked_at(upstream: Upstream) -> None:
+    with contextlib.suppress(Exception):  # why it cannot be reached is told by whoever asks for it
+        await upstream.connected()
+
+
+async def _nobody(_: McpSource) -> None:
+    return None
+
+
+def _is_about_hosts(rule: Rule) -> bool:
+    return rule.scope != "default" and rule.permission in ("net.fetch", "net.*", "*")
+
+
+def _is_beneath(path: Path, folder: Path) -> bool:
+    return path.resolve().is_relative_to(folder.resolve()) or path.absolute().is_relative_to(folder)
