@@ -9,6 +9,7 @@ from typing import Literal
 
 from handrail.contract.errors import Fault
 from handrail.contract.names import nearest, wire_name
+from handrail.contract.offering import Offering
 from handrail.contract.schema import Schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -91,10 +92,11 @@ class Generation:
     :param aliases: alias to id
     :param quarantined: what foreign sources offered and could not be taken, with the reasons
     :param beyond: ids of tools that there are and that this agent does not have; a rule may name them
+    :param offerings: what the sources have beside tools, in their order
     :raises ValueError: when two tools, aliases or wire names are the same
     """
 
-    __slots__ = ("__weakref__", "_by_name", "aliases", "beyond", "entries", "number", "quarantined")
+    __slots__ = ("__weakref__", "_by_name", "aliases", "beyond", "entries", "number", "offerings", "quarantined")
 
     def __init__(
         self,
@@ -103,6 +105,7 @@ class Generation:
         aliases: Mapping[str, str] | None = None,
         quarantined: Iterable[Fault] = (),
         beyond: Iterable[str] = (),
+        offerings: Iterable[Offering] = (),
     ) -> None:
         given = tuple(entries)
         by_id = {entry.id: entry for entry in given}
@@ -121,6 +124,7 @@ class Generation:
         self.aliases: Mapping[str, str] = MappingProxyType(dict(aliases or {}))
         self.quarantined = tuple(quarantined)
         self.beyond = frozenset(beyond)
+        self.offerings = tuple(offerings)
         self._by_name = by_name
 
     def __len__(self) -> int:

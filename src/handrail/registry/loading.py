@@ -94,7 +94,8 @@ def load_generation(
     if table.faults:
         raise LoadError(table.faults)
     names = {**table.shipped, **(aliases or {})}
-    generation = Generation(number, table.rows.values(), names, table.quarantined)
+    offerings = [loaded.offering for _, loaded in every if loaded.offering is not None]
+    generation = Generation(number, table.rows.values(), names, table.quarantined, offerings=offerings)
     if memory is not None:
         memory.conditions, memory.found = table.conditions, tuple(every)
         memory.entries, memory.approved = table.rows, table.approved

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from handrail.contract.errors import Fault
+from handrail.contract.offering import Offering
 from handrail.contract.tool import Tool
 
 Rank = Literal["built-in", "global", "agent", "code", "package"]
@@ -28,6 +29,7 @@ class Loaded:
     :param name: what the operator calls the source, where it is a foreign one; its tools are one category of that name
     :param about: the operator's text on it, for models. Never the source's own
     :param aliases: further names of its tools, alias to id; those of the built-ins count
+    :param offering: its resources and prompts, where it has some; the same object as long as those are the same
     """
 
     tools: tuple[Found, ...] = ()
@@ -35,6 +37,7 @@ class Loaded:
     name: str = ""
     about: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
+    offering: Offering | None = None
 
 
 class Source(Protocol):
