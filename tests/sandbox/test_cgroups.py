@@ -11,7 +11,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.contract.sandbox import Limits
-from handrail.sandbox import bubblewrap, cgroups
+from handrail.sandbox import bubblewrap, cgroups, memory
 from handrail.sandbox.process import Confined
 
 FORKS = """python3 -c '
@@ -101,9 +101,19 @@ async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> Non
         assert await process.read_line(10) == b"in\n"
         members = (group / "cgroup.procs").read_text().split()
         assert str(process.pid) in members and len(members) >= 3
+        members.remove(str(os.getpid()))  # whose one thread that starts sandboxes is in it, and no other
         assert all(group.name in (Path("/proc") / member / "cgroup").read_text() for member in members)
+        assert group.name not in Path("/proc/self/cgroup").read_text()
     finally:
         await process.kill()
+
+
+@possible
+def test_where_no_thread_can_enter_a_shell_does_and_becomes_the_program() -> None:
+    groups = cgroups.groups_for(40, None)
+    program, argv = cgroups.command(groups, "/bin/cat", ["cat", "/proc/self/cgroup"])
+    ran = subprocess.run(argv, executable=program, capture_output=True, text=True, check=True)
+    assert groups[0].name in ran.stdout
 
 
 @possible
@@ -141,7 +151,7 @@ async def test_where_a_control_group_bounds_memory_no_look_is_needed(
     def nobody_looks(process: Confined, bound: int) -> None:
         pass
 
-    monkeypatch.setattr(bubblewrap, "Watch", nobody_looks)
+    monkeypatch.setattr(memory, "Watch", nobody_looks)
     code = "import os; held = os.memfd_create('x'); [os.write(held, bytes(1 << 20)) for _ in range(256)]; print('all')"
     ran = await confined.bash(f'python3 -c "{code}"; echo $?', limits=Limits(processes=1009))
     assert ran.out.split() == ["137"]

@@ -21,6 +21,7 @@ from handrail.sandbox import (
     landlock,
     launcher,
     locale_names,
+    memory,
     mounts,
     network,
     protected,
@@ -30,7 +31,6 @@ from handrail.sandbox import (
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
-from handrail.sandbox.memory import Watch
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
 
@@ -158,7 +158,7 @@ class Bubblewrap:
             process.begin(plan.call, plan.secrets or b"")
 
         if (bound := memory_of_call(plan.limits)) is not None:
-            Watch(process, bound)
+            memory.Watch(process, bound)
         if capabilities.uses("net.fetch"):
             return await network.fronted(process, begin, capabilities, profile, ahead)
         begin()
@@ -285,10 +285,8 @@ class Bubblewrap:
             if plan.person is not None:
                 program, command = identity.command(plan.person, plan.staged, program, command)
                 processes = None  # theirs the kernel counts
-            memory = None if plan.limits.call_memory_bytes is None else memory_of_all()
-            if groups := cgroups.groups_for(processes, memory):
-                program, command = cgroups.command(groups, program, command)
-            pid = _spawned(program, command, {**theirs, **given})
+            bound = None if plan.limits.call_memory_bytes is None else memory_of_all()
+            pid = _spawned(cgroups.groups_for(processes, bound), program, command, {**theirs, **given})
             confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
             ours = {}
             return confined
@@ -356,9 +354,15 @@ def _memory_file(content: bytes) -> int:
     return descriptor
 
 
-def _spawned(binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
+def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], descriptors: Mapping[int, int]) -> int:
+    def start(program: str, argv: Sequence[str]) -> int:
+        return spawn(program, argv, {}, descriptors)
+
     try:
-        return spawn(binary, command, {}, descriptors)
+        pid = cgroups.started(groups, binary, command, start)
+        if os.geteuid() == 0:  # its /proc is read-only from the launcher on
+            memory.taken_first(pid)
+        return pid
     except OSError as error:
         why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
         raise ToolError(f"the sandbox could not be started: {why}", kind="backend") from error

@@ -12,7 +12,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -47,6 +48,43 @@ def groups_for(processes: int | None, memory: int | None) -> tuple[Path, ...]:
         _groups.cache_clear()
         found = _groups(os.getpid(), processes, memory)
     return found
+
+
+def started(
+    groups: tuple[Path, ...], program: str, argv: Sequence[str], start: Callable[[str, Sequence[str]], int]
+) -> int:
+    """What ``start`` gives for a program that is in these groups from its beginning.
+
+    A process is born into the groups of the thread that makes it. So where threads may be in groups of their own, there
+    is one that does nothing but start programs; elsewhere a shell enters and becomes the program, which takes longer.
+    """
+    if not groups:
+        return start(program, argv)
+    thread = _inside(os.getpid(), groups)
+    if thread is not None:
+        with contextlib.suppress(RuntimeError):  # the interpreter is ending
+            waiting = thread.submit(start, program, argv)
+            return waiting.result()
+    return start(*command(groups, program, argv))
+
+
+@lru_cache(maxsize=16)
+def _inside(_owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
+    """A thread that is in these groups; None where it cannot be. A forked copy of this process has none, so another.
+
+    The kernel counts its process's memory where the first thread is, and looks there for whom to end for lack of memory.
+    """
+    entrances = [group / "tasks" for group in groups]
+    if not all(place.exists() for place in entrances):
+        return None
+    thread = ThreadPoolExecutor(1, thread_name_prefix="handrail-sandboxes")
+    try:
+        for place in entrances:
+            thread.submit(place.write_text, "0").result()
+    except (OSError, RuntimeError):
+        thread.shutdown()
+        return None
+    return thread
 
 
 def command(groups: Sequence[Path], program: str, argv: Sequence[str]) -> tuple[str, list[str]]:

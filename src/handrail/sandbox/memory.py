@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 EVERY_S = 0.25
 """From one look to the next, and to the first: a program that has ended by then costs none."""
 _MIB = 1 << 20
+_SCORE = b"500"
 _MOST_DESCRIPTORS = 20_000
 """Looked into at once; of a sandbox that has more, nobody can tell in time what it holds."""
 
@@ -95,6 +96,16 @@ def in_use() -> Use:
             figures[name.decode()] = int(rest.split()[0]) * 1024
     shared = figures.get("Shmem", 0)
     return Use(figures.get("AnonPages", 0) + shared + figures.get("SwapTotal", 0) - figures.get("SwapFree", 0), shared)
+
+
+def taken_first(pid: int) -> None:
+    """Where the machine runs out of memory, have the kernel take it from this process first, and from all that it starts.
+
+    Each is marked before its children are looked for, so a child that is missed has the mark of its parent.
+    """
+    for member in _members(pid):
+        with contextlib.suppress(OSError):  # it has ended
+            Path(f"/proc/{member}/oom_score_adj").write_bytes(_SCORE)
 
 
 def beyond(first: int, bound: int) -> int | None:

@@ -22,8 +22,6 @@ from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
-_WRITABLE_PROC = ("sys", "sysrq-trigger", "bus", "irq", "fs", "acpi", "scsi", "asound", "mtrr", "pressure")
-"""Parts of /proc that are the host's own and that its root may write, also from within a user namespace."""
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")
 
@@ -203,12 +201,11 @@ def _programs() -> tuple[str, ...]:
 
 @lru_cache(maxsize=1)
 def _kernel() -> tuple[str, ...]:
-    options = ["--proc", "/proc"]
-    names = _WRITABLE_PROC if os.geteuid() == 0 else ("sys",)
-    for name in names:
-        if Path("/proc", name).exists():
-            options += ["--ro-bind", f"/proc/{name}", f"/proc/{name}"]
-    return (*options, "--dev", "/dev")
+    """/proc has parts that are the host's own and that its root may write, also from within a user namespace: for root it
+    is read-only as a whole, which is one mount and leaves nothing out. For others that is only the kernel's settings."""
+    if os.geteuid() == 0:
+        return ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
+    return ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
 
 
 class _Configuration:
