@@ -140,12 +140,12 @@ class Upstream:
             self._attempt = asyncio.get_running_loop().create_future()
             self.state = "connecting"
             self._owner = asyncio.create_task(self._own(), name=f"mcp {self.name}: owner")
-        elif not again and self.state in ("waiting", "connected"):  # connected: its owner has not noticed yet
+        elif self.state == "waiting" or (self.state == "connected" and not again):  # its owner has not noticed yet
             raise self._unavailable()
-        elif self._attempt is None or self._attempt.done():
-            self._attempt = asyncio.get_running_loop().create_future()
-        if self._attempt is not None:
-            await asyncio.shield(self._attempt)
+        attempt = self._attempt
+        if attempt is None or attempt.done():
+            attempt = self._attempt = asyncio.get_running_loop().create_future()
+        await asyncio.shield(attempt)
         if self._conversation is None or self._conversation.end is not None:
             raise self._unavailable()
         return self._conversation

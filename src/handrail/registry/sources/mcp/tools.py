@@ -44,7 +44,7 @@ def spec_of(item: Item, definition: ServerDefinition, requires: Requires) -> Too
     if not description:
         known_as = title if isinstance(title, str) and title.strip() else name
         description = f"{known_as}. The server {definition.name} says nothing more of it."
-    hints = _hints(item) if definition.trust_hints else {}
+    hints: Mapping[str, Any] = _hints(item) if definition.trust_hints else dict[str, Any]()
     effect = definition.side_effects.get(name) or definition.side_effects.get("*") or _effect(hints)
     return ToolSpec(
         id=tool_id(definition.name if definition.prefix is None else definition.prefix, name),
