@@ -119,6 +119,43 @@ def test_repetitions_beyond_a_few_count_as_length_only() -> None:
     assert many.length > few.length + 90
 
 
+COMPOUNDS = Lexical.of(
+    [
+        bag(fields(tool(name, description)))
+        for name, description in (
+            ("send", "Sends an e-mail."),
+            ("note", "Writes into the to-do list."),
+            ("look", "Looks at a web page of a hotel."),
+            ("pay", "Goes to the checkout."),
+            ("ride", "Rents a car."),
+            ("feed", "Feeds a pet."),
+        )
+    ]
+)
+
+
+@pytest.mark.parametrize(
+    ("request_", "number"),
+    [
+        ("email", 0),
+        ("e-mail", 0),
+        ("e mail", 0),
+        ("my todos", 1),
+        ("to-do", 1),
+        ("a webpage", 2),
+        ("web-page", 2),
+        ("check out", 3),
+    ],
+)
+def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -> None:
+    assert list(COMPOUNDS.scores(COMPOUNDS.understood(request_), 5).best) == [number]
+
+
+def test_what_no_tool_has_together_is_no_compound() -> None:
+    assert COMPOUNDS.understood("a carpet") == ["carpet"]
+    assert COMPOUNDS.understood("well-known") == ["well", "known"]
+
+
 def test_a_huge_description_counts_with_its_beginning() -> None:
     huge = tool("huge", "word " * 100_000)
     assert len(fields(huge).description) <= 2_000

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.catalog.texts import Fields
-from handrail.catalog.words import terms
+from handrail.catalog.words import compounds, term_of, terms, together, words
 
 K1, B = 1.5, 0.75
 """BM25's saturation of repetitions and its weight of length: the values of the literature."""
@@ -37,6 +37,12 @@ _MOST_TERMS = 64
 
 _BY_NUMPY = 1_000
 """Postings of one request from which numpy is worth its start."""
+
+_LETTERS = frozenset("ex")
+"""Letters that begin a compound: e-mail, x-ray."""
+
+_PART = 3
+"""Letters of each part of a compound, at least."""
 
 _REPEATED = 3
 """Repetitions of a term in one field that count for it."""
@@ -155,6 +161,40 @@ class Lexical:
         place = self.terms.get(term)
         count = 0 if place is None else self.starts[place + 1] - self.starts[place]
         return math.log(1 + (len(self) - count + 0.5) / (count + 0.5))
+
+    def understood(self, text: str) -> list[str]:
+        """The terms of a request, compounds as the documents write them: "e mail" is "email" where one says so, and
+        "website" is "web" and "site" where no document has the one word and one has both.
+        """
+        found = words(text)
+        out: list[str] = []
+        whole = [term for word in compounds(text, found) if (term := term_of(word)) in self.terms]
+        at = 0
+        while at < len(found):
+            word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
+            joined = term_of(word + after)
+            at += 1
+            if word in _LETTERS and joined in self.terms:
+                out.append(joined)
+                at += 1
+                continue
+            if joined in self.terms and after and together(word, after):
+                whole.append(joined)
+            if term := term_of(word):
+                out.extend([term] if term in self.terms else self._parts(word) or [term])
+        return list(dict.fromkeys((*out, *whole)))
+
+    def _parts(self, word: str) -> list[str]:
+        """Two terms that ``word`` is made of, where one document has both."""
+        for cut in range(_PART, len(word) - _PART + 1) if word.isalpha() else ():
+            first, second = term_of(word[:cut]), term_of(word[cut:])
+            if first in self.terms and second in self.terms and self._having(first) & self._having(second):
+                return [first, second]
+        return []
+
+    def _having(self, term: str) -> set[int]:
+        place = self.terms[term]
+        return set(self.documents[self.starts[place] : self.starts[place + 1]])
 
     def attainable(self, wanted: Sequence[str]) -> float:
         """What a document could score at most that had all of ``wanted`` without end."""

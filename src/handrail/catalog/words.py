@@ -1,9 +1,15 @@
-"""What counts as a word in a search: identifiers come apart, inflections fall together, filler is left out."""
+"""What counts as a word in a search: identifiers come apart, inflections fall together, filler is left out.
+
+Compounds are written in three ways ("e-mail", "email", "e mail"). A text that is searched has the parts and the whole
+of each that it writes with a hyphen, and of those apart that are commonly written together; a request is then
+understood by what the searched texts have (:meth:`~handrail.catalog.lexical.Lexical.understood`).
+"""
 
 from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from functools import lru_cache
 
 from handrail.catalog.stemming import stem
@@ -14,6 +20,45 @@ _UNSPACED = re.compile(
 )
 _LONGEST = 40
 """A longer run is no word (a key, base64, a hostile name): only its beginning counts."""
+
+_HYPHENATED = re.compile(
+    r"(?<![^\W_])(?<![-\u2010\u2011])([^\W\d_]+)[-\u2010\u2011]([^\W\d_]+)(?![^\W_]|[-\u2010\u2011])"
+)
+_APART: dict[str, frozenset[str]] = {
+    first: frozenset(rest.split())
+    for first, rest in {
+        "e": "mail mails book books commerce learning ticket tickets signature signatures sign invoice invoices card cards",
+        "x": "ray rays",
+        "wi": "fi",
+        "to": "do",
+        "check": "out in list lists",
+        "log": "in out",
+        "sign": "up in",
+        "set": "up",
+        "back": "up ups end",
+        "front": "end",
+        "play": "list lists",
+        "time": "stamp stamps zone zones out line",
+        "web": "site sites page pages hook hooks",
+        "home": "page pages",
+        "file": "name names",
+        "user": "name names",
+        "data": "base bases set sets",
+        "screen": "shot shots",
+        "work": "flow flows space spaces",
+        "on": "line",
+        "off": "line",
+        "spread": "sheet sheets",
+        "white": "list",
+        "black": "list",
+        "health": "care",
+        "real": "time",
+        "git": "hub lab",
+        "you": "tube",
+    }.items()
+}
+"""Words that are written together as often as apart; "to do" counts before what is done with one."""
+_TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
 
 _FILLER = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but by
@@ -48,8 +93,31 @@ def words(text: str) -> list[str]:
 
 
 def terms(text: str) -> list[str]:
-    """The stems of the words of ``text`` that tell one text from another, in order."""
-    return [term for word in words(text) if (term := _term(word))]
+    """The stems of the words of ``text`` that tell one text from another, in order; after them those of compounds."""
+    found = words(text)
+    return [term for word in (*found, *compounds(text, found)) if (term := term_of(word))]
+
+
+def compounds(text: str, found: Sequence[str]) -> list[str]:
+    """What ``text`` writes with a hyphen, or apart where others write it together, as one word each.
+
+    :param found: its words
+    """
+    out: list[str] = []
+    if "-" in text or not text.isascii():
+        out = [_plain(first + rest).lower()[:_LONGEST] for first, rest in _HYPHENATED.findall(text)]
+    hyphenated = frozenset(out)
+    for at, word in enumerate(found[:-1]):
+        joined = word + found[at + 1]
+        done = word != "to" or (at + 2 < len(found) and found[at + 2] in _TO_DO)
+        if done and found[at + 1] in _APART.get(word, ()) and joined not in hyphenated:
+            out.append(joined)
+    return out
+
+
+def together(word: str, after: str) -> bool:
+    """Whether two neighbouring words of a request may be one that others write together."""
+    return len(word) > 1 and len(after) > 1 and len(word + after) > 4 and not (filler(word) and filler(after))
 
 
 def filler(word: str) -> bool:
@@ -58,7 +126,8 @@ def filler(word: str) -> bool:
 
 
 @lru_cache(maxsize=65_536)
-def _term(word: str) -> str:
+def term_of(word: str) -> str:
+    """The stem of ``word``; empty for filler."""
     return "" if word in _FILLER else stem(word)
 
 
