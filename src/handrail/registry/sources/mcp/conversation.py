@@ -106,7 +106,8 @@ class Conversation:
             try:
                 await self._initialized()
             except RpcError as error:
-                if hint != "legacy" or error.code != UNSUPPORTED_VERSION or not await self._discovered(timeout_s):
+                # It may have taken the question before, slowly, and speaks the newest version since.
+                if error.code != UNSUPPORTED_VERSION or not await self._discovered(timeout_s):
                     raise
 
     async def _discovered(self, timeout_s: float) -> bool:
