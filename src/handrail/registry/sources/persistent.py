@@ -5,6 +5,7 @@ The protocol: one JSON object per line, both ways, one call at a time.
 - to stdin: ``{"id": "…", "arguments": {…}}``
 - from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` where the error is a text or
   ``{"text": "…", "kind": "failed", "data": …}``
+- before that as many messages as it has: :mod:`handrail.registry.sources.midway`
 
 The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
 ends with its generation. It reaches hosts only while it has a call, and only those that this call may reach. A call
@@ -33,15 +34,24 @@ from handrail.registry.sources.executables import (
     as_json,
     ending,
 )
+from handrail.registry.sources.midway import WAYS, Midway, offered_to
 from handrail.runtime.guard import GuardedProcess, Vetoed
 
 BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
 """How long a start waits after so many in a row that never answered a call; the last holds from there on."""
 _REAPING_S = 0.5
+_WAYS = ("result", "error", *WAYS)
 
 
 class _Crashed(Exception):
-    """The process ended while it had a call."""
+    """The process ended while it had a call.
+
+    :param may_repeat: nobody was asked anything on the call's behalf
+    """
+
+    def __init__(self, how: str, *, may_repeat: bool = True) -> None:
+        super().__init__(how)
+        self.may_repeat = may_repeat
 
 
 class PersistentTool(ExecutableTool):
@@ -79,16 +89,16 @@ class PersistentTool(ExecutableTool):
     async def _attempted(self, args: dict[str, Any], runtime: Runtime) -> object:
         given = self.payload(args, runtime)
         try:
-            return await self._exchange(runtime.call_id, given)
+            return await self._exchange(runtime, given)
         except _Crashed as crash:
-            if not (self.spec.idempotent or self.spec.side_effect == "read"):
+            if not (crash.may_repeat and (self.spec.idempotent or self.spec.side_effect == "read")):
                 raise ToolError(
                     f"{crash} in the middle of this call; what it had done by then is unknown. "
                     "Look at the state of things before you call it again",
                     kind="interrupted",
                 ) from None
         try:
-            return await self._exchange(runtime.call_id, given)
+            return await self._exchange(runtime, given)
         except _Crashed as crash:
             raise ToolError(f"{crash} twice while it had this call", kind="backend") from None
 
@@ -96,18 +106,28 @@ class PersistentTool(ExecutableTool):
         self._closed = True
         await self._end()
 
-    async def _exchange(self, call_id: str, args: dict[str, Any]) -> object:
+    async def _exchange(self, runtime: Runtime, args: dict[str, Any]) -> object:
         process = await self._running()
+        assert self._exit is not None
+        call_id, midway = runtime.call_id, Midway(runtime, self._exit)
+        sent: dict[str, Any] = {"id": call_id, "arguments": args}
+        if (offered := offered_to(self.spec, runtime)) is not None:
+            sent["offers"] = offered
         kept = False
         guarded = process if isinstance(process, GuardedProcess) else None
         try:
             if guarded is not None:
                 await guarded.begin()
-            await process.write(as_json({"id": call_id, "arguments": args}) + b"\n")
-            line = await process.read_line(MAX_ANSWER_BYTES)
-            if not line.endswith(b"\n"):
-                raise _Crashed(await self._ending())
-            answer = _answer(line, call_id)
+            await process.write(as_json(sent) + b"\n")
+            while True:
+                line = await process.read_line(MAX_ANSWER_BYTES)
+                if not line.endswith(b"\n"):
+                    raise _Crashed(await self._ending(), may_repeat=not midway.has_asked)
+                answer = _answer(line, call_id)
+                if "result" in answer or "error" in answer:
+                    break
+                if (told := await midway.heard(answer, len(line))) is not None:
+                    await process.write(as_json({"id": call_id, **told}) + b"\n")
             if guarded is not None:
                 await _settled(guarded, answer)
             kept = True
@@ -183,9 +203,10 @@ def _answer(line: bytes, call_id: str) -> dict[str, Any]:
         )
     except ArgumentText as error:
         raise ToolError(f"{error}; it answers one JSON object per line, and logs to stderr", kind="backend") from None
-    if answer.get("id") != call_id or len(answer) != 2 or not ("result" in answer or "error" in answer):
+    if answer.get("id") != call_id or len(answer) != 2 or not any(way in answer for way in _WAYS):
         raise ToolError(
-            'it answered something other than {"id": <the call\'s>, "result": …} or {"id": …, "error": …}',
+            'it answered something other than {"id": <the call\'s>, "result": …} or {"id": …, "error": …}, or one of '
+            f"{', '.join(WAYS)} before that",
             kind="backend",
         )
     return answer

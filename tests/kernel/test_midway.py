@@ -1,0 +1,182 @@
+"""Programs that speak in the middle of a call: what they tell, what they ask of the client, and what they may not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from handrail import Event, Result
+from handrail.arbiter import peers
+from handrail.contract.peer import Ask
+from handrail.holding import HeldKernel
+from handrail.registry.sources import midway
+from handrail.sandbox import tiers
+from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+
+pytestmark = [
+    pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sandbox: {tiers.choose().tier.detail}"),
+    pytest.mark.asyncio(loop_scope="module"),
+]
+
+PROGRAM = f"""#!{sys.executable} -S
+import json, os, sys
+for line in sys.stdin:
+    call = json.loads(line)
+    got = []
+    for step in call["arguments"]["steps"]:
+        if step == "die":
+            os._exit(3)
+        if step == "read":
+            got.append(json.loads(sys.stdin.readline()))
+        elif "times" in step:
+            text = json.dumps({{"id": call["id"], **step["say"]}}) + "\\n"
+            for _ in range(step["times"]):
+                sys.stdout.write(text)
+        else:
+            print(json.dumps({{"id": call["id"], **step}}))
+        sys.stdout.flush()
+    print(json.dumps({{"id": call["id"], "result": {{"offers": call.get("offers"), "got": got}}}}), flush=True)
+"""
+FORM = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": {"type": "object"}}}
+
+
+def put(folder: Path, name: str, capabilities: list[str]) -> None:
+    runtime: dict[str, Any] = {
+        "persistent": True,
+        "side_effect": "read",
+        "locks": [],
+        "requires": {"capabilities": capabilities},
+    }
+    manifest: dict[str, Any] = {
+        "llm": {
+            "name": name,
+            "description": "Takes steps.",
+            "parameters": {"type": "object", "properties": {"steps": {"type": "array"}}, "required": ["steps"]},
+        },
+        "runtime": {"exec_path": "run", **runtime},
+    }
+    (folder / f"{name}.json").write_text(json.dumps(manifest))
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def kernel(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[HeldKernel]:
+    place = tmp_path_factory.mktemp("midway")
+    folder = place / "config" / "tools"
+    folder.mkdir(parents=True)
+    (folder / "run").write_text(PROGRAM)
+    (folder / "run").chmod(0o755)
+    put(folder, "steps.asking", ["elicit", "sample"])
+    put(folder, "steps.plain", [])
+    async with temporary_kernel(place, rules=["allow steps.*"]) as kernel:
+        yield kernel
+
+
+async def taken(
+    kernel: HeldKernel, *steps: Any, tool: str = "steps.asking", peer: ScriptedPeer | None = None
+) -> tuple[Result, list[Event]]:
+    session, seen = await kernel.session(peer=peer), list[Event]()
+    session.watch(seen.append)
+    return await session.call(tool, {"steps": list(steps)}), seen
+
+
+@pytest.mark.proves("R-03")
+async def test_a_program_tells_of_its_progress_and_logs_in_the_middle_of_a_call(kernel: HeldKernel) -> None:
+    result, seen = await taken(
+        kernel,
+        {"progress": {"done": 1, "total": 2, "message": "half"}},
+        {"log": {"level": "info", "data": {"n": 1}}},
+        tool="steps.plain",
+    )
+    assert result.ok and result.data == {"offers": None, "got": []}
+    told = {event.kind: event.data for event in seen}
+    assert told["progress"] == {"message": "half", "fraction": 0.5, "done": 1, "total": 2}
+    assert told["log"] == {"level": "info", "data": {"n": 1}, "logger": None}
+
+
+@pytest.mark.proves("R-03")
+async def test_a_program_asks_the_client_and_lets_it_go(kernel: HeldKernel) -> None:
+    peer = ScriptedPeer([{"a": {"action": "accept", "content": {}}}], kinds=["form"])
+    result, _ = await taken(kernel, {"let_go": True}, {"ask": {"a": FORM}}, "read", peer=peer)
+    assert result.data["offers"] == ["elicitation/create"]
+    assert [one["answers"] for one in result.data["got"]] == [{"a": {"action": "accept", "content": {}}}]
+    assert peer.asks == [{"a": Ask("elicitation/create", FORM["params"])}] and len(peer.let_gone) == 1  # pyright: ignore[reportArgumentType]
+
+
+async def test_what_a_program_may_not_ask_it_is_told_and_goes_on(kernel: HeldKernel) -> None:
+    asks: list[Mapping[str, Any]] = [
+        {"a": {"method": "roots/list"}},  # it did not require that
+        {"a": {"method": "tools/call", "params": {}}},
+        {str(number): FORM for number in range(17)},
+        {"a": "nothing"},
+    ]
+    steps = [step for ask in asks for step in ({"ask": ask}, "read")]
+    peer = ScriptedPeer()
+    result, _ = await taken(kernel, *steps, peer=peer)
+    refusals = [one["refused"] for one in result.data["got"]]
+    for refusal, said in zip(refusals, ("roots", "is no request", "1 to 16", "a request is an object"), strict=True):
+        assert said in refusal
+    assert peer.asks == []
+    alone, _ = await taken(kernel, {"ask": {"a": FORM}}, "read", peer=None)
+    assert "no client" in alone.data["got"][0]["refused"]
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"progress": {"done": "1"}},
+        {"progress": "half"},
+        {"log": {"level": "loud", "data": 1}},
+        {"log": {"level": "info"}},
+        {"ask": {"a": FORM}, "id": "another call"},
+        {"shout": 1},
+        {"log": {"level": "info", "data": 1}, "more": 1},
+    ],
+    ids=["text-for-a-number", "no-object", "no-level", "no-data", "another-call", "no-such-message", "two-messages"],
+)
+async def test_a_program_that_says_what_cannot_be_read_is_ended(kernel: HeldKernel, step: Any) -> None:
+    result, _ = await taken(kernel, step, peer=ScriptedPeer())
+    assert result.error_kind == "backend"
+    again, _ = await taken(kernel)
+    assert again.ok
+
+
+async def test_a_program_that_asks_and_says_without_end_is_stopped(
+    kernel: HeldKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "MOST_OF_A_CALL", 16)
+    monkeypatch.setattr(midway, "MOST_SAID", 500)
+    monkeypatch.setattr(midway, "MAX_SAID_BYTES", 4_000_000)
+    ask = [step for _ in range(17) for step in ({"ask": {"a": FORM}}, "read")]
+    peer = ScriptedPeer()
+    result, _ = await taken(kernel, *ask, peer=peer)
+    assert len(peer.asks) == 16 and "at most" in result.data["got"][-1]["refused"]
+    result, _ = await taken(kernel, {"times": 501, "say": {"log": {"level": "info", "data": 1}}})
+    assert result.error_kind == "limit"
+    large = {"log": {"level": "info", "data": "x" * 1_000_000}}
+    result, seen = await taken(kernel, {"times": 5, "say": large})
+    assert result.error_kind == "limit"
+    assert all(len(str(event.data)) < 2_000 for event in seen if event.kind == "log")
+
+
+async def test_a_program_that_dies_while_its_client_thinks_leaves_nobody_waiting(kernel: HeldKernel) -> None:
+    ended = asyncio.Event()
+
+    class Thinking(ScriptedPeer):
+        async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+            self.calls.append(call_id)
+            try:
+                return await asyncio.get_running_loop().create_future()
+            finally:
+                ended.set()
+
+    peer = Thinking()
+    result, _ = await taken(kernel, {"ask": {"a": FORM}}, "die", peer=peer)
+    await ended.wait()
+    assert result.error_kind == "interrupted" and len(peer.calls) == 1  # nobody is asked the same twice
