@@ -259,7 +259,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         known,
         tuple(_watchdogs(settings, redactor)),
         programs,
-        Searches(folders.own / "search", encoder_of(_embedder(settings.search, known))),
+        Searches(folders.search, encoder_of(_embedder(settings.search, known))),
         upstreams,
     )
     upstreams.when_changed = rooms.look_again

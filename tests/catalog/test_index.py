@@ -12,7 +12,7 @@ from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions,
 
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
-from handrail.catalog.texts import Document
+from handrail.catalog.texts import Document, passage
 
 
 @pytest.mark.parametrize(
@@ -188,8 +188,8 @@ def test_the_end_waits_for_no_embedder_that_hangs(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("handrail.catalog.encoding._HANGS_S", 0.01)
     embedder = Directions(until=threading.Event())
     encoder = Encoder(embedder)
-    Index(ALL, encoder=encoder)
-    assert embedder.entered.wait(60)
+    index = Index(ALL, encoder=encoder)
+    assert len(index) == len(ALL) and embedder.entered.wait(60)
     encoder.close(3600)
     assert embedder.until is not None
     embedder.until.set()
@@ -223,6 +223,28 @@ def test_a_request_is_answered_between_two_batches_of_tools() -> None:
     assert found.hits[0].id == "get_weather"
     assert later.wait(60)
     assert later.search("further thing 3").means == "lexical and meaning"
+
+
+def test_who_has_many_tools_keeps_nobody_waiting_who_has_few_and_both_get_their_vectors() -> None:
+    embedder, begun, go = Directions(), threading.Event(), threading.Event()
+
+    def told(done: int, total: int) -> None:
+        begun.set()
+        go.wait(60)
+
+    encoder = Encoder(embedder, progress=told)
+    many = Index([tool(f"tool_{n}", f"Does thing {n}.") for n in range(100)], encoder=encoder)
+    assert begun.wait(60)
+    few = Index(ALL, encoder=encoder)
+    gone = Index([tool("forgotten", "Of a catalogue that nobody has any more.")], encoder=encoder)
+    del gone
+    go.set()
+    assert few.wait(60) and many.wait(60)
+    assert not any(text.startswith("forgotten") for text in embedder.encoded)
+    whole = [at for at, text in enumerate(embedder.encoded) if text.startswith("tool ")]
+    assert len(whole) == 100 and embedder.encoded.index(passage(ALL[0])) < whole[-1]
+    assert many.search("thing 7").means == few.search("weather").means == "lexical and meaning"
+    encoder.close(60)
 
 
 def test_a_change_encodes_only_what_is_new_and_leaves_the_old_index_as_it_was() -> None:

@@ -43,9 +43,9 @@ def test_a_file_of_another_model_under_this_ones_name_is_not_used(tmp_path: Path
     told: list[str] = []
     cache = Cache(tmp_path, told.append)
     cache.keep_vectors("model", VECTORS)
-    mine = _one(tmp_path, "vectors-")
+    mine = _one(tmp_path, "vectors")
     cache.keep_vectors("another", VECTORS)
-    (other,) = (path for path in tmp_path.glob("vectors-*") if path != mine)
+    (other,) = (path for path in tmp_path.glob("vectors*") if path != mine)
     other.replace(mine)
     assert cache.vectors("model") == {}
     assert "is of another embedder" in told[0]
@@ -55,7 +55,7 @@ def test_what_is_kept_is_its_owners_alone(tmp_path: Path) -> None:
     folder = tmp_path / "search"
     Cache(folder).keep_vectors("model", VECTORS)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(_one(folder, "vectors-").stat().st_mode) == 0o600
+    assert stat.S_IMODE(_one(folder, "vectors").stat().st_mode) == 0o600
     assert [path.name for path in folder.iterdir() if path.name.startswith(".")] == []
 
 
@@ -64,7 +64,7 @@ def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: P
     told: list[str] = []
     cache = Cache(tmp_path, told.append)
     cache.keep_vectors("model", VECTORS)
-    path = _one(tmp_path, "vectors-")
+    path = _one(tmp_path, "vectors")
     content = path.read_bytes()
     path.unlink()
     if harm == "folder":
@@ -91,6 +91,61 @@ def test_a_file_that_is_no_good_is_told_of_and_made_again(harm: str, tmp_path: P
     if harm != "folder":
         cache.keep_vectors("model", VECTORS)
         assert cache.vectors("model").keys() == VECTORS.keys()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="POSIX permissions")
+@pytest.mark.parametrize("mode", [0o620, 0o602])
+def test_what_somebody_else_could_have_written_is_not_used(mode: int, tmp_path: Path) -> None:
+    told: list[str] = []
+    cache = Cache(tmp_path, told.append)
+    cache.keep_vectors("model", VECTORS)
+    _one(tmp_path, "vectors").chmod(mode)
+    assert cache.vectors("model") == {}
+    assert "could have been written by somebody else" in told[0]
+
+
+def test_processes_that_encode_at_one_time_lose_nothing_of_one_another(tmp_path: Path) -> None:
+    one, other = Cache(tmp_path), Cache(tmp_path)
+    assert one.vectors("model") == other.vectors("model") == {}
+    mine, theirs = key_of("mine"), key_of("theirs")
+    one.keep_vectors("model", {mine: numpy.ones(4, numpy.float16)})
+    other.keep_vectors("model", {theirs: numpy.zeros(4, numpy.float16)})
+    assert Cache(tmp_path).vectors("model").keys() == {mine, theirs}
+    assert Cache(tmp_path).vectors("model", [theirs]).keys() == {theirs}
+
+
+def test_many_small_files_become_one_and_the_newest_vectors_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("handrail.catalog.cache._MOST_VECTORS", 12)
+    cache = Cache(tmp_path)
+    for number in range(20):
+        assert cache.keep_vectors("model", {key_of(str(number)): numpy.full(4, number, numpy.float16)})
+        for path in tmp_path.iterdir():  # a file system's clock may be coarse
+            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
+    found = cache.vectors("model")
+    assert len(list(tmp_path.iterdir())) <= 8
+    assert all(float(found[key_of(str(number))][0]) == number for number in range(8, 20))
+    assert key_of("0") not in found
+
+
+def test_a_server_that_changed_its_model_under_one_name_is_not_mixed(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    cache.keep_vectors("model", {key_of("old"): numpy.ones(8, numpy.float16)})
+    os.utime(_one(tmp_path, "vectors"), ns=(0, 0))
+    cache.keep_vectors("model", VECTORS)
+    assert cache.vectors("model").keys() == VECTORS.keys()
+
+
+def test_catalogues_are_kept_beside_one_another_and_those_not_used_go_first(tmp_path: Path) -> None:
+    cache = Cache(tmp_path)
+    made = Lexical.of([Bag({"cat": 1.0}, 1)])
+    for number in range(10):
+        cache.keep_lexical([str(number)], made)
+        for path in tmp_path.iterdir():
+            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
+        assert cache.lexical(["0"]) == made, "it is used all the time"
+    assert [number for number in range(10) if cache.lexical([str(number)]) is not None] == [0, 5, 6, 7, 8, 9]
 
 
 def test_a_head_that_lies_about_its_blocks_is_refused(tmp_path: Path) -> None:
@@ -152,7 +207,7 @@ def test_what_was_encoded_when_a_process_ends_is_not_encoded_again_by_the_next(t
 
     first = Directions()
     encoder = Encoder(first, Cache(tmp_path), progress=told)
-    Index(many, encoder=encoder)
+    index = Index(many, encoder=encoder)
     assert some.wait(60)
     encoder.close()
     ended.set()

@@ -64,9 +64,11 @@ def test_state_inside_the_workspace_is_refused_however_it_is_spelled(place: Plac
 
 
 def test_a_workspace_inside_the_state_is_refused(place: Place) -> None:
-    own = prepared(place).own
-    with pytest.raises(StartError, match="own state folder"):
-        prepare(own, place.state)
+    folders = prepared(place)
+    folders.search.mkdir()
+    for own in (folders.own, folders.search):
+        with pytest.raises(StartError, match="own state folder"):
+            prepare(own, place.state)
 
 
 def test_the_state_folder_comes_from_the_argument_then_the_environment_then_the_platform(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.embedder import Embedder, EmbedderError, Turning
@@ -46,16 +47,30 @@ class _Asked:
     given_up: bool = False
 
 
-@dataclass(frozen=True)
-class Wish:
-    """Texts that somebody wants vectors of.
+class Wishing(Protocol):
+    """Somebody who wants vectors of texts. All of it is called in the encoder's thread."""
 
-    :param texts: gives the texts by key; called in the encoder's thread, once
-    :param ready: called in the encoder's thread: once with what is known at the start, and once when all is
-    """
+    def passages(self) -> Mapping[bytes, str]:
+        """The texts, by key; asked for once."""
+        ...
 
-    texts: Callable[[], Mapping[bytes, str]]
-    ready: Callable[[Mapping[bytes, Any]], None]
+    def joined(self, known: Mapping[bytes, Any]) -> None:
+        """Here are vectors: once what is known at the start, where that is much, and once all."""
+        ...
+
+
+class _Wish:
+    """What is left to do for one who wishes, as long as there is anybody to whom it matters."""
+
+    def __init__(self, wishing: Wishing) -> None:
+        self._of = weakref.ref(wishing)
+        self.texts: Mapping[bytes, str] | None = None
+        self.missing: list[bytes] = []
+        """Keys without a vector, those of short texts last."""
+
+    @property
+    def wishing(self) -> Wishing | None:
+        return self._of()
 
 
 class Encoder:
@@ -69,24 +84,25 @@ class Encoder:
         self._embedder, self._cache, self._progress = embedder, cache, progress
         self._change = threading.Condition()
         self._asked: deque[_Asked] = deque()
-        self._wish: Wish | None = None
-        self._begun: Wish | None = None
-        self._texts: Mapping[bytes, str] = {}
+        self._wishes: list[_Wish] = []
         self._known: dict[bytes, Any] = {}
+        """The vectors that wishes need now; without a cache all there are."""
+        self._new: dict[bytes, Any] = {}
+        """Those of them that are not kept yet."""
+        self._saved_at = time.monotonic()
         self._recent: OrderedDict[str, Any] = OrderedDict()
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._rest_until = 0.0
-        self._unsaved = False
         self._closed = False
         self._usual: tuple[Any, Any] | None = None
         self.state = "not started"
         """Why there is no meaning yet or now, for people; empty where there is."""
 
-    def wish(self, wish: Wish) -> None:
-        """Have these texts encoded; an earlier wish that is not done is dropped."""
+    def wish(self, wishing: Wishing) -> None:
+        """Have these texts encoded. Nobody is kept waiting for a bigger wish, and nobody who is gone is worked for."""
         with self._change:
-            self._wish = wish
+            self._wishes.append(_Wish(wishing))
             self._start()
             self._change.notify_all()
 
@@ -112,12 +128,12 @@ class Encoder:
             return [asked.vectors[text] for text in texts]
 
     def usual_tools(self) -> Vectors:
-        """The vectors of what tools commonly say; only in ``ready``."""
+        """The vectors of what tools commonly say; only in ``joined``."""
         assert self._usual is not None
         return self._usual[1]
 
     def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
-        """Wait for the ``done`` of a wish, not beyond a failure; whether it came."""
+        """Wait for the ``done`` of who wishes, not beyond a failure; whether it came."""
         with self._change:
             self._change.wait_for(
                 lambda: done.is_set() or self._closed or time.monotonic() < self._rest_until, timeout_s
@@ -146,30 +162,28 @@ class Encoder:
 
     def _run(self) -> None:
         try:
-            self.state = "the kept vectors are being read"
-            if self._cache is not None:
-                self._known = self._cache.vectors(self._embedder.fingerprint)
             while True:
+                asked, wishes = None, ()  # texts of what is done are not held while nothing is to be done
                 with self._change:
+                    self._wishes = [wish for wish in self._wishes if wish.wishing is not None]
                     while not (self._closed or self._asked or self._due()):
                         rest = self._rest_until - time.monotonic()
-                        self._change.wait(rest if self._wish is not None and rest > 0 else None)
+                        self._change.wait(rest if self._wishes and rest > 0 else None)
                     if self._closed:
                         break
                     asked = self._asked.popleft() if self._asked else None
-                    wish = self._wish
+                    wishes = tuple(self._wishes)
                 try:
                     self._prepare()
                     if asked is not None:
                         self._answer(asked)
-                    elif wish is not None:
-                        self._fulfil(wish)
+                    else:
+                        self._further(wishes)
                 except EmbedderError as error:
                     self._fail(str(error), asked)
                 except Exception as error:
                     self._fail(f"the embedder failed: {type(error).__name__}: {error}", asked)
-            if self._unsaved:
-                self._save()
+            self._save()
         finally:
             with self._change:
                 self._closed = True
@@ -178,7 +192,7 @@ class Encoder:
                 self._change.notify_all()
 
     def _due(self) -> bool:
-        return self._wish is not None and time.monotonic() >= self._rest_until
+        return bool(self._wishes) and time.monotonic() >= self._rest_until
 
     def _fail(self, why: str, asked: _Asked | None) -> None:
         with self._change:
@@ -207,11 +221,8 @@ class Encoder:
 
         self.state = "the model is at its first texts"
         texts = {key_of(text): text for text in (*REQUESTS, *TOOLS)}
-        missing = [key for key in texts if key not in self._known]
-        if missing:
-            for key, row in zip(missing, self._encode([texts[key] for key in missing]), strict=True):
-                self._known[key] = row.astype(numpy.float16)
-            self._unsaved = True
+        missing = self._without(texts)
+        self._learn(missing, [texts[key] for key in missing])
         rows = [
             numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
             for several in (REQUESTS, TOOLS)
@@ -234,50 +245,67 @@ class Encoder:
                 self._recent.popitem(last=False)
         asked.answered.set()
 
-    def _fulfil(self, wish: Wish) -> None:
-        import numpy
-
-        anew = self._begun is not wish
-        if anew:
-            self._begun, self._texts = wish, wish.texts()
-        texts = self._texts
-        missing = [key for key in texts if key not in self._known]
-        total = len(texts)
-        if anew and missing and len(missing) * 2 <= total:
-            wish.ready(self._known)
-        saved = time.monotonic()
-        missing.sort(key=lambda key: len(texts[key]))
-        for begin in range(0, len(missing), _AT_ONCE):
-            self.state = f"{total - len(missing) + begin} of {total} tools are encoded"
-            some = missing[begin : begin + _AT_ONCE]
-            for key, row in zip(some, self._encode([texts[key] for key in some]), strict=True):
-                self._known[key] = row.astype(numpy.float16)
-            self._unsaved = True
-            if self._progress is not None:
-                self._progress(total - len(missing) + begin + len(some), total)
-            if time.monotonic() - saved > _SAVE_EVERY_S:
+    def _further(self, wishes: Sequence[_Wish]) -> None:
+        """One batch for the smallest of ``wishes``, or their end."""
+        for wish in wishes:
+            if wish.texts is None:
+                self._begin(wish)
+        wish = min(wishes, key=lambda one: len(one.missing))
+        texts: Mapping[bytes, str] = wish.texts or {}
+        some = [key for key in wish.missing[-_AT_ONCE:] if key not in self._known]  # another may have had it encoded
+        self.state = f"{len(texts) - len(wish.missing)} of {len(texts)} tools are encoded"
+        self._learn(some, [texts[key] for key in some])
+        del wish.missing[-_AT_ONCE:]
+        if some and self._progress is not None:
+            self._progress(len(texts) - len(wish.missing), len(texts))
+        if wish.missing:
+            if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
                 self._save()
-                saved = time.monotonic()
-            with self._change:
-                if self._closed or self._wish is not wish:
-                    return
-                if self._asked:
-                    return  # the rest after the request is answered
-        if missing:
-            self._save()
-        wish.ready(self._known)
-        self.state = ""
+            return
+        if (wishing := wish.wishing) is not None:
+            wishing.joined(self._known)
         with self._change:
-            if self._wish is wish:
-                self._wish = None
+            self._wishes.remove(wish)
+            waiting = tuple(self._wishes)
+            if not waiting:
+                self.state = ""
+        if self._save():
+            needed = {key for one in waiting for key in one.texts or ()}
+            self._known = {key: row for key, row in self._known.items() if key in needed}
+        with self._change:
             self._change.notify_all()
 
-    def _save(self) -> None:
-        """Keep what is in use; what is not goes first when there is too much of it."""
-        if self._cache is None:
+    def _begin(self, wish: _Wish) -> None:
+        wishing = wish.wishing
+        texts: Mapping[bytes, str] = {} if wishing is None else wishing.passages()
+        wish.texts = texts
+        wish.missing = self._without(texts)
+        if wishing is not None and wish.missing and len(wish.missing) * 2 <= len(texts):
+            wishing.joined(self._known)
+
+    def _without(self, texts: Mapping[bytes, str]) -> list[bytes]:
+        """The keys of those that have no vector; what the cache has is known from then on."""
+        missing = [key for key in texts if key not in self._known]
+        if missing and self._cache is not None:
+            self._known.update(self._cache.vectors(self._embedder.fingerprint, missing))
+            missing = [key for key in missing if key not in self._known]
+        return sorted(missing, key=lambda key: -len(texts[key]))
+
+    def _learn(self, keys: Sequence[bytes], texts: Sequence[str]) -> None:
+        if not keys:
             return
-        used = {*self._texts, *(key_of(text) for text in (*REQUESTS, *TOOLS))}
-        spare = [key for key in self._known if key not in used][-max(2_000, len(used)) :]
-        self._known = {key: self._known[key] for key in (*spare, *used) if key in self._known}
-        self._cache.keep_vectors(self._embedder.fingerprint, self._known)
-        self._unsaved = False
+        import numpy
+
+        fresh = self._encode(texts).astype(numpy.float16)
+        for key, row in zip(keys, fresh, strict=True):
+            self._known[key] = self._new[key] = row
+
+    def _save(self) -> bool:
+        """Keep what is new; whether all that is known is kept."""
+        self._saved_at = time.monotonic()
+        if self._cache is None:
+            return False
+        if not self._cache.keep_vectors(self._embedder.fingerprint, self._new):
+            return False
+        self._new = {}
+        return True

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting
-from handrail.catalog.encoding import Encoder, Wish
+from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag
 from handrail.catalog.splitting import parts
@@ -264,15 +264,16 @@ class Index:
     def _begin(self) -> None:
         """Have vectors made of what has none. Reading the documents for it is the encoder's thread's work."""
         if self._encoder is not None and self._documents:
-            self._encoder.wish(Wish(self._passages, self._joined))
+            self._encoder.wish(self)
 
-    def _passages(self) -> Mapping[bytes, str]:
+    def passages(self) -> Mapping[bytes, str]:
+        """See :class:`~handrail.catalog.encoding.Wishing`."""
         texts = [passage(each) for each in self._documents]
         self._keys = [key_of(text) for text in texts]
         return dict(zip(self._keys, texts, strict=True))
 
-    def _joined(self, known: Mapping[bytes, Any]) -> None:
-        """The encoder's thread has vectors: some at first, then all."""
+    def joined(self, known: Mapping[bytes, Any]) -> None:
+        """See :class:`~handrail.catalog.encoding.Wishing`: some vectors at first, then all."""
         import numpy
 
         from handrail.catalog.vectors import Vicinity

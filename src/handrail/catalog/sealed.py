@@ -64,6 +64,9 @@ def read(path: Path, head: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[m
     if not stat.S_ISREG(about.st_mode) or about.st_size > _LARGEST:
         os.close(descriptor)
         raise Unusable("is no file of this kind")
+    if os.name != "nt" and (about.st_uid != os.geteuid() or about.st_mode & 0o022):
+        os.close(descriptor)
+        raise Unusable("could have been written by somebody else")
     with os.fdopen(descriptor, "rb") as file:
         try:
             content = memoryview(file.read())

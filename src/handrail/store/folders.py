@@ -5,6 +5,7 @@ Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform'
     ws/<key>/                    database, holder, artifacts; nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
+    search/                      vectors of tools' texts and words of catalogues, for every workspace
 
 ``<key>`` is a hash of the workspace's real path, so two spellings of one workspace share their state. A log
 that the agent's own tools could reach would prove nothing: every check here fails closed.
@@ -27,7 +28,7 @@ from handrail.contract.names import wire_name
 
 STATE_VARIABLE = "HANDRAIL_STATE"
 _SESSION_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
-_PARTS = ("ws", "output", "scratch")
+_PARTS = ("ws", "output", "scratch", "search", "sources", "mcp")
 _KEY_LENGTH = 24
 """96 bits in hexadecimal: no collisions, and short enough for a socket path (108 bytes) beneath it."""
 
@@ -62,6 +63,11 @@ class Folders:
     @property
     def artifacts(self) -> Path:
         return self.own / "artifacts"
+
+    @property
+    def search(self) -> Path:
+        """What searches keep between two starts: of every workspace, found by what it was made of."""
+        return self.state / "search"
 
     @property
     def outputs(self) -> Path:

@@ -1,0 +1,26 @@
+"""What a search keeps lies where every workspace of the user finds it, and out of the reach of any."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from handrail.testing.kernels import temporary_kernel
+
+
+@pytest.mark.proves("D-05")
+async def test_another_workspace_finds_what_a_search_kept(tmp_path: Path) -> None:
+    settings = '[search]\nembedder = "none"\n'
+    kept: list[list[str]] = []
+    for name in ("one", "two"):
+        place = tmp_path / name
+        place.mkdir()
+        (tmp_path / "state").mkdir(exist_ok=True)
+        (place / "state").symlink_to(tmp_path / "state")
+        async with temporary_kernel(place, settings=settings) as kernel:
+            session = await kernel.session()
+            assert (await session.call("find_tools", {"query": "what changed in the repository"})).ok
+        kept.append(sorted(path.name for path in (tmp_path / "state" / "search").iterdir()))
+    assert kept[0] == kept[1] and len(kept[0]) == 1
+    assert not list((tmp_path / "state" / "ws").glob("*/search"))
