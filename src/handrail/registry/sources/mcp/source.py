@@ -10,6 +10,7 @@ from handrail.registry.sources.mcp import listing as listings
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.installed import Refused, resolve
 from handrail.registry.sources.mcp.listing import Item, Listing
+from handrail.registry.sources.mcp.offering import McpOffering
 from handrail.registry.sources.mcp.tools import McpTool
 from handrail.registry.sources.source import Found, Loaded, Rank
 
@@ -35,6 +36,7 @@ class McpSource:
         self._workspace = workspace
         self._requires = definition.requires
         self._made: dict[str, McpTool] = {}
+        self._offered: tuple[object, McpOffering] | None = None
 
     @property
     def name(self) -> str:
@@ -76,7 +78,17 @@ class McpSource:
                 Fault(f"mcp server {self.name}", "", f"{listing.left_out} of what it lists is too much or too large")
             )
         self._made = made
-        return Loaded(tuple(found), tuple(faults), self.name, self.definition.about)
+        offering = self._offering(listing)
+        return Loaded(tuple(found), tuple(faults), self.name, self.definition.about, offering=offering)
+
+    def _offering(self, listing: Listing) -> McpOffering | None:
+        """The same object as long as the server says the same of it."""
+        key = listing.resources, listing.templates, listing.prompts
+        if not any(key):
+            return None
+        if self._offered is None or self._offered[0] != key:
+            self._offered = key, McpOffering(listing, self.definition, self.upstream)
+        return self._offered[1]
 
     def _tool(self, item: Item, made: dict[str, McpTool], faults: list[Fault]) -> McpTool | None:
         name = str(item.get("name"))
