@@ -34,6 +34,7 @@ from handrail.runtime.secrets import NO_SECRETS, SecretStore
 from handrail.store.folders import Folders
 
 if TYPE_CHECKING:
+    from handrail.registry.sources.mcp.oauth import Prompt
     from handrail.sandbox.egress import Gate
 
 _SECRET_NAME = re.compile(r"token|key|secret|passw|auth|credential", re.IGNORECASE)
@@ -137,6 +138,13 @@ def definition_of(
             oauth.client_id,
             "" if oauth.client_secret is None else value("secret", oauth.client_secret),
             oauth.scopes,
+            "" if oauth.private_key is None else value("secret", oauth.private_key),
+            oauth.signing_algorithm,
+            oauth.client_metadata_url,
+            oauth.issuer,
+            oauth.identity_exchange,
+            oauth.identity_client_id,
+            "" if oauth.identity_token is None else value("secret", oauth.identity_token),
         ),
         prefix=server.prefix,
         about=server.about,
@@ -218,9 +226,10 @@ class Upstreams:
         for definition in definitions:
             self.add(definition)
 
-    def add(self, definition: ServerDefinition) -> McpSource:
+    def add(self, definition: ServerDefinition, prompt: Prompt | None = None) -> McpSource:
         """One more.
 
+        :param prompt: how a person signs in at it; None where nobody is there
         :raises UsageError: for a name that there is
         """
         if definition.name in self._sources:
@@ -235,7 +244,7 @@ class Upstreams:
         ground = self._ground
         upstream = Upstream(
             definition,
-            lambda: self._channel(definition),
+            lambda: self._channel(definition, prompt),
             ground.folders.state,
             changed,
             version=self._version,
@@ -248,8 +257,12 @@ class Upstreams:
     async def remove(self, name: str) -> None:
         """End one and know it no more."""
         source = self._sources.pop(name)
+        source.gone = True
         assert source.upstream is not None
         await source.upstream.aclose()
+        if not self._closed:
+            with contextlib.suppress(UsageError):
+                await self.when_changed(source)
 
     @property
     def sources(self) -> list[McpSource]:
@@ -286,12 +299,14 @@ class Upstreams:
         upstreams = [source.upstream for source in self.sources if source.upstream is not None]
         await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
 
-    def _channel(self, definition: ServerDefinition) -> Channel:
+    def _channel(self, definition: ServerDefinition, prompt: Prompt | None) -> Channel:
         if definition.transport == "stdio":
             return StdioChannel(lambda: self._started(definition))
         from handrail.registry.sources.mcp.http import http_channel
 
-        return http_channel(definition, self._reach(definition), self._gate(definition), self._ground.folders.state)
+        return http_channel(
+            definition, self._reach(definition), self._gate(definition), self._ground.folders.state, prompt
+        )
 
     def _reach(self, definition: ServerDefinition) -> CapabilitySet:
         """Where Handrail itself may dial for a server. ``localhost`` is the machine's loopback, as its operator means it."""

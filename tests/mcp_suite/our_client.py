@@ -16,12 +16,6 @@ from tests.mcp_suite.client import Server
 from handrail.registry.sources.mcp.flows import IdentityAssertion, PersonSignsIn
 
 
-async def _posted(url: str, form: dict[str, str]) -> tuple[int, bytes]:
-    async with httpx2.AsyncClient() as http:
-        answer = await http.post(url, data=form)
-    return answer.status_code, answer.content
-
-
 def _authorization(url: str) -> httpx2.Auth:
     known = scenarios.context()
     if "idp_id_token" in known:
@@ -33,7 +27,6 @@ def _authorization(url: str) -> httpx2.Auth:
             id_token=known["idp_id_token"],
             identity_client_id=known["idp_client_id"],
             exchange=known["idp_token_endpoint"],
-            post=_posted,
         )
     return sdk_client.authorization(url, PersonSignsIn)
 

@@ -25,14 +25,48 @@ class McpOauth(_Table):
     """How Handrail signs in at a server that asks for it. Left out, it registers itself and a person signs in once."""
 
     grant: Annotated[
-        Literal["authorization_code", "client_credentials"],
-        Field(description="authorization_code: a person signs in. client_credentials: with the id and secret below."),
+        Literal["authorization_code", "client_credentials", "identity_assertion"],
+        Field(
+            description="authorization_code: a person signs in. client_credentials: with the id and secret or key below. identity_assertion: the identity provider below vouches."
+        ),
     ] = "authorization_code"
     client_id: Annotated[
         str, Field(description="The id that the authorization server gave; left out, one is asked for.")
     ] = ""
     client_secret: Annotated[SecretValue | None, Field(description="Its secret, by name.")] = None
+    private_key: Annotated[
+        SecretValue | None,
+        Field(description="client_credentials: instead of the secret, the key in PEM form that signs for the client."),
+    ] = None
+    signing_algorithm: Annotated[str, Field(description="What private_key signs by.")] = "ES256"
+    client_metadata_url: Annotated[
+        str,
+        Field(
+            pattern=r"^(https://[^\s@]+/[^\s@]+)?$", description="Where the client's own metadata lie, used as its id."
+        ),
+    ] = ""
+    issuer: Annotated[
+        str, Field(description="The one authorization server to be trusted; left out, the one that the server names.")
+    ] = ""
+    identity_exchange: Annotated[
+        str, Field(description="identity_assertion: where the identity provider exchanges tokens.")
+    ] = ""
+    identity_client_id: Annotated[str, Field(description="identity_assertion: the client's id there.")] = ""
+    identity_token: Annotated[
+        SecretValue | None, Field(description="identity_assertion: the person's identity token, by name.")
+    ] = None
     scopes: Annotated[tuple[str, ...], Field(description="What to ask for; left out, what the server names.")] = ()
+
+    @model_validator(mode="after")
+    def _whole(self) -> McpOauth:
+        needed = {
+            "authorization_code": (),
+            "client_credentials": ("client_id", "private_key" if self.private_key else "client_secret"),
+            "identity_assertion": ("client_id", "client_secret", "identity_exchange", "identity_token"),
+        }[self.grant]
+        if lacking := [name for name in needed if not getattr(self, name)]:
+            raise ValueError(f"the grant {self.grant} needs {' and '.join(lacking)}")
+        return self
 
 
 class McpServer(_Table):

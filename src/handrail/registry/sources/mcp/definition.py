@@ -22,10 +22,17 @@ GRANTS: Mapping[str, str] = {"sampling": "sample", "elicitation": "elicit", "roo
 class Oauth:
     """How to sign in; see ``[mcp.servers.NAME.oauth]``."""
 
-    grant: Literal["authorization_code", "client_credentials"] = "authorization_code"
+    grant: Literal["authorization_code", "client_credentials", "identity_assertion"] = "authorization_code"
     client_id: str = ""
     client_secret: str = field(default="", repr=False)
     scopes: tuple[str, ...] = ()
+    private_key: str = field(default="", repr=False)
+    signing_algorithm: str = "ES256"
+    client_metadata_url: str = ""
+    issuer: str = ""
+    identity_exchange: str = ""
+    identity_client_id: str = ""
+    identity_token: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ https://github.com/modelcontextprotocol/ext-auth (enterprise-managed authorizati
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,9 +21,6 @@ TOKEN_EXCHANGE = "urn:ietf:params:oauth:grant-type:token-exchange"  # noqa: S105
 JWT_BEARER = "urn:ietf:params:oauth:grant-type:jwt-bearer"
 
 _WELL_KNOWN = "/.well-known/oauth-authorization-server"
-
-Post = Callable[[str, dict[str, str]], Awaitable[tuple[int, bytes]]]
-"""Sends a form to an address: the status and the body of the answer."""
 
 
 class PersonSignsIn(OAuthClientProvider):
@@ -72,7 +69,6 @@ class IdentityAssertion(OAuthClientProvider):
     :param id_token: what the person signed in with at the identity provider
     :param identity_client_id: this client's id there
     :param exchange: where the identity provider exchanges tokens
-    :param post: how that is reached
     :param issuer: the one authorization server that may be given the client's secret; left out, the one that the server
         names
     """
@@ -87,17 +83,14 @@ class IdentityAssertion(OAuthClientProvider):
         id_token: str,
         identity_client_id: str,
         exchange: str,
-        post: Post,
         issuer: str = "",
         scopes: tuple[str, ...] = (),
     ) -> None:
-        scope = " ".join(scopes) or None
         super().__init__(server_url, OAuthClientMetadata(redirect_uris=None, grant_types=[JWT_BEARER]), storage)
-        self._scope = scope
+        self._scope = " ".join(scopes)
         self._id_token = id_token
         self._identity_client_id = identity_client_id
         self._exchange = exchange
-        self._post = post
         self._issuer = issuer
         self._known = OAuthClientInformationFull(
             redirect_uris=None,
@@ -112,6 +105,21 @@ class IdentityAssertion(OAuthClientProvider):
         self.context.client_info = self._known
         self._initialized = True
 
+    async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
+        """The identity provider is asked on the way to the authorization server, by whoever sends this flow's requests."""
+        flow = super()._auth_flow(request)
+        try:
+            outgoing = await anext(flow)
+            while True:
+                response = yield outgoing
+                if str(outgoing.url) == self._exchange:
+                    response = yield self._token_request(await _assertion_in(response))
+                outgoing = await flow.asend(response)
+        except StopAsyncIteration:
+            return
+        finally:
+            await flow.aclose()
+
     async def _perform_authorization(self) -> httpx2.Request:
         metadata = self.context.oauth_metadata
         if metadata is None:
@@ -119,34 +127,37 @@ class IdentityAssertion(OAuthClientProvider):
         issuer = str(metadata.issuer)
         if self._issuer and issuer != self._issuer:
             raise OAuthFlowError(f"the server names the authorization server {issuer}; {self._issuer} is configured")
-        resource = self.context.get_resource_url()
-        form = {"grant_type": JWT_BEARER, "assertion": await self._asserted(issuer, resource), "resource": resource}
-        if self._scope:
-            form["scope"] = self._scope
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        form, headers = self.context.prepare_token_auth(form, headers)
-        return httpx2.Request("POST", self._get_token_endpoint(), data=form, headers=headers)
-
-    async def _asserted(self, issuer: str, resource: str) -> str:
-        """:raises OAuthFlowError: where the identity provider does not vouch"""
         form = {
             "grant_type": TOKEN_EXCHANGE,
             "requested_token_type": ID_JAG,
             "subject_token": self._id_token,
             "subject_token_type": ID_TOKEN,
             "audience": issuer,
-            "resource": resource,
+            "resource": self.context.get_resource_url(),
             "client_id": self._identity_client_id,
         }
-        status, body = await self._post(self._exchange, form)
-        try:
-            answer: Any = orjson.loads(body)
-            assertion = answer["access_token"] if status == 200 and answer.get("issued_token_type") == ID_JAG else None
-        except (orjson.JSONDecodeError, AttributeError, KeyError):
-            assertion = None
-        if not isinstance(assertion, str):
-            raise OAuthFlowError(f"the identity provider gave no assertion; it answered with HTTP {status}")
-        return assertion
+        return httpx2.Request("POST", self._exchange, data=form)
+
+    def _token_request(self, assertion: str) -> httpx2.Request:
+        form = {"grant_type": JWT_BEARER, "assertion": assertion, "resource": self.context.get_resource_url()}
+        if self._scope:
+            form["scope"] = self._scope
+        form, headers = self.context.prepare_token_auth(form, {"Content-Type": "application/x-www-form-urlencoded"})
+        return httpx2.Request("POST", self._get_token_endpoint(), data=form, headers=headers)
+
+
+async def _assertion_in(response: httpx2.Response) -> str:
+    """:raises OAuthFlowError: where the identity provider does not vouch"""
+    body = await response.aread()
+    try:
+        answer: Any = orjson.loads(body)
+        vouched = response.status_code == 200 and answer.get("issued_token_type") == ID_JAG
+        assertion = answer["access_token"] if vouched else None
+    except (orjson.JSONDecodeError, AttributeError, KeyError):
+        assertion = None
+    if not isinstance(assertion, str):
+        raise OAuthFlowError(f"the identity provider gave no assertion; it answered with HTTP {response.status_code}")
+    return assertion
 
 
 def _origin(url: str) -> str:

@@ -170,14 +170,43 @@ class SignIn(httpx2.Auth):
             raise NeedsSignIn(f"signing in failed: {str(error)[:300]}") from None
 
     def _made(self) -> OAuthClientProvider:
-        from mcp.client.auth import OAuthClientProvider
-        from mcp.client.auth.extensions.client_credentials import ClientCredentialsOAuthProvider
+        from mcp.client.auth.extensions.client_credentials import (
+            ClientCredentialsOAuthProvider,
+            PrivateKeyJWTOAuthProvider,
+            SignedJWTParameters,
+        )
         from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+
+        from handrail.registry.sources.mcp.flows import IdentityAssertion, PersonSignsIn
 
         said, url = self._definition.oauth, self._definition.url
         scope = " ".join(said.scopes) or None
+        if said.grant == "identity_assertion":
+            return IdentityAssertion(
+                url,
+                self._tokens,
+                client_id=said.client_id,
+                client_secret=said.client_secret,
+                id_token=said.identity_token,
+                identity_client_id=said.identity_client_id,
+                exchange=said.identity_exchange,
+                issuer=said.issuer,
+                scopes=said.scopes,
+            )
+        issuer = said.issuer or None
+        if said.private_key:
+            signed = SignedJWTParameters(
+                issuer=said.client_id,
+                subject=said.client_id,
+                signing_algorithm=said.signing_algorithm,
+                signing_key=said.private_key,
+            )
+            prove = signed.create_assertion_provider()
+            return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
         if said.grant == "client_credentials":
-            return ClientCredentialsOAuthProvider(url, self._tokens, said.client_id, said.client_secret, scope=scope)
+            return ClientCredentialsOAuthProvider(
+                url, self._tokens, said.client_id, said.client_secret, scope=scope, issuer=issuer
+            )
         redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
         metadata = OAuthClientMetadata.model_validate(
             {
@@ -200,7 +229,8 @@ class SignIn(httpx2.Auth):
         async def returned() -> AuthorizationCodeResult:
             return back[0]
 
-        provider = OAuthClientProvider(url, metadata, self._tokens, visit, returned)
+        at = said.client_metadata_url or None
+        provider = PersonSignsIn(url, metadata, self._tokens, visit, returned, client_metadata_url=at)
         if said.client_id:
             provider.context.client_info = OAuthClientInformationFull.model_validate(
                 {
