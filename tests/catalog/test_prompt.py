@@ -39,6 +39,7 @@ def test_where_names_do_not_fit_the_smallest_categories_keep_theirs_and_the_othe
 
 
 def test_nothing_is_said_where_everything_is_in_view() -> None:
+    assert index_of(view(CORE, many(900)), 0) == "", "nor where nothing may be spent on it"
     assert index_of(view(CORE, many(5)), 1_000) == ""
 
 

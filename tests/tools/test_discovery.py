@@ -98,6 +98,18 @@ async def test_a_search_among_extensions_does_not_give_what_ships(of: Interactio
     assert "github_create_issue" in of.active
 
 
+@pytest.mark.proves("D-06")
+async def test_a_search_among_extensions_finds_as_many_however_many_fitting_tools_ship(of: Interaction) -> None:
+    words = "Write the yearly sales report"
+    shipped = [built_in(f"report_{n}", description=f"{words}.") for n in range(60)]
+    others = [entry(f"other_{n}", description=f"{words}, with two appendices for the library.") for n in range(12)]
+    best = entry("keeper", description=f"{words} into the archive.")
+    there = generation(CORE, shipped, others, best, many(600, "weather"))
+    found = (await called(of, ToolSearch(), {"query": f"{words} into the archive"}, there)).data["tools"]
+    assert len(found) == 10 and found[0]["id"] == "keeper"
+    assert all(hit["id"].startswith("other_") for hit in found[1:])
+
+
 @pytest.mark.proves("D-13")
 async def test_a_foreign_manual_is_told_as_foreign(of: Interaction) -> None:
     manual = await called(of, Info(), {"tool": "github_best"})
@@ -106,9 +118,17 @@ async def test_a_foreign_manual_is_told_as_foreign(of: Interaction) -> None:
     assert "untrusted" not in own.metadata and "documentation" not in own.data
 
 
-@pytest.mark.parametrize("args", [{"category": "x" * 129}, {"category": ""}, {"category": "a", "tool": "b"}, {}, {"all": True}])  # fmt: skip
-def test_arguments_that_say_nothing_or_two_things_are_refused(args: dict[str, Any]) -> None:
+@pytest.mark.parametrize("args", [{"category": "x" * 129}, {"category": ""}, {"all": True}])
+def test_arguments_that_name_nothing_that_could_be_there_are_refused(args: dict[str, Any]) -> None:
     assert compile_schema(LoadTools().spec.parameters).problems(args)
+
+
+@pytest.mark.parametrize(("args", "said"), [({"category": "a", "tool": "b"}, "; not both"), ({}, "$")])
+async def test_who_names_nothing_or_two_things_is_told_what_to_give(
+    of: Interaction, args: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ToolError, match=f"give category, .* or tool, with the id of one tool{said}"):
+        await called(of, LoadTools(), args)
 
 
 async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: Interaction) -> None:

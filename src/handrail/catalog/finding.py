@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from handrail.catalog import index as searching
     from handrail.catalog.cache import Cache
     from handrail.catalog.encoding import Encoder
+    from handrail.catalog.index import Found
     from handrail.catalog.texts import Document
 
     Made = tuple[dict[str, str], searching.Index]
@@ -40,8 +41,6 @@ MAX_QUERY = 8_000
 """Characters of a query that are looked at."""
 _PATIENCE_S = 30.0
 """How long the end waits for a model that is being loaded or asked; none takes as long."""
-_MOST = 50
-"""Hits of which those that do not ship with Handrail are taken."""
 
 
 class Searches:
@@ -89,8 +88,17 @@ class Searches:
         loop = asyncio.get_running_loop()
         if patience_s > 0 and not by_words:
             await loop.run_in_executor(self._threads, index.wait, patience_s)
-        wanted = max(limit, _MOST) if extensions_only else limit
-        found = await loop.run_in_executor(self._threads, index.search, asked, wanted)
+
+        def searched() -> tuple[Found, bool]:
+            if not extensions_only:
+                return index.search(asked, limit), False
+            among = index.search(asked, limit, among=lambda tool_id: is_extension(generation.entries[tool_id]))
+            if not (among.hits and among.hits[0].weak):
+                return among, False
+            best = index.search(asked, 1).hits
+            return among, bool(best) and best[0].id != among.hits[0].id
+
+        found, ships = await loop.run_in_executor(self._threads, searched)
         hits = [
             Hit(
                 tool_id=hit.id,
@@ -103,15 +111,11 @@ class Searches:
             )
             for top in [max((hit.score for hit in found.hits), default=0.0) or 1.0]
             for hit in found.hits
-            if (entry := generation.entries.get(hit.id)) is not None
-            and entry.withheld is None
-            and (not extensions_only or is_extension(entry))
+            if (entry := generation.entries.get(hit.id)) is not None and entry.withheld is None
         ]
-        nothing = found.nothing_fits or not hits
-        if extensions_only and hits and hits[0].weak and hits[0].tool_id != found.hits[0].id:
-            nothing = True  # what fits ships with Handrail
+        nothing = found.nothing_fits or not hits or ships  # what fits ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
-        return Findings(tuple(hits[:limit]), nothing, f"{means}: {found.note}" if found.note else means)
+        return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means)
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         """Tools that the words of an unknown name speak for; only where an index is at hand, since somebody waits."""

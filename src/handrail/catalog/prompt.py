@@ -31,9 +31,10 @@ def index_of(view: View, budget: int) -> str:
     """What there is beside the tools that are in view from the start, within about ``budget`` tokens.
 
     The names of the tools in each category; where they do not all fit, those of the smallest categories, and of the others
-    how many there are; where that does not fit either, the first categories. ``""`` where everything is in view.
+    how many there are; where that does not fit either, the first categories. ``""`` where everything is in view, or the
+    budget is 0.
     """
-    if view.whole or not view.members:
+    if budget <= 0 or view.whole or not view.members:
         return ""
     total = sum(map(len, view.members.values()))
     head = (

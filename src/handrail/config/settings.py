@@ -151,7 +151,8 @@ class CatalogSettings(_Table):
         Field(
             ge=0,
             le=1_000_000,
-            description="About how many tokens the names of the tools that are not in view may take in the system text.",
+            description="About how many tokens the names of the tools that are not in view may take in the system text; "
+            "0: nothing is said of them.",
         ),
     ] = 1_000
     preload: Annotated[

@@ -66,8 +66,6 @@ class LoadTools(Tool):
                 },
                 "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Or the id of one tool"},
             },
-            "minProperties": 1,
-            "maxProperties": 1,
             "additionalProperties": False,
         },
         requires=_REQUIRES,
@@ -79,6 +77,12 @@ class LoadTools(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        if len(args) != 1:
+            raise ToolError(
+                "give category, with a name that browse_tools lists, or tool, with the id of one tool"
+                + ("; not both" if args else ""),
+                kind="invalid_input",
+            )
         brought = await runtime.catalog.load(args.get("category") or args["tool"])
         return {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
 
