@@ -34,6 +34,7 @@ from handrail.registry.generation import Difference, Generation
 
 if TYPE_CHECKING:
     from handrail.doctor import Check
+    from handrail.gateway import McpServers
     from handrail.policy.explain import Explanation
 
 Folder = str | Path
@@ -263,6 +264,13 @@ class Kernel(ABC):
 
         :raises UsageError: when there is no such session, or it is open or closed
         """
+
+    @property
+    def mcp(self) -> McpServers:
+        """The upstream MCP servers, and the way to connect more."""
+        from handrail.gateway import servers_of
+
+        return servers_of(self)
 
     def doctor(self) -> list[Check]:
         """What this machine and this kernel can do, what is withheld, and the remedies."""

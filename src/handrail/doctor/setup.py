@@ -19,6 +19,7 @@ from handrail.doctor.holder import of_holder
 from handrail.doctor.machine import of_machine
 from handrail.doctor.place import of_place
 from handrail.doctor.tokens import of_tokens
+from handrail.doctor.upstreams import of_configured, of_servers
 from handrail.policy.modes import MEANINGS
 from handrail.registry.generation import IN_PROCESS, Entry, Generation
 from handrail.registry.sources.executables import Confinement
@@ -71,6 +72,7 @@ def of_kernel(kernel: Kernel) -> list[Check]:
     folders = Folders(Path(kernel.workdir), own.parent.parent, own.name)
     checks = [*of_place(folders), *of_holder(folders), *_files(kernel.config)]
     checks += _tools(kernel.generation.entries.values())
+    checks += of_servers(kernel.mcp.servers)
     checks += of_tokens(kernel.generation, kernel.config, kernel.agent)
     checks += _settings_of_tools(kernel.config, kernel.generation.entries.values())
     if kernel.interrupted:
@@ -94,6 +96,7 @@ def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[s
     yield from of_opt_outs(found)
     yield from alone("sandbox provider", lambda: _provider_is_there(found))
     if folders is not None:
+        yield from alone("mcp servers", lambda: of_configured(found, folders))
         yield from alone("tools", lambda: _known(found, list(_loaded(found, folders))))
 
 

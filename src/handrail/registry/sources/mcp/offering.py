@@ -45,14 +45,15 @@ class McpOffering:
         self._definition = definition
         self._upstream = upstream
         self._subscribes = _object(listing.capabilities.get("resources")).get("subscribe") is True
-        self.resources = tuple(one for item in listing.resources if (one := _resource(item)) is not None)
-        self.templates = tuple(one for item in listing.templates if (one := _template(item)) is not None)
+        self.resources = tuple(found for found in map(_resource, listing.resources) if found is not None)
+        self.templates = tuple(found for found in map(_template, listing.templates) if found is not None)
         prefix = definition.name if definition.prefix is None else definition.prefix
-        prompts = [one for item in listing.prompts if (one := _prompt(item, prefix)) is not None]
+        prompts = [found for item in listing.prompts if (found := _prompt(item, prefix)) is not None]
         self.prompts = tuple(spec for spec, _ in prompts)
         self._own_names = {spec.name: own for spec, own in prompts}
         self._uris = frozenset(one.uri for one in self.resources)
-        self._patterns = [found for one in self.templates if (found := pattern_of(one.uri_template)) is not None]
+        patterns = [pattern_of(template.uri_template) for template in self.templates]
+        self._patterns = [pattern for pattern in patterns if pattern is not None]
 
     @property
     def source(self) -> str:
@@ -67,7 +68,7 @@ class McpOffering:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
         given: Any = found.get("contents")
         contents = cast("list[Any]", given) if isinstance(given, list) else []
-        return {"contents": [_with_bytes(one, "blob") for one in contents if isinstance(one, dict)]}
+        return {"contents": [_with_bytes(_object(one), "blob") for one in contents]}
 
     async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
         own = self._own_names.get(name)
@@ -79,7 +80,7 @@ class McpOffering:
         found = await self._ask("prompts/get", params, runtime)
         given: Any = found.get("messages")
         messages = cast("list[Any]", given) if isinstance(given, list) else []
-        answer: dict[str, Any] = {"messages": [_message(one) for one in messages if isinstance(one, dict)]}
+        answer: dict[str, Any] = {"messages": [_message(_object(one)) for one in messages]}
         if isinstance(about := found.get("description"), str):
             answer["description"] = about
         return answer

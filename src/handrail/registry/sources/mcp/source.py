@@ -32,6 +32,8 @@ class McpSource:
     ) -> None:
         self.definition = definition
         self.upstream = upstream
+        self.gone = False
+        """It was disconnected: nothing of it is there any more."""
         self._state = state
         self._workspace = workspace
         self._requires = definition.requires
@@ -61,6 +63,8 @@ class McpSource:
         return ""
 
     def load(self) -> Loaded:
+        if self.gone:
+            return Loaded(name=self.name)
         faults: list[Fault] = []
         if fault := self.fault():
             faults.append(Fault(self.definition.place, "", fault))
