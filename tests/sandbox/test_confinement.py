@@ -13,6 +13,7 @@ from tests.sandbox.conftest import Ground
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet, Layer, Requires, Variables, expand
 from handrail.contract.sandbox import Limits, Program
+from handrail.sandbox import mounts
 
 pytestmark = pytest.mark.proves("S-01")
 
@@ -72,6 +73,19 @@ async def test_kernel_settings_cannot_be_written_even_by_root(confined: Ground) 
     )
     assert "OPENED" not in ran.out
     assert ran.out.startswith("ro,")
+
+
+def test_what_is_masked_in_etc_and_gone_by_the_start_does_not_fail_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).touch(0o600)
+    monkeypatch.setattr(mounts, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
+    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._Configuration())  # pyright: ignore[reportPrivateUsage]
+    options = configuration.options(0.0)
+    assert mounts.as_they_stand(options) == list(options)
+    (tmp_path / "first").unlink()
+    assert mounts.as_they_stand(options) == [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
 
 
 async def test_what_only_root_may_read_in_etc_is_masked(confined: Ground) -> None:

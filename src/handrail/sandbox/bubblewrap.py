@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import orjson
@@ -260,7 +261,7 @@ class Bubblewrap:
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join(plan.options)))
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join(mounts.as_they_stand(plan.options))))
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
             # has died, it would end there, and they would wait for it for ever.
@@ -295,10 +296,25 @@ class Bubblewrap:
                 os.close(descriptor)
 
     def _preparation(self, plan: Plan) -> bytes:
-        ruleset = None
-        if self._landlock_abi:
-            ruleset = landlock.ruleset(self._landlock_abi, dict(plan.folders), tcp=plan.tcp, connect=plan.connect)
-        return launcher.preparation(plan.mode, ruleset, rlimits(plan.limits), dict(plan.environment))
+        limits = tuple(rlimits(plan.limits).items())
+        return _restrictions(
+            plan.mode, self._landlock_abi, plan.folders, plan.tcp, plan.connect, limits, plan.environment
+        )
+
+
+@lru_cache(maxsize=64)
+def _restrictions(
+    mode: Mode,
+    landlock_abi: int,
+    folders: tuple[tuple[str, mounts.Access], ...],
+    tcp: bool,
+    connect: tuple[int, ...],
+    limits: tuple[tuple[int, tuple[int, int]], ...],
+    environment: tuple[tuple[str, str], ...],
+) -> bytes:
+    """The letter's first part: the same for the same, and so remembered."""
+    ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
+    return launcher.preparation(mode, ruleset, dict(limits), dict(environment))
 
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
@@ -307,7 +323,7 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     :raises ToolError: ``unavailable`` where the set cannot be enforced
     """
     found = toolchains.find(profile.workspace)
-    return _options(capabilities, mounts.folder_access(capabilities, profile, found), profile)
+    return mounts.as_they_stand(_options(capabilities, mounts.folder_access(capabilities, profile, found), profile))
 
 
 def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], profile: Profile) -> list[str]:

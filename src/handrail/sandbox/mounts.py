@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -28,6 +28,7 @@ _ALWAYS_THERE = (*SYSTEM, "/etc")
 _DEEP = 100
 
 Access = Literal["ro", "rw"]
+_Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
 def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
@@ -35,24 +36,44 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
 
     :param folders: what :func:`folder_access` gives
     """
-    options = _system()
-    for place, size in (("/dev/shm", profile.limits.shm_bytes), ("/tmp", profile.limits.tmp_bytes)):  # noqa: S108
-        options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
-    mounts = [*folders.items(), *((os.path.realpath(path), "hidden") for path in profile.hidden)]
+    mounts: list[_Mount] = [*folders.items()]
+    for path in profile.hidden:
+        real = os.path.realpath(path)
+        mounts.append((real, _kind(real)))
     mounts += _kept(folders, profile)
+    sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
+    system = _programs(), _configuration.options(time.monotonic()), _kernel()
+    return [*_assembled(system, sizes, tuple(folders), tuple(mounts))]
+
+
+@lru_cache(maxsize=64)
+def _assembled(
+    system: tuple[tuple[str, ...], ...],
+    sizes: tuple[int | None, int | None],
+    folders: tuple[str, ...],
+    mounts: tuple[_Mount, ...],
+) -> tuple[str, ...]:
+    """:func:`arguments` of what has been looked at: the same for the same, and so remembered."""
+    options = [option for part in system for option in part]
+    for place, size in zip(("/dev/shm", "/tmp"), sizes, strict=True):  # noqa: S108
+        options += ["--perms", "1777", "--size", str(size), "--tmpfs", place]
     sealed: list[str] = []
     for path, access in sorted(mounts, key=lambda mount: (mount[0].count("/"), mount[0])):  # the outer first
-        if access != "hidden":
+        if access in ("rw", "ro"):
             options += ["--bind" if access == "rw" else "--ro-bind", path, path]
-        elif any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
+        elif access != "gone" and any(is_beneath(path, place) for place in (*folders, *_ALWAYS_THERE)):
             inner = any(folder != path and is_beneath(folder, path) for folder in folders)
-            mask = _mask(path, inner=inner)
-            options += mask
-            sealed += ["--remount-ro", path] if mask and inner else []
-    return [*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/"]
+            if access == "hidden file":
+                options += ["--ro-bind", "/dev/null", path]
+            elif inner:  # only the way to what is mounted in it is left, to be sealed last
+                options += ["--perms", "0711", "--tmpfs", path]
+            else:
+                options += ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
+            sealed += ["--remount-ro", path] if inner else []
+    return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
 
 
-def _kept(folders: Mapping[str, Access], profile: Profile) -> list[tuple[str, Access | Literal["hidden"]]]:
+def _kept(folders: Mapping[str, Access], profile: Profile) -> list[_Mount]:
     """What is mounted over within the profile's folders: protected paths read-only, hidden ones unreadable.
 
     Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
@@ -74,7 +95,7 @@ def _kept(folders: Mapping[str, Access], profile: Profile) -> list[tuple[str, Ac
         kept[path] = "hidden" if access == "hidden" else "ro"
     masked = frozenset(profile.masked)
     return [
-        (path, access)
+        (path, _kind(path) if access == "hidden" else access)
         for path, access in kept.items()
         if (path not in folders or access != "rw")
         and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
@@ -134,14 +155,14 @@ def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str, se
     for part, covers_folder, covers_file in _parts(patterns, capability, place):
         if part not in seen:
             try:
-                mode = os.stat(part).st_mode  # noqa: PTH116 - at every start
+                is_folder, real = _stands(part)
             except (OSError, ValueError):
                 continue
-            if os.path.realpath(part) != part:
+            if real != part:
                 raise ToolError(
                     f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict"
                 )
-            seen[part] = stat.S_ISDIR(mode)
+            seen[part] = is_folder
         if not (covers_folder if seen[part] else covers_file):
             raise ToolError(
                 f"{capability} names only some of the files in {part}, and a sandbox mounts whole folders; "
@@ -149,6 +170,16 @@ def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str, se
                 kind="unavailable",
             )
         yield part
+
+
+def _stands(path: str) -> tuple[bool, str]:
+    """Whether it is a folder, and its canonical path: the kernel says that sooner than it can be found out."""
+    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        return is_folder, os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - at every start
+    finally:
+        os.close(descriptor)
 
 
 @lru_cache(maxsize=256)
@@ -172,19 +203,13 @@ def _parts(
     return tuple(found)
 
 
-def _mask(path: str, *, inner: bool) -> list[str]:
-    """Make an existing path unreadable; with ``inner``, only the way to what is mounted in it is left, to be sealed last."""
+def _kind(path: str) -> Literal["hidden file", "hidden folder", "gone"]:
+    """What a path is that is to be unreadable."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:
-        return []
-    if not stat.S_ISDIR(mode):
-        return ["--ro-bind", "/dev/null", path]
-    return ["--perms", "0711", "--tmpfs", path] if inner else _empty_folder(path)
-
-
-def _system() -> list[str]:
-    return [*_programs(), *_configuration.options(time.monotonic()), *_kernel()]
+        return "gone"
+    return "hidden folder" if stat.S_ISDIR(mode) else "hidden file"
 
 
 @lru_cache(maxsize=1)
@@ -220,19 +245,33 @@ class _Configuration:
     def __init__(self) -> None:
         self._scanned_at = float("-inf")
         self._masks: list[tuple[str, list[str]]] = []
+        self._options: tuple[str, ...] = ()
 
-    def options(self, now: float) -> list[str]:
+    def options(self, now: float) -> tuple[str, ...]:
+        """What was there at the last look, to be gone through by :meth:`without_gone`."""
         if now - self._scanned_at > self.RESCAN_S:
             self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
+            self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
             self._scanned_at = now
-        options = ["--ro-bind", "/etc", "/etc"]
+        return self._options
+
+    def without_gone(self, options: Sequence[str]) -> list[str]:
+        """``options`` without the masks of what is gone since: a mount point that is not there fails the whole start."""
+        left = list(options)
         for path, mask in self._masks:
-            if os.path.lexists(path):  # a mount point that is gone would fail the whole start
-                options += mask
-        return options
+            if not os.path.lexists(path):
+                size = len(mask)
+                at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
+                del left[at : at + size]
+        return left
 
 
 _configuration = _Configuration()
+
+
+def as_they_stand(options: Sequence[str]) -> list[str]:
+    """Options that :func:`arguments` gave, to be carried out now."""
+    return _configuration.without_gone(options)
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
@@ -253,10 +292,6 @@ def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:
                 continue
             if not stat.S_ISLNK(mode) and not mode & 0o004 and os.access(path, os.R_OK):
                 yield path, ["--ro-bind", "/dev/null", path]
-
-
-def _empty_folder(path: str) -> list[str]:
-    return ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
 
 
 def is_beneath(path: str, folder: str) -> bool:
