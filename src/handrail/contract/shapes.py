@@ -181,7 +181,7 @@ def to_content(result: Result, stored: Mapping[str, bytes] = _NOTHING_STORED) ->
 
 def artifacts_in(data: object) -> list[str]:
     """The references of the artifacts that stand in a result's data, each once."""
-    return list(dict.fromkeys(ref for ref, _ in _places_in(data)))
+    return list(dict.fromkeys(ref for ref, _ in places_in(data)))
 
 
 def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _content(data: object, stored: Mapping[str, bytes]) -> dict[str, Any]:
                 blocks.insert(0, {"type": "text", "text": _as_text(members["structured"])})
             structured = members["structured"]
             return {"content": blocks} | ({"structuredContent": structured} if isinstance(structured, dict) else {})
-        pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in _places_in(members)]
+        pictures = [_block({"artifact": ref, "media_type": kind}, stored) for ref, kind in places_in(members)]
         return {"content": [{"type": "text", "text": _as_text(members)}, *pictures], "structuredContent": members}
     return {"content": [{"type": "text", "text": _as_text(cast("object", data))}]}
 
@@ -270,7 +270,7 @@ def _place(members: Mapping[str, object]) -> tuple[str, str] | None:
     return None
 
 
-def _places_in(data: object) -> list[tuple[str, str]]:
+def places_in(data: object) -> list[tuple[str, str]]:
     """Those anywhere in a result's data."""
     found: dict[tuple[str, str], None] = {}
     rest: list[object] = [data]

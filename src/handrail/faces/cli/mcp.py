@@ -1,38 +1,109 @@
-"""``handrail mcp``: the tools for an MCP client, on stdin and stdout."""
+"""``handrail mcp``: the tools for MCP clients, on stdin and stdout or over HTTP."""
 
 from __future__ import annotations
 
 import sys
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, Literal
 
 import click
 
 from handrail.faces.cli.app import OUTPUT
+from handrail.faces.cli.completing import files
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
 
+if TYPE_CHECKING:
+    from handrail.faces.mcp.house import Serving
+    from handrail.faces.mcp.http import Listening
+
 
 @click.group("mcp", invoke_without_command=True)
 @common
-def command(setting: Setting) -> int:
-    """Serve the tools to an MCP client on stdin and stdout.
+@click.option(
+    "--discovery",
+    type=click.Choice(("core", "all")),
+    default="core",
+    show_default=True,
+    help="Which tools are listed: the core and the ways to the rest, or all.",
+)
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(1, 86_400),
+    default=300.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long a call waits for its client's user; an approval is parked then, and collected by the same call again.",
+)
+@click.option("--http", "address", metavar="HOST:PORT", help="Serve over streamable HTTP, at http://HOST:PORT/mcp.")
+@click.option(
+    "--token-file",
+    metavar="FILE",
+    shell_complete=files,
+    help="Bearer tokens that are taken, one on a line, each with a name before it or alone. Nobody else may read the file.",
+)
+@click.option(
+    "--auth-server", metavar="URL", help="The OAuth authorization server whose access tokens for this one are taken."
+)
+@click.option(
+    "--public-url", metavar="URL", help="What clients reach this server by, such as https://tools.example.org/mcp."
+)
+@click.option(
+    "--scope", "scopes", multiple=True, metavar="SCOPE", help="A scope that a token must have. Can be repeated."
+)
+@click.option("--allow-origin", "origins", multiple=True, metavar="ORIGIN", help="A web page's origin that may come.")
+@click.pass_context
+def command(
+    context: click.Context,
+    setting: Setting,
+    discovery: Literal["core", "all"],
+    wait_s: float,
+    address: str | None,
+    token_file: str | None,
+    auth_server: str | None,
+    public_url: str | None,
+    scopes: tuple[str, ...],
+    origins: tuple[str, ...],
+) -> int:
+    """Serve the tools to MCP clients, on stdin and stdout or over HTTP.
 
-    Nobody is asked: what no rule allows is denied. Put it into a client's configuration as the command
-    `handrail mcp --workspace DIR`.
+    What no rule allows is asked through the client where that can put a form to its user, and denied elsewhere, or
+    everywhere with `--headless`. Put it into a client's configuration as the command `handrail mcp --workspace DIR`.
+
+    Over HTTP, an address beyond this machine takes --token-file or --auth-server.
     """
-    if click.get_current_context().invoked_subcommand is not None:
+    if context.invoked_subcommand is not None:
         return OUTPUT
     if find_spec("mcp") is None:
         raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
-    if sys.stdin.isatty():
-        note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
-    return drive(lambda interruption: _serve(setting, interruption))
+    if address is None and (token_file or auth_server or public_url or scopes or origins):
+        raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")
+    from handrail.faces.mcp.house import Serving
+
+    serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
+    if address is None:
+        if sys.stdin.isatty():
+            note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
+        return drive(lambda interruption: _serve(setting, serving, interruption))
+    from handrail.faces.mcp.http import Listening
+
+    listening = Listening.of(address, token_file, auth_server, public_url, scopes, origins)
+    return drive(lambda interruption: _listen(setting, serving, listening, interruption))
 
 
-async def _serve(setting: Setting, interruption: Interruption) -> int:
+async def _serve(setting: Setting, serving: Serving, interruption: Interruption) -> int:
     from handrail.faces.mcp.server import serve
 
     async with opened(setting, face="mcp") as kernel:
-        await serve(kernel)
+        await serve(kernel, serving)
+    return OUTPUT
+
+
+async def _listen(setting: Setting, serving: Serving, listening: Listening, interruption: Interruption) -> int:
+    from handrail.faces.mcp.http import listen
+
+    async with opened(setting, face="mcp") as kernel:
+        await listen(kernel, serving, listening, lambda where: note(f"handrail mcp: serving at {where}"))
     return OUTPUT

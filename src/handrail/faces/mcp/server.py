@@ -1,123 +1,392 @@
-"""The MCP server: the kernel's tools, listed and called over stdio, under the same rules as everywhere.
+"""The MCP server: the kernel's tools, resources and prompts, over any transport and both eras of the protocol.
 
-One connection is one headless session and one interaction: what would be asked is denied, and what was brought into view
-is listed until the end. A client is told when the list changes; one that does not listen can call every tool all the same.
-Calls of one connection run side by side where their locks allow. A client's cancellation stops the call as the user's stop
-does.
+Everything a client does beyond listing is a call like any other: judged, locked, logged and shaped. Calls of one client run
+side by side where their locks allow. A client's cancellation stops the call as the user's stop does.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
-import orjson
+from mcp.server.caching import CACHEABLE_METHODS, CacheHint
 from mcp.server.lowlevel import NotificationOptions, Server
-from mcp.server.subscriptions import InMemorySubscriptionBus, ListenHandler, ToolsListChanged
+from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+from mcp.shared.exceptions import MCPError
+from pydantic import BaseModel
 
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.names import wire_name
+from handrail.contract.result import Result
+from handrail.contract.shapes import places_in
+from handrail.faces.mcp.exchange import LEVELS, Exchange, Line, as_request
+from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.listing import (
+    DOOR,
+    DOOR_TOOL,
+    as_tool,
+    page_of,
+    rendered,
+    specs_of,
+    unwrapped,
+    with_schemas,
+)
+from handrail.faces.mcp.offers import TooLong, as_prompt, as_resource, as_template, offerings_of, with_bytes
 from handrail.faces.mcp.stdio import streams
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
+    from mcp.server.models import InitializationOptions
 
-    from handrail.contract.result import Result
-    from handrail.contract.session import Session
-    from handrail.contract.spec import ToolSpec
+    from handrail.faces.mcp.visit import Visit
     from handrail.kernel import Kernel
 
+    Context = ServerRequestContext[dict[str, Any]]
+
 INSTRUCTIONS = (
-    "Every call is checked against its operator's rules before it runs. Each result is one JSON object: "
-    '{"type": "output", "data": …} or {"type": "error", "error_text": …}. An error says what was wrong and what to do '
-    'instead; "denied" is final. Where metadata says "truncated", read the file named under "output_path".'
+    "Every call is checked against its operator's rules before it runs. An error says what was wrong and what to do "
+    "instead; what was denied stays denied. Where a result says that it is the beginning only, the whole is in the file "
+    "that it names."
 )
+NO_SUCH_RESOURCE = -32002
+"""What the older era says where the newer one says that parameters are invalid."""
+_GIVE_UP_S = 30.0
+"""How much longer a state is good than the call that it names is held."""
 
 
-async def serve(kernel: Kernel) -> None:
+async def serve(kernel: Kernel, serving: Serving | None = None) -> None:
     """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile."""
+    house = House(kernel, serving or Serving())
+    try:
+        server = await build(house)
+        async with streams() as (incoming, outgoing):
+            await server.run(incoming, outgoing, options_of(server))
+    finally:
+        await house.aclose()
+
+
+def options_of(server: Server[dict[str, Any]]) -> InitializationOptions:
+    """What a client of the older era is told when it says hello."""
+    return server.create_initialization_options(_CHANGES)
+
+
+_HINTS: Any = {method: CacheHint() for method in CACHEABLE_METHODS}  # the SDK types the names more narrowly
+_CHANGES = NotificationOptions(prompts_changed=True, resources_changed=True, tools_changed=True)
+
+
+class _Server(Server[dict[str, Any]]):
+    """Says at every door that it tells of changes: over HTTP the SDK asks for no options."""
+
+    def create_initialization_options(
+        self,
+        notification_options: NotificationOptions | None = None,
+        experimental_capabilities: dict[str, dict[str, Any]] | None = None,
+        extensions: dict[str, dict[str, Any]] | None = None,
+    ) -> InitializationOptions:
+        return super().create_initialization_options(
+            notification_options or _CHANGES, experimental_capabilities, extensions
+        )
+
+
+async def build(house: House) -> Server[dict[str, Any]]:
+    """The server, for every client of a house."""
+    faces = Doors(house)
+    server = _Server(
+        "handrail",
+        version=version("handrail"),
+        instructions=await _instructions(house.kernel),
+        get_tool_input_schema=faces.input_schema,
+        cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
+    )
+    for method, params_type, handler in faces.handlers():
+        server.add_request_handler(method, params_type, handler)
+    security = RequestStateSecurity.ephemeral(ttl=house.serving.wait_s + _GIVE_UP_S)
+    server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
+    return server
+
+
+async def _instructions(kernel: Kernel) -> str:
+    """What there is beside the tools in view, as a model reads it."""
     session = await kernel.session(headless=True)
     try:
-        server = build(session)
-        async with streams() as (incoming, outgoing):
-            changes = NotificationOptions(tools_changed=True)
-            await server.run(incoming, outgoing, server.create_initialization_options(changes))
+        return "\n\n".join(filter(None, (INSTRUCTIONS, session.turn().index)))
     finally:
         await session.close()
 
 
-def build(session: Session) -> Server[dict[str, Any]]:
-    """The server for one connection, to run over any pair of streams."""
-    running: set[asyncio.Task[Sequence[Answer]]] = set()
-    bus = InMemorySubscriptionBus()
-    told = shown(session)
+class Doors:
+    """What each request of the protocol does."""
 
-    async def on_list(
-        _context: ServerRequestContext[dict[str, Any]], _params: types.PaginatedRequestParams | None
-    ) -> types.ListToolsResult:
-        return types.ListToolsResult(tools=[as_tool(spec) for spec in session.view])
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._kernel = house.kernel
 
-    async def tell_of_changes(context: ServerRequestContext[dict[str, Any]]) -> None:
-        nonlocal told
-        if (now := shown(session)) != told:
-            told = now
-            await bus.publish(ToolsListChanged())  # the newer protocol has subscriptions for this
-            await context.session.send_tool_list_changed()  # and drops what the older one sends
+    def handlers(self) -> list[tuple[str, type[BaseModel], Any]]:
+        """Method, parameters, and what answers it."""
+        return [
+            ("tools/list", types.PaginatedRequestParams, whole(self.on_list_tools)),
+            ("tools/call", types.CallToolRequestParams, whole(self.on_call_tool)),
+            ("resources/list", types.PaginatedRequestParams, whole(self.on_list_resources)),
+            ("resources/templates/list", types.PaginatedRequestParams, whole(self.on_list_templates)),
+            ("resources/read", types.ReadResourceRequestParams, whole(self.on_read_resource)),
+            ("resources/subscribe", types.SubscribeRequestParams, self.on_subscribe),
+            ("resources/unsubscribe", types.UnsubscribeRequestParams, self.on_unsubscribe),
+            ("subscriptions/listen", types.SubscriptionsListenRequestParams, self.on_listen),
+            ("prompts/list", types.PaginatedRequestParams, whole(self.on_list_prompts)),
+            ("prompts/get", types.GetPromptRequestParams, whole(self.on_get_prompt)),
+            ("completion/complete", types.CompleteRequestParams, whole(self.on_complete)),
+            ("logging/setLevel", types.SetLevelRequestParams, self.on_set_level),
+        ]
 
-    async def on_call(
-        context: ServerRequestContext[dict[str, Any]], params: types.CallToolRequestParams
-    ) -> types.CallToolResult:
-        # A task of its own: the SDK cancels by a scope that strikes again at every await until its task is gone,
-        # and a call that was stopped still has to end its processes and be recorded.
-        call = asyncio.create_task(session.turn().call_all([ProposedCall(params.name, params.arguments or {})]))
-        running.add(call)
-        call.add_done_callback(running.discard)
+    # ── tools ────────────────────────────────────────────────────────────────────────────────────
+
+    def input_schema(self, name: str) -> Mapping[str, Any] | None:
+        """What the headers of a call are checked by."""
+        entry = self._kernel.generation.resolve(name)
+        return None if entry is None else entry.spec.parameters
+
+    async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        async with self._house.visited(context) as visit:
+            visit.lists("tools", lambda: tuple(specs_of(self._kernel, visit, self._house.serving.discovery)))
+            tools = [
+                as_tool(self._kernel, spec) for spec in specs_of(self._kernel, visit, self._house.serving.discovery)
+            ]
+            if self._has_door(Line(context)):
+                tools.append(dict(DOOR_TOOL))
+            return page_of("tools", tools, params.cursor)
+
+    def _has_door(self, line: Line) -> bool:
+        """Whether calls may come through a tool of the face's own. A tool of that name comes first."""
+        core = self._house.serving.discovery == "core"
+        return line.modern and core and self._kernel.generation.resolve(DOOR) is None
+
+    async def on_call_tool(self, context: Context, params: types.CallToolRequestParams) -> Any:
+        async with self._house.visited(context) as visit:
+            line = _line(context, visit)
+            name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
+            if name == DOOR and self._has_door(line):
+                name, arguments = unwrapped(arguments)
+            found = await self._carried_out(visit, line, params, ProposedCall(name, arguments))
+            if not isinstance(found, Answer):
+                return found
+            result = found.model
+            if line.modern and self._house.serving.discovery == "core":
+                result = with_schemas(self._kernel, found.tool_id, result)
+            if (waits := result.metadata.get("parked")) is not None:
+                result = _to_collect(found.tool_id, waits, result)
+            content = await rendered(self._kernel, visit, found.tool_id, result)
+            await visit.tell_of_changes()
+            return content
+
+    async def _carried_out(
+        self, visit: Visit, line: Line, params: types.InputResponseRequestParams, proposed: ProposedCall
+    ) -> Answer | types.InputRequiredResult:
+        """Make a call, or come back to it; its answer, or what has to be asked first.
+
+        :raises MCPError: where the client would have had to declare what it did not
+        """
+        guest = visit.guest
+        given = _responses(line.context)
+        if params.request_state is not None:
+            exchange = self._house.take_up(guest, params.request_state)
+            exchange.answered(given)
+        else:
+            entry = self._kernel.generation.resolve(proposed.name)
+            begun = guest.begin(entry.id if entry is not None else proposed.name, proposed, given)
+            if isinstance(begun, Result):
+                return Answer("", proposed.name, begun, begun)
+            exchange = begun
+        held = False
         try:
-            (answer,) = await asyncio.shield(call)
-        except asyncio.CancelledError:
-            call.cancel()
-            raise
-        await tell_of_changes(context)
-        return as_result(answer.model)
+            found = await exchange.follow(line)
+            if isinstance(found, Answer):
+                if line.modern and not found.model.ok and exchange.lacked:
+                    raise _lacking(exchange, found)
+                return found
+            requests = {key: as_request(ask) for key, ask in found.items()}
+            state = self._house.hold(guest, exchange)
+            held = True
+            return types.InputRequiredResult(input_requests=requests, request_state=state)
+        finally:
+            if not held:
+                guest.end(exchange)
 
-    return Server(
-        "handrail",
-        version=version("handrail"),
-        instructions="\n\n".join(filter(None, (INSTRUCTIONS, session.turn().index))),
-        on_list_tools=on_list,
-        on_call_tool=on_call,
-        on_subscriptions_listen=ListenHandler(bus),
+    # ── resources ────────────────────────────────────────────────────────────────────────────────
+
+    async def on_list_resources(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        async with self._house.visited(context) as visit:
+            visit.lists("resources", lambda: self._resources(visit))
+            return page_of("resources", self._resources(visit), params.cursor)
+
+    def _resources(self, visit: Visit) -> list[dict[str, Any]]:
+        offered = [as_resource(spec) for offering in offerings_of(self._kernel) for spec in offering.resources]
+        return [*offered, *visit.outputs.listed]
+
+    async def on_list_templates(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        offered = [as_template(spec) for offering in offerings_of(self._kernel) for spec in offering.templates]
+        return page_of("resourceTemplates", offered, params.cursor)
+
+    async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
+        async with self._house.visited(context) as visit:
+            uri = str(params.uri)
+            try:
+                own = await visit.outputs.contents(uri)
+            except (OSError, TooLong) as error:
+                raise MCPError(types.INTERNAL_ERROR, f"{uri} cannot be read: {error}", {"uri": uri}) from None
+            if own is not None:
+                return {"contents": own}
+            line = _line(context, visit)
+            found = await self._carried_out(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
+            return await self._data(visit, line, found, {"uri": uri}) if isinstance(found, Answer) else found
+
+    async def _data(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The data of an answer, as MCP writes it.
+
+        :raises MCPError: for every error, and for data that were cut, since half of them is none
+        """
+        result = answer.model
+        if result.metadata.get("truncated"):
+            size = result.metadata.get("output_bytes", 0)
+            raise MCPError(types.INTERNAL_ERROR, f"it is {size:,} bytes, more than is given at once", dict(about))
+        given: object = result.data
+        if not result.ok or not isinstance(given, dict):
+            kind = result.error_kind
+            code = types.INTERNAL_ERROR
+            if kind in ("invalid_input", "unknown_tool"):
+                code = types.INVALID_PARAMS if line.modern or "uri" not in about else NO_SUCH_RESOURCE
+            raise MCPError(code, result.error_text or "it gave nothing", {**about, "handrail/error_kind": kind})
+        data = cast("dict[str, Any]", given)
+        refs = dict(places_in(data))
+        return with_bytes(data, await visit.outputs.bytes_of(refs) if refs else {})
+
+    async def on_subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
+        async with self._house.visited(context) as visit:
+            await self._subscribe(visit, _line(context, visit), str(params.uri))
+            return types.EmptyResult()
+
+    async def on_unsubscribe(self, context: Context, params: types.UnsubscribeRequestParams) -> types.EmptyResult:
+        async with self._house.visited(context) as visit:
+            await self._unsubscribe(visit, str(params.uri))
+            return types.EmptyResult()
+
+    async def _subscribe(self, visit: Visit, line: Line, uri: str) -> None:
+        if visit.subscribe(uri):
+            proposed = ProposedCall("resource.subscribe", {"uri": uri})
+            (answer,) = await visit.guest.session.turn().call_all([proposed])
+            if not answer.model.ok:
+                visit.unsubscribe(uri)
+                await self._data(visit, line, answer, {"uri": uri})
+
+    async def _unsubscribe(self, visit: Visit, uri: str) -> None:
+        if visit.unsubscribe(uri):
+            await visit.guest.session.turn().call_all([ProposedCall("resource.unsubscribe", {"uri": uri})])
+
+    async def on_listen(
+        self, context: Context, params: types.SubscriptionsListenRequestParams
+    ) -> types.SubscriptionsListenResult:
+        async with self._house.visited(context) as visit:
+            line, wanted = _line(context, visit), params.notifications
+            visit.lists("tools", lambda: tuple(specs_of(self._kernel, visit, self._house.serving.discovery)))
+            visit.lists("prompts", self._prompts)
+            visit.lists("resources", lambda: self._resources(visit))
+            subscribed: list[str] = []
+            visit.listening += 1
+            try:
+                for uri in dict.fromkeys(map(str, wanted.resource_subscriptions or ())):
+                    try:
+                        await self._subscribe(visit, line, uri)
+                    except MCPError:
+                        continue  # it is acknowledged, and never heard of, as the protocol has it
+                    subscribed.append(uri)
+                return await visit.listen(context, params)
+            finally:
+                visit.listening -= 1
+                for uri in subscribed:
+                    self._house.spawn(self._unsubscribe(visit, uri))
+
+    # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
+
+    def _prompts(self) -> list[dict[str, Any]]:
+        return [as_prompt(spec) for offering in offerings_of(self._kernel) for spec in offering.prompts]
+
+    async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
+        async with self._house.visited(context) as visit:
+            visit.lists("prompts", self._prompts)
+            return page_of("prompts", self._prompts(), params.cursor)
+
+    async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
+        async with self._house.visited(context) as visit:
+            line = _line(context, visit)
+            asked = {"name": params.name, "arguments": dict(params.arguments or {})}
+            found = await self._carried_out(visit, line, params, ProposedCall("prompt.get", asked))
+            return await self._data(visit, line, found, {"name": params.name}) if isinstance(found, Answer) else found
+
+    async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
+        async with self._house.visited(context) as visit:
+            asked: dict[str, Any] = {
+                "ref": params.ref.model_dump(mode="json", by_alias=True, exclude_none=True),
+                "argument": params.argument.model_dump(mode="json", by_alias=True, exclude_none=True),
+            }
+            if params.context is not None and params.context.arguments:
+                asked["context"] = dict(params.context.arguments)
+            (answer,) = await visit.guest.session.turn().call_all([ProposedCall("prompt.complete", asked)])
+            return {"completion": await self._data(visit, _line(context, visit), answer, {"name": "completion"})}
+
+    async def on_set_level(self, context: Context, params: types.SetLevelRequestParams) -> types.EmptyResult:
+        async with self._house.visited(context) as visit:
+            visit.level = LEVELS.index(params.level)
+            return types.EmptyResult()
+
+
+def whole(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context, Any], Awaitable[Any]]:
+    """The newer era's results say that they are whole; what the older one does not know the SDK leaves out."""
+
+    async def said(context: Context, params: Any) -> Any:
+        result = await answer(context, params)
+        if isinstance(result, dict):
+            cast("dict[str, Any]", result)["resultType"] = "complete"
+        return result  # pyright: ignore[reportUnknownVariableType]
+
+    return said
+
+
+def _line(context: Context, visit: Visit) -> Line:
+    line = Line(context)
+    if not line.modern:
+        line.level = visit.level
+    elif (wanted := _meta(context).get(types.LOG_LEVEL_META_KEY)) in LEVELS:
+        line.level = LEVELS.index(cast("str", wanted))
+    return line
+
+
+def _meta(context: Context) -> Mapping[str, Any]:
+    meta: Any = (context.params or {}).get("_meta")
+    return cast("Mapping[str, Any]", meta) if isinstance(meta, Mapping) else {}
+
+
+def _responses(context: Context) -> Mapping[str, Any]:
+    given: Any = (context.params or {}).get("inputResponses")
+    return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
+
+
+def _lacking(exchange: Exchange, answer: Answer) -> MCPError:
+    """What the client would have had to declare for this call to go well."""
+    needed = types.ClientCapabilities.model_validate(exchange.lacked)
+    about = types.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
+    return MCPError(
+        types.MISSING_REQUIRED_CLIENT_CAPABILITY,
+        f"the client did not declare {' and '.join(exchange.lacked)}: {answer.model.error_text}",
+        about.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
 
 
-def shown(session: Session) -> list[str]:
-    """The ids of the tools that are listed now."""
-    return [spec.id for spec in session.view]
-
-
-def as_tool(spec: ToolSpec) -> types.Tool:
-    """The LLM view under its wire name, with the hints that a client may show; nothing else of the runtime view."""
-    return types.Tool(
-        name=wire_name(spec.id),
-        description=spec.description,
-        input_schema=dict(spec.parameters),
-        annotations=types.ToolAnnotations(
-            read_only_hint=spec.side_effect == "read",
-            destructive_hint=spec.side_effect != "read",
-            idempotent_hint=spec.side_effect == "read" or spec.idempotent,
-            open_world_hint=spec.side_effect == "external",
-        ),
+def _to_collect(tool_id: str, approval_id: str, result: Result) -> Result:
+    text = (
+        f"{tool_id} needs approval {approval_id}; nothing was run yet. Once somebody has answered it (handrail approve "
+        f"{approval_id}), call again with the same arguments to collect"
     )
+    return Result(result.type, result.data, text, result.metadata)
 
 
-def as_result(result: Result) -> types.CallToolResult:
-    """The envelope, as structured content and as its JSON text."""
-    envelope = result.to_dict()
-    return types.CallToolResult(
-        content=[types.TextContent(type="text", text=orjson.dumps(envelope, default=str).decode())],
-        structured_content=envelope,
-        is_error=not result.ok,
-    )
+__all__: Sequence[str] = ("Doors", "build", "options_of", "serve")

@@ -1,0 +1,234 @@
+"""One client, as long as it is one: its session, its calls on their way, and what it is asked on their behalf.
+
+In the older era that is one connection; in the stateless one it is everybody who comes with the same credential.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import re
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import orjson
+
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.errors import ToolError
+from handrail.contract.peer import Ask, AskMethod
+from handrail.contract.people import ApprovalAnswer, ApprovalDesk, ApprovalRequest
+from handrail.contract.result import Result
+from handrail.contract.runtime import Question
+from handrail.faces.cli.preview import preview
+from handrail.faces.mcp.exchange import Exchange, Line
+from handrail.faces.mcp.forms import approval_answer, approval_form, question_answers, question_form
+
+if TYPE_CHECKING:
+    from handrail.contract.events import Event
+    from handrail.contract.session import Session
+
+MOST_CALLS = 1_000
+"""Of one client on their way at once."""
+MOST_HELD = 64
+"""Of one client that wait for it to come back."""
+MOST_PARKED = 1_000
+_ROOT = re.compile(r"(.*/\d+\.\d+)(?:\.\d+)*", re.DOTALL)
+FORM: AskMethod = "elicitation/create"
+
+
+class Guest:
+    """See the module. A :class:`~handrail.contract.people.Attendant` and a :class:`~handrail.contract.peer.Peer` for its own
+    session.
+
+    :param desk: where what its questions wait on can be looked up
+    :param wait_s: how long an approval or a question may take before its call is parked
+    :param hold: whether one more call may be held, over all clients
+    """
+
+    def __init__(self, desk: ApprovalDesk, wait_s: float, hold: Callable[[], bool]) -> None:
+        self.exchanges: dict[str, Exchange] = {}
+        self.held: dict[str, Exchange] = {}
+        """By the state that the client has of it."""
+        self.changed: Callable[[], object] = lambda: None
+        """Told when there may be something else to list."""
+        self.updated: Callable[[str], object] = lambda _: None
+        """Told the URI of a resource that has changed."""
+        self.parked: OrderedDict[str, str] = OrderedDict()
+        """The calls that wait for a person, by what they are."""
+        self.busy = 0
+        """Requests of its that are being answered."""
+        self._desk = desk
+        self._wait_s = wait_s
+        self._hold = hold
+        self._session: Session | None = None
+        self._asked: set[str] = set()
+        """The questions that are being put to it."""
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None, "it was given its session when it was made"
+        return self._session
+
+    def enter(self, session: Session) -> None:
+        """This is its session."""
+        self._session = session
+        session.watch(self._happened)
+
+    @property
+    def idle(self) -> bool:
+        return not (self.busy or self.exchanges or self.held)
+
+    # ── its calls ────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self, tool_id: str, proposed: ProposedCall, given: Mapping[str, Any] | None) -> Exchange | Result:
+        """Make a call, or take up the one that it was parked as. A result where it may make no more.
+
+        :param tool_id: what the call's name stands for
+        :param given: answers that came along, before anything was asked
+        """
+        if len(self.exchanges) >= MOST_CALLS:
+            return Result.error("limit", f"{MOST_CALLS:,} calls of this client are on their way; wait for some of them")
+        same = _fingerprint(tool_id, proposed)
+        if (waiting := self.parked.get(same)) is not None and waiting not in self.exchanges:
+            exchange = self._exchange(waiting, given)
+            exchange.begin(self._collect(waiting, same))
+            return exchange
+        turn = self.session.turn()
+        exchange = self._exchange(call_id(self.session.id, turn.number, 0), given)
+
+        async def carried_out() -> Answer:
+            (answer,) = await turn.call_all([proposed])
+            self._keep_if_parked(same, answer)
+            return answer
+
+        exchange.begin(carried_out())
+        return exchange
+
+    def _exchange(self, call: str, given: Mapping[str, Any] | None) -> Exchange:
+        exchange = Exchange(call, given)
+        exchange.may_hold = lambda: len(self.held) < MOST_HELD and self._hold()
+        self.exchanges[call] = exchange
+        return exchange
+
+    async def _collect(self, call: str, same: str) -> Answer:
+        """A parked call's answer: given once, unless it waits on."""
+        del self.parked[same]
+        try:
+            answer = await self.session.recall(call)
+        except BaseException:
+            self.parked[same] = call  # nobody has heard it
+            raise
+        self._keep_if_parked(same, answer)
+        return answer
+
+    def _keep_if_parked(self, same: str, answer: Answer) -> None:
+        if answer.model.metadata.get("parked") is not None:
+            self.parked[same] = answer.call_id
+            while len(self.parked) > MOST_PARKED:
+                self.parked.popitem(last=False)
+
+    def end(self, exchange: Exchange) -> None:
+        """It has its answer, or nobody wants that."""
+        self.exchanges.pop(exchange.call_id, None)
+
+    # ── what happens ─────────────────────────────────────────────────────────────────────────────
+
+    def _happened(self, event: Event) -> None:
+        if event.kind in ("progress", "log"):
+            if (exchange := self.exchanges.get(root_of(event.call_id))) is not None:
+                exchange.happened(event)
+        elif event.kind == "offers-changed":
+            self.changed()
+        elif event.kind == "resource-updated" and isinstance(uri := event.data.get("uri"), str):
+            self.updated(uri)
+
+    # ── the person at it ─────────────────────────────────────────────────────────────────────────
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        exchange = self.exchanges.get(root_of(request.call_id))
+        if exchange is None or not exchange.offers(FORM, {}):
+            return ApprovalAnswer("later")
+        form = approval_form(request, await preview(request, self.session.workdir), _version(exchange))
+        filled = await self._filled(exchange, f"approval-{request.id}", form)
+        return ApprovalAnswer("later") if filled is None else approval_answer(request, filled)
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        asked = self._whose(questions)
+        if asked is None:
+            return None
+        approval_id, exchange = asked
+        self._asked.add(approval_id)
+        try:
+            if not exchange.offers(FORM, {}):
+                return None
+            version = _version(exchange)
+            filled = await self._filled(exchange, f"question-{approval_id}", question_form(questions, version))
+            answers = None if filled is None else question_answers(questions, filled, version)
+        finally:
+            self._asked.discard(approval_id)
+        if isinstance(answers, str):
+            raise ToolError(answers, kind="denied")
+        return answers
+
+    def _whose(self, questions: Sequence[Question]) -> tuple[str, Exchange] | None:
+        """Which call asks them: an attendant is told the questions only."""
+        for row in self._desk.pending(self.session.id):
+            if row.kind == "question" and row.id not in self._asked and tuple(row.questions) == tuple(questions):
+                exchange = self.exchanges.get(root_of(row.request.call_id))
+                if exchange is not None:
+                    return row.id, exchange
+        return None
+
+    async def _filled(self, exchange: Exchange, key: str, form: Ask) -> Mapping[str, Any] | None:
+        """The form as it was filled in, or None where nobody has done so in time."""
+        try:
+            async with asyncio.timeout(self._wait_s):
+                return (await exchange.ask({key: form}, believed=False))[key]
+        except (TimeoutError, ToolError):
+            return None
+
+    # ── the client itself ────────────────────────────────────────────────────────────────────────
+
+    def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
+        exchange = self.exchanges.get(root_of(call_id))
+        return exchange is not None and exchange.offers(method, params)
+
+    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        exchange = self.exchanges.get(root_of(call_id))
+        if exchange is None:
+            raise ToolError("the client that made this call has gone", kind="unavailable")
+        return await exchange.ask({key: _with_origin(ask) for key, ask in asks.items()})
+
+    def let_go(self, call_id: str) -> None:
+        if (exchange := self.exchanges.get(root_of(call_id))) is not None:
+            exchange.let_go()
+
+
+def root_of(call: str) -> str:
+    """The call that a client made, of one that this one makes."""
+    match = _ROOT.fullmatch(call)
+    return call if match is None else match.group(1)
+
+
+def _version(exchange: Exchange) -> str:
+    line: Line | None = exchange.latest
+    return "" if line is None else line.context.protocol_version
+
+
+def _with_origin(ask: Ask) -> Ask:
+    """Whoever is asked by another server than the one they know is told which."""
+    if not ask.origin:
+        return ask
+    meta: Any = ask.params.get("_meta")
+    kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
+    params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
+    if ask.method == FORM and isinstance(message := params.get("message"), str):
+        params["message"] = f"{ask.origin} asks: {message}"
+    return Ask(ask.method, params, ask.origin)
+
+
+def _fingerprint(tool_id: str, proposed: ProposedCall) -> str:
+    """What makes two calls the same."""
+    whole = orjson.dumps([tool_id, proposed.arguments], option=orjson.OPT_SORT_KEYS, default=str)
+    return hashlib.sha256(whole).hexdigest()

@@ -1,0 +1,194 @@
+"""Who is served: each client's session, opened when it first needs one and closed when it has gone."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mcp.server.auth.middleware.auth_context import get_access_token
+from mcp.server.auth.provider import principal_components
+from mcp.shared.exceptions import MCPError
+from mcp_types import INTERNAL_ERROR, INVALID_PARAMS
+from mcp_types.version import MODERN_PROTOCOL_VERSIONS
+
+from handrail.faces.mcp.exchange import Exchange, lacking
+from handrail.faces.mcp.guest import FORM, Guest
+from handrail.faces.mcp.visit import Visit
+
+if TYPE_CHECKING:
+    from mcp.server.connection import Connection
+    from mcp.server.context import ServerRequestContext
+
+    from handrail.kernel import Kernel
+
+Discovery = Literal["core", "all"]
+_VISIT = "handrail"
+"""Where a connection keeps its client."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How clients are served.
+
+    :param discovery: which tools are listed: the core and the ways to the rest, or all
+    :param wait_s: how long a call may wait for a client's answer; an approval is parked then
+    :param headless: nobody is asked, whatever clients say that they can
+    :param most_guests: sessions of the stateless era at once
+    :param most_held: calls over all clients that wait for these to come back
+    :param idle_s: after which a session of the stateless era is closed that nobody has used
+    """
+
+    discovery: Discovery = "core"
+    wait_s: float = 300.0
+    headless: bool = False
+    most_guests: int = 1_000
+    most_held: int = 1_000
+    idle_s: float = 1_800.0
+
+
+class House:
+    """All clients of one server; see the module."""
+
+    def __init__(self, kernel: Kernel, serving: Serving) -> None:
+        self.kernel = kernel
+        self.serving = serving
+        self._visits: dict[tuple[Any, bool], Visit] = {}
+        """Those of the stateless era, by their credential and whether they fill in forms."""
+        self._used: dict[tuple[Any, bool], float] = {}
+        self._here: set[Visit] = set()
+        self._opening = asyncio.Lock()
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._held: dict[str, tuple[Guest, asyncio.TimerHandle]] = {}
+        self._closed = False
+
+    async def aclose(self) -> None:
+        """Close every session, and end what is under way."""
+        self._closed = True
+        for _, timer in self._held.values():
+            timer.cancel()
+        await asyncio.gather(*(self._leave(visit) for visit in tuple(self._here)))
+        for task in tuple(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Do something beside, to its end."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ── whose request it is ──────────────────────────────────────────────────────────────────────
+
+    @asynccontextmanager
+    async def visited(self, context: ServerRequestContext[Any]) -> AsyncGenerator[Visit]:
+        """The client of a request, while that is being answered."""
+        visit = await self._visit(context)
+        visit.guest.busy += 1
+        try:
+            yield visit
+        finally:
+            visit.guest.busy -= 1
+
+    async def _visit(self, context: ServerRequestContext[Any]) -> Visit:
+        if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
+            key = (_principal(), self._answers_forms(context))
+            if (visit := self._visits.get(key)) is None:
+                async with self._opening:
+                    visit = self._visits.get(key) or await self._admit(key)
+            self._used[key] = time.monotonic()
+            return visit
+        connection = _connection_of(context)
+        if (visit := connection.state.get(_VISIT)) is None:
+            async with self._opening:
+                if (visit := connection.state.get(_VISIT)) is None:
+                    visit = await self._open(self._answers_forms(context))
+                    connection.state[_VISIT] = visit
+                    connection.exit_stack.callback(lambda: self.spawn(self._leave(visit)))
+        visit.heard(context.session)
+        return visit
+
+    def _answers_forms(self, context: ServerRequestContext[Any]) -> bool:
+        return not self.serving.headless and lacking(context.session.client_capabilities, FORM, {}) is None
+
+    async def _admit(self, key: tuple[Any, bool]) -> Visit:
+        """A session for a credential that has none.
+
+        :raises MCPError: when there are too many
+        """
+        now = time.monotonic()
+        idle = [other for other in self._visits if self._visits[other].guest.idle and self._visits[other].unheard]
+        over = [other for other in idle if now - self._used[other] > self.serving.idle_s]
+        if not over and len(self._visits) >= self.serving.most_guests:
+            over = sorted(idle, key=lambda other: self._used[other])[:1]
+            if not over:
+                raise MCPError(INTERNAL_ERROR, f"{self.serving.most_guests:,} clients are served already; try later")
+        for other in over:
+            del self._used[other]
+            self.spawn(self._leave(self._visits.pop(other)))
+        visit = self._visits[key] = await self._open(key[1])
+        return visit
+
+    async def _open(self, answers_forms: bool) -> Visit:
+        if self._closed:
+            raise MCPError(INTERNAL_ERROR, "this server is closing")
+        guest = Guest(self.kernel.approvals, self.serving.wait_s, lambda: len(self._held) < self.serving.most_held)
+        attendant = guest if answers_forms else None
+        guest.enter(await self.kernel.session(headless=attendant is None, attendant=attendant, peer=guest))
+        visit = Visit(self, guest)
+        self._here.add(visit)
+        return visit
+
+    async def _leave(self, visit: Visit) -> None:
+        """The client has gone for good."""
+        if visit in self._here:
+            self._here.discard(visit)
+            visit.close()
+            for exchange in tuple(visit.guest.exchanges.values()):
+                exchange.stop()
+            with contextlib.suppress(Exception):  # it is on record why, and nobody is there to be told
+                await visit.guest.session.close()
+
+    # ── calls that wait for their client to come back ────────────────────────────────────────────
+
+    def hold(self, guest: Guest, exchange: Exchange) -> str:
+        """Keep a call until its client comes back. Gives the state that the client is to bring, once."""
+        state = secrets.token_urlsafe(18)
+        guest.held[state] = exchange
+        timer = asyncio.get_running_loop().call_later(self.serving.wait_s, self._give_up, state)
+        self._held[state] = (guest, timer)
+        return state
+
+    def take_up(self, guest: Guest, state: str) -> Exchange:
+        """The call that a client has come back for.
+
+        :raises MCPError: where there is none, or it is another's
+        """
+        held = self._held.get(state)
+        if held is None or held[0] is not guest:
+            raise MCPError(INVALID_PARAMS, "Invalid or expired requestState", {"reason": "invalid_request_state"})
+        del self._held[state]
+        held[1].cancel()
+        return guest.held.pop(state)
+
+    def _give_up(self, state: str) -> None:
+        guest, _ = self._held.pop(state)
+        exchange = guest.held.pop(state)
+        exchange.abandon()
+        if exchange.task is not None:  # it ends by itself; an approval has been parked, and can be collected
+            exchange.task.add_done_callback(lambda _: guest.end(exchange))
+
+
+def _connection_of(context: ServerRequestContext[Any]) -> Connection:
+    """The SDK gives handlers the session of one request; what lasts is the connection beneath it."""
+    return context.session._connection  # pyright: ignore[reportPrivateUsage]
+
+
+def _principal() -> tuple[str, str | None, str | None] | None:
+    token = get_access_token()
+    return None if token is None else principal_components(token)

@@ -1,0 +1,311 @@
+"""The MCP server over streamable HTTP, for many clients at once.
+
+A page in somebody's browser can reach every port of their machine: so only known names of this server and known origins of
+pages are answered. Beyond this machine nobody is answered without a token.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/transports
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+from collections.abc import AsyncGenerator, Callable, Generator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import orjson
+import uvicorn
+from mcp.server.auth.middleware.auth_context import AuthContextMiddleware
+from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAuthMiddleware
+from mcp.server.auth.provider import TokenVerifier
+from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
+from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from pydantic import AnyHttpUrl
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.authentication import AuthenticationMiddleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route
+
+from handrail.contract.errors import StartError, UsageError
+from handrail.contract.jsontext import ArgumentText, check_depth
+from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.replay import Replay
+from handrail.faces.mcp.server import build
+from handrail.faces.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_DEPTH
+from handrail.faces.mcp.tokens import AnyOf, AuthServerTokens, FileTokens, check_address, read_tokens
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+    from handrail.kernel import Kernel
+
+PATH = "/mcp"
+RETRY_MS = 500
+"""How soon a client that was let go comes back."""
+MOST_SESSIONS = 1_000
+MOST_CONNECTIONS = 2_000
+GRACE_S = 3
+"""How long open connections have at the end."""
+BACKLOG = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Where clients are awaited, and who may come.
+
+    :param public_url: what they reach the server by; None: the address itself
+    :param tokens: bearer tokens that are taken, with their names
+    """
+
+    host: str
+    port: int
+    public_url: str | None = None
+    tokens: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    auth_server: str | None = None
+    scopes: tuple[str, ...] = ()
+    origins: tuple[str, ...] = ()
+
+    @staticmethod
+    def of(
+        address: str,
+        token_file: str | None = None,
+        auth_server: str | None = None,
+        public_url: str | None = None,
+        scopes: tuple[str, ...] = (),
+        origins: tuple[str, ...] = (),
+    ) -> Listening:
+        """From what an operator wrote.
+
+        :param address: ``HOST:PORT``, with brackets around an IPv6 address; port 0 for any
+        :raises UsageError: for what cannot be, and for an address beyond this machine without tokens
+        :raises StartError: for a token file that cannot be taken
+        """
+        host, colon, digits = address.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
+            raise UsageError(f"--http {address!r} is no HOST:PORT, such as 127.0.0.1:8080")
+        if auth_server is not None:
+            check_address(auth_server, "--auth-server")
+        if public_url is not None and not urlsplit(public_url).path.rstrip("/"):
+            raise UsageError(
+                f"--public-url is {public_url!r}; expected an address with a path, such as https://…{PATH}"
+            )
+        if public_url is not None:
+            check_address(public_url, "--public-url")
+        for origin in origins:
+            parts = urlsplit(origin)
+            if (
+                parts.scheme not in ("http", "https")
+                or not parts.netloc
+                or f"{parts.scheme}://{parts.netloc}" != origin
+            ):
+                raise UsageError(f"--allow-origin {origin!r} is no origin, such as https://app.example.org")
+        if scopes and auth_server is None:
+            raise UsageError("--scope goes with --auth-server")
+        tokens = read_tokens(token_file) if token_file is not None else {}
+        found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins)
+        if not found.is_local and not tokens and auth_server is None:
+            raise UsageError(
+                f"{host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or listen "
+                "at 127.0.0.1"
+            )
+        if host in ("0.0.0.0", "::") and public_url is None:  # noqa: S104 - it is compared, not bound
+            raise UsageError(f"at {host} give --public-url URL: what clients reach this server by")
+        return found
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine reaches it."""
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return self.host == "localhost"
+
+    def names(self, port: int) -> tuple[list[str], list[str]]:
+        """The hosts and the origins that requests may name."""
+        shown = f"[{self.host}]" if ":" in self.host else self.host
+        hosts = ["127.0.0.1", "localhost", "[::1]"] if self.is_local else [shown]
+        found = [*hosts, *(f"{host}:{port}" for host in hosts)]
+        origins = [f"http://{host}" for host in found]
+        if self.public_url is not None:
+            parts = urlsplit(self.public_url)
+            found.append(parts.netloc)
+            origins.append(f"{parts.scheme}://{parts.netloc}")
+        return found, [*origins, *self.origins]
+
+
+async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: Callable[[str], object]) -> None:
+    """Serve clients until cancelled.
+
+    :param told: told the address once clients can come
+    :raises StartError: when nobody can be awaited there
+    """
+    async with served(kernel, serving, listening) as (address, running):
+        told(address)
+        await running
+
+
+@asynccontextmanager
+async def served(
+    kernel: Kernel, serving: Serving, listening: Listening
+) -> AsyncGenerator[tuple[str, asyncio.Task[None]]]:
+    """Serve clients until the block ends. Gives the address, and what runs."""
+    waiting = _bound(listening)
+    port = waiting.getsockname()[1]
+    host = f"[{listening.host}]" if ":" in listening.host else listening.host
+    house = House(kernel, serving)
+    try:
+        manager = StreamableHTTPSessionManager(
+            app=await build(house),
+            event_store=Replay(),
+            retry_interval=RETRY_MS,
+            security_settings=_security(listening, port),
+            session_idle_timeout=serving.idle_s,
+            max_request_body_size=MAX_MESSAGE_BYTES,
+            max_sessions=MOST_SESSIONS,
+        )
+        address = f"http://{host}:{port}{PATH}"
+        app = _app(manager, listening, address)
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=MOST_CONNECTIONS,
+            timeout_graceful_shutdown=GRACE_S,
+            ws="none",
+        )
+        server = _Listener(config)
+        async with manager.run():
+            running = asyncio.create_task(server.serve(sockets=[waiting]))
+            try:
+                yield address, running
+            finally:
+                server.should_exit = True
+                await house.aclose()
+                await _ended(running)
+    finally:
+        await house.aclose()
+        waiting.close()
+
+
+async def _ended(running: asyncio.Task[None]) -> None:
+    """Wait for it, whoever else is in a hurry."""
+    while not running.done():
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.wait((running,))
+    if not running.cancelled():
+        running.exception()
+
+
+class _Listener(uvicorn.Server):
+    """Leaves signals to whoever runs it."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+def _bound(listening: Listening) -> socket.socket:
+    try:
+        (family, _, _, _, where), *_ = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)
+        waiting = socket.create_server(where[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
+    except (OSError, OverflowError) as error:
+        raise StartError(f"nobody can be awaited at {listening.host}:{listening.port}: {error}") from None
+    waiting.setblocking(False)
+    return waiting
+
+
+def _security(listening: Listening, port: int) -> TransportSecuritySettings:
+    hosts, origins = listening.names(port)
+    return TransportSecuritySettings(enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins)
+
+
+def _app(manager: StreamableHTTPSessionManager, listening: Listening, address: str) -> Starlette:
+    resource = listening.public_url or address
+    endpoint: ASGIApp = Bodies(StreamableHTTPASGIApp(manager))
+    routes: list[BaseRoute] = []
+    middleware: list[Middleware] = []
+    if (verifier := _verifier(listening, resource)) is not None:
+        own = AnyHttpUrl(resource)
+        metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
+        endpoint = RequireAuthMiddleware(endpoint, list(listening.scopes), metadata)
+        backend = BearerAuthBackend(verifier, resource_server_url=own)
+        middleware += [Middleware(AuthenticationMiddleware, backend=backend), Middleware(AuthContextMiddleware)]
+        if listening.auth_server is not None:
+            routes += create_protected_resource_routes(
+                own, [AnyHttpUrl(listening.auth_server)], list(listening.scopes) or None, "handrail"
+            )
+    if listening.origins:
+        middleware.insert(
+            0,
+            Middleware(
+                CORSMiddleware,
+                allow_origins=listening.origins,
+                allow_methods=["GET", "POST", "DELETE"],
+                allow_headers=["*"],
+                expose_headers=["Mcp-Session-Id", "WWW-Authenticate"],
+            ),
+        )
+    return Starlette(routes=[*routes, Route(PATH, endpoint=endpoint)], middleware=middleware)
+
+
+def _verifier(listening: Listening, resource: str) -> TokenVerifier | None:
+    found: list[TokenVerifier] = []
+    if listening.tokens:
+        found.append(FileTokens(listening.tokens, resource))
+    if listening.auth_server is not None:
+        found.append(AuthServerTokens(listening.auth_server, resource))
+    return AnyOf(found) if found else None
+
+
+class Bodies:
+    """Lets no body pass that is too long, or nested deeper than anything here takes."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST":
+            return await self._app(scope, receive, send)
+        body = b""
+        pieces: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] != "http.request":
+                return None  # it has gone
+            pieces.append(message.get("body", b""))
+            size += len(pieces[-1])
+            if size > MAX_MESSAGE_BYTES:
+                return await _refused(
+                    send, 413, f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
+                )
+            if not message.get("more_body", False):
+                break
+        body = b"".join(pieces)
+        try:
+            check_depth(body.decode("utf-8", "replace"), MAX_MESSAGE_DEPTH)
+        except ArgumentText as error:
+            return await _refused(send, 400, f"the parameters {error}")
+        again: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def replayed() -> Message:
+            return again.pop() if again else await receive()
+
+        return await self._app(scope, replayed, send)
+
+
+async def _refused(send: Send, status: int, text: str) -> None:
+    error: dict[str, Any] = {"jsonrpc": "2.0", "id": None, "error": {"code": -32600, "message": text}}
+    headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": orjson.dumps(error)})

@@ -1,0 +1,247 @@
+"""Who may come over HTTP: bearer tokens from a file, or access tokens of an OAuth authorization server.
+
+Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+from mcp.server.auth.provider import AccessToken, TokenVerifier
+
+from handrail.contract.errors import StartError, UsageError
+
+MAX_FILE = 64 * 1024
+MIN_TOKEN = 16
+"""Characters; shorter ones are guessed."""
+MAX_TOKEN = 16 * 1024
+MAX_ANSWER = 1024 * 1024
+TIMEOUT_S = 10.0
+KEYS_GOOD_S = 600.0
+KEYS_ANEW_S = 30.0
+"""How soon keys are asked for again, for a token that is signed with another."""
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""A server's own secret signs none of these: whoever can check a token cannot make one."""
+LEEWAY_S = 30
+
+
+class FileTokens(TokenVerifier):
+    """Tokens that an operator wrote into a file.
+
+    :param resource: what they are good for: this server
+    """
+
+    def __init__(self, tokens: Mapping[str, str], resource: str | None) -> None:
+        self._known = {hashlib.sha256(token.encode()).digest(): name for token, name in tokens.items()}
+        self._resource = resource
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        given = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
+        found: str | None = None
+        for digest, name in self._known.items():  # all of them: how long it takes tells nothing
+            if hmac.compare_digest(digest, given):
+                found = name
+        return None if found is None else AccessToken(token="", client_id=found, scopes=[], resource=self._resource)
+
+
+def read_tokens(path: str) -> dict[str, str]:
+    """The tokens of a file that nobody else may read, each with its name.
+
+    :raises StartError: for a file that cannot be read, or that others can
+    :raises UsageError: for a line that is no token
+    """
+    try:
+        descriptor = os.open(Path(path).expanduser(), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            about = os.fstat(descriptor)
+            if not stat.S_ISREG(about.st_mode):
+                raise StartError(f"{path} is no file")
+            if os.name != "nt" and stat.S_IMODE(about.st_mode) & 0o077:
+                raise StartError(f"{path} can be read by others; chmod 600 it")
+            text = file.read(MAX_FILE + 1).decode("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise StartError(f"the tokens in {path} cannot be read: {error}") from None
+    found: dict[str, str] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        name, token = (words[0], words[1]) if len(words) == 2 else (f"token-{number}", words[0])
+        if len(words) > 2 or len(token) < MIN_TOKEN or token in found:
+            raise UsageError(
+                f"{path}, line {number}: expected TOKEN or NAME TOKEN, each of at least {MIN_TOKEN} characters and once"
+            )
+        found[token] = name
+    if not found or len(text) > MAX_FILE:
+        raise UsageError(f"{path} holds no tokens, or too many; expected one on a line")
+    return found
+
+
+class AuthServerTokens(TokenVerifier):
+    """Access tokens of one authorization server, made for this server: signed ones, checked by its published keys.
+
+    :param issuer: the authorization server
+    :param resource: what a token has to be made for
+    """
+
+    def __init__(self, issuer: str, resource: str) -> None:
+        self._issuer = issuer.rstrip("/")
+        self._resource = resource
+        self._keys: Mapping[str, Any] = {}
+        self._fetched = -KEYS_GOOD_S
+        self._fetching = asyncio.Lock()
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        import jwt
+
+        if len(token) > MAX_TOKEN:
+            return None
+        try:
+            header = jwt.get_unverified_header(token)
+            key = await self._key(header.get("kid"))
+            if key is None or header.get("alg") not in ALGORITHMS:
+                return None
+            claims: dict[str, Any] = jwt.decode(
+                token,
+                key,
+                algorithms=list(ALGORITHMS),
+                audience=[self._resource, self._resource.rstrip("/")],
+                issuer=[self._issuer, f"{self._issuer}/"],
+                leeway=LEEWAY_S,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+        except (jwt.PyJWTError, ValueError, TypeError):
+            return None
+        client = claims.get("client_id") or claims.get("azp") or claims.get("sub")
+        subject = claims.get("sub")
+        if not isinstance(client, str):
+            return None
+        return AccessToken(
+            token="",
+            client_id=client,
+            scopes=_scopes(claims),
+            expires_at=int(claims["exp"]) + LEEWAY_S,
+            resource=self._resource,
+            subject=subject if isinstance(subject, str) else None,
+            claims={"iss": self._issuer},
+        )
+
+    async def _key(self, key_id: object) -> Any:
+        """The key that signed a token; the only one where the token does not say which."""
+        async with self._fetching:
+            age = time.monotonic() - self._fetched
+            unknown = key_id is not None and key_id not in self._keys
+            if age > KEYS_GOOD_S or (unknown and age > KEYS_ANEW_S):
+                self._fetched = time.monotonic()
+                self._keys = await self._fetch() or self._keys
+        if key_id is None:
+            return next(iter(self._keys.values())) if len(self._keys) == 1 else None
+        return self._keys.get(key_id) if isinstance(key_id, str) else None
+
+    async def _fetch(self) -> Mapping[str, Any]:
+        """The keys by their ids, as far as they can be had."""
+        import jwt
+
+        for about in _metadata_urls(self._issuer):
+            metadata = await _json_of(about)
+            if str(metadata.get("issuer", "")).rstrip("/") == self._issuer and _may_fetch(metadata.get("jwks_uri")):
+                break
+        else:
+            return {}
+        found: dict[str, Any] = {}
+        for number, key in enumerate(cast("list[Any]", (await _json_of(metadata["jwks_uri"])).get("keys") or [])):
+            if isinstance(key, dict) and cast("dict[str, Any]", key).get("kty") != "oct":
+                try:
+                    read = jwt.PyJWK.from_dict(cast("dict[str, Any]", key))
+                except jwt.PyJWTError:
+                    continue
+                found[read.key_id or f"#{number}"] = read
+        return found
+
+
+class AnyOf(TokenVerifier):
+    """Takes what one of several takes."""
+
+    def __init__(self, verifiers: Sequence[TokenVerifier]) -> None:
+        self._verifiers = verifiers
+
+    async def verify_token(self, token: str) -> AccessToken | None:
+        for verifier in self._verifiers:
+            if (found := await verifier.verify_token(token)) is not None:
+                return found
+        return None
+
+
+def check_address(url: str, what: str) -> str:
+    """An address that tokens and keys may go over: https, or http on this machine.
+
+    :raises UsageError: for another
+    """
+    if not _may_fetch(url):
+        raise UsageError(
+            f"{what} is {url!r}; expected an https:// address, or http:// on 127.0.0.1, [::1] or localhost"
+        )
+    return url
+
+
+def _may_fetch(url: object) -> bool:
+    if not isinstance(url, str):
+        return False
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        return False
+    if parts.username is not None or parts.fragment or not host:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and host in ("127.0.0.1", "::1", "localhost"))
+
+
+def _metadata_urls(issuer: str) -> list[str]:
+    """Where an authorization server says what it is, in the order to try (RFC 8414, OpenID Connect Discovery)."""
+    parts = urlsplit(issuer)
+    base, path = f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/")
+    return [
+        f"{base}/.well-known/oauth-authorization-server{path}",
+        f"{base}/.well-known/openid-configuration{path}",
+        f"{base}{path}/.well-known/openid-configuration",
+    ]
+
+
+async def _json_of(url: str) -> dict[str, Any]:
+    """What is published there; empty where that is no object, or cannot be had."""
+    import httpx2
+
+    try:
+        async with (
+            httpx2.AsyncClient(timeout=TIMEOUT_S, follow_redirects=False, trust_env=False) as client,
+            client.stream("GET", url, headers={"Accept": "application/json"}) as response,
+        ):
+            if response.status_code != 200:
+                return {}
+            body = b""
+            async for piece in response.aiter_bytes():
+                body += piece
+                if len(body) > MAX_ANSWER:
+                    return {}
+        import orjson
+
+        found = orjson.loads(body)
+    except (httpx2.HTTPError, OSError, ValueError):
+        return {}
+    return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
+
+
+def _scopes(claims: Mapping[str, Any]) -> list[str]:
+    given: Any = claims.get("scope") or claims.get("scp") or []
+    words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
+    return [word for word in words if isinstance(word, str)]

@@ -1,0 +1,128 @@
+"""What a client has been listed, and being told when there is something else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mcp.server.subscriptions import (
+    InMemorySubscriptionBus,
+    ListenHandler,
+    PromptsListChanged,
+    ResourcesListChanged,
+    ResourceUpdated,
+    ToolsListChanged,
+)
+from mcp.shared.exceptions import MCPError
+from mcp_types import INVALID_PARAMS
+
+from handrail.faces.mcp.offers import Outputs
+
+if TYPE_CHECKING:
+    from mcp.server.session import ServerSession
+
+    from handrail.faces.mcp.guest import Guest
+    from handrail.faces.mcp.house import House
+
+MOST_SUBSCRIPTIONS = 1_000
+"""Resources that one client is told of."""
+
+
+class Visit:
+    """A client with what it was told of.
+
+    :ivar level: the least grave message that a client of the older era is told, as a place in the list of levels
+    """
+
+    def __init__(self, house: House, guest: Guest) -> None:
+        self.guest = guest
+        self.level = 1
+        self.outputs = Outputs(house.kernel, guest)
+        self.subscribed: dict[str, int] = {}
+        """How often each resource is subscribed to."""
+        self._house = house
+        self._bus = InMemorySubscriptionBus()
+        self.listen = ListenHandler(self._bus, max_subscriptions=64)
+        self.listening = 0
+        self._client: ServerSession | None = None
+        """Of a client of the older era."""
+        self._shown: dict[str, Callable[[], Sequence[object]]] = {}
+        self._told: dict[str, Sequence[object]] = {}
+        self._telling = False
+        guest.changed = self.look_again
+        guest.updated = lambda uri: house.spawn(self._tell_of_resource(uri))
+
+    @property
+    def unheard(self) -> bool:
+        """Whether nobody listens."""
+        return not self.listening
+
+    def heard(self, client: ServerSession) -> None:
+        """A request of the older era came, whose connection it can be told by."""
+        self._client = client
+
+    def close(self) -> None:
+        """End the subscriptions."""
+        self.listen.close()
+
+    def lists(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
+        """The client was listed tools, resources or prompts: from now on it is told when there are others.
+
+        :param shown: gives what it would be listed now
+        """
+        self._shown[what] = shown
+        self._told[what] = shown()
+
+    def subscribe(self, uri: str) -> bool:
+        """Count one more subscription; whether it is the first.
+
+        :raises MCPError: when there are too many
+        """
+        if uri not in self.subscribed and len(self.subscribed) >= MOST_SUBSCRIPTIONS:
+            raise MCPError(INVALID_PARAMS, f"at most {MOST_SUBSCRIPTIONS:,} resources can be subscribed to")
+        self.subscribed[uri] = self.subscribed.get(uri, 0) + 1
+        return self.subscribed[uri] == 1
+
+    def unsubscribe(self, uri: str) -> bool:
+        """Count one less; whether it was the last."""
+        left = self.subscribed.get(uri, 0) - 1
+        if left > 0:
+            self.subscribed[uri] = left
+            return False
+        return self.subscribed.pop(uri, None) is not None
+
+    def look_again(self) -> None:
+        """Something may have changed."""
+        if not self._telling and self._shown:
+            self._telling = True
+            self._house.spawn(self.tell_of_changes())
+
+    async def tell_of_changes(self) -> None:
+        """Say so, for each list that is another now."""
+        self._telling = False
+        for what, shown in self._shown.items():
+            if (now := shown()) != self._told[what]:
+                self._told[what] = now
+                await self._tell_of_list(what)
+
+    async def _tell_of_list(self, what: str) -> None:
+        # The newer protocol has subscriptions for this, and the older one notifications.
+        client: Any = self._client
+        if what == "tools":
+            await self._bus.publish(ToolsListChanged())
+            await (client.send_tool_list_changed() if client is not None else _nobody())
+        elif what == "prompts":
+            await self._bus.publish(PromptsListChanged())
+            await (client.send_prompt_list_changed() if client is not None else _nobody())
+        else:
+            await self._bus.publish(ResourcesListChanged())
+            await (client.send_resource_list_changed() if client is not None else _nobody())
+
+    async def _tell_of_resource(self, uri: str) -> None:
+        await self._bus.publish(ResourceUpdated(uri))
+        if self._client is not None and uri in self.subscribed:
+            await self._client.send_resource_updated(uri)
+
+
+async def _nobody() -> None:
+    return None
