@@ -38,12 +38,15 @@ async def connected(handrail: Program, *options: str, mode: Mode = "auto") -> As
 
 
 def envelope(result: CallToolResult) -> dict[str, Any]:
-    """The one JSON object of a result, which must be the same as text and as structured content."""
-    (content,) = result.content
-    assert isinstance(content, TextContent)
-    assert json.loads(content.text) == result.structured_content
-    assert result.structured_content is not None
-    return result.structured_content
+    """A result in the kernel's own shape again: its content, and what its metadata say."""
+    said = {key.removeprefix("handrail/"): value for key, value in (result.meta or {}).items()}
+    texts = [part.text for part in result.content if isinstance(part, TextContent)]
+    if result.is_error:
+        return {"type": "error", "error_text": texts[0], "data": result.structured_content, "metadata": said}
+    if result.structured_content is not None:
+        assert json.loads(texts[0]) == result.structured_content
+    data = texts[0] if result.structured_content is None else result.structured_content
+    return {"type": "output", "data": data, "metadata": said}
 
 
 async def listed(client: Client) -> dict[str, Tool]:
