@@ -18,7 +18,7 @@ from handrail.agents import Appointed, appoint, equipped, sources_of
 from handrail.arbiter.arbiter import Arbiter, Limits
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.output import Shaper
-from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.redaction import Redactor, redactor_of
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.catalog.embedders import ENDPOINT, NONE, Chosen, encoder_of
@@ -223,6 +223,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     """The rooms of an open store, without any context yet.
 
     :raises LogUnavailable: when the log cannot take records
+    :raises UsageError: for a secret that cannot be redacted
     """
     log = CommitLog(store.database)
     interrupted = tuple(await log.recover())
@@ -317,9 +318,9 @@ def _watchdogs(settings: Settings, redactor: Redactor) -> Iterator[Watchdog]:
 def _registered(configured: SecretStore, given: Mapping[str, str]) -> tuple[Redactor, SecretStore]:
     """All that is known, redacted from now on. A configured value that cannot be is not handed to any tool either.
 
-    :raises ValueError: for such a value among ``given``, which a program passed
+    :raises UsageError: for such a value among ``given``, which a program passed
     """
-    redactor = Redactor(given)
+    redactor = redactor_of(given)
     try:
         redactor.learn(configured.chosen(configured.names))
     except ValueError:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.arbiter.logs import redacted_logs
-from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.redaction import redactor_of
 from handrail.config import Configuration
 from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
@@ -412,7 +412,7 @@ async def join(
     brought = replace(brought, secrets=await _secrets_of(brought, settings))
     own = Brought(brought.face, settings=brought.settings)
     successor = Successor(workspace, state, config, own, allow_home=allow_home)
-    with redacted_logs(Redactor(brought.secrets)):
+    with redacted_logs(redactor_of(brought.secrets)):
         kernel = JoinedKernel(held.folders, settings, brought, successor)
         try:
             await kernel.membership.connection()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from handrail import Kernel, Runtime, ToolError, tool
+from handrail.contract.errors import UsageError
 from handrail.contract.spec import ConfigKey
 from handrail.testing.kernels import temporary_kernel
 
@@ -97,12 +99,28 @@ async def test_a_configured_value_that_cannot_be_redacted_is_given_to_nobody(tmp
         assert withheld is not None and "cannot be redacted" in withheld and "3 characters" in withheld
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [("TOKEN", "abc", "3 characters"), ("TOKEN", 5, "int"), ("a b", VALUE, "no name"), (7, VALUE, "no name")],
+)
+async def test_a_given_value_that_cannot_be_redacted_opens_no_kernel(
+    tmp_path: Path, name: Any, value: Any, why: str
+) -> None:
+    with pytest.raises(UsageError, match=rf"^secrets: .*{why}") as refused:
+        async with temporary_kernel(tmp_path, secrets={name: value}):
+            pass
+    assert "hunter2" not in str(refused.value)
+
+
 async def test_what_a_process_brings_is_for_its_own_tools(tmp_path: Path) -> None:
     rules, state, config = ["allow vault.*"], tmp_path / "state", tmp_path / "config" / "handrail.toml"
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, secrets={"TOKEN": VALUE}) as holder:
         assert (await (await holder.session()).call("vault.length", {})).data["length"] == len(VALUE)
         async with Kernel.open(tmp_path / "ws", tools=TOOLS, rules=rules, state=state, config=config) as bare:
             assert bare.generation.entries["vault.length"].withheld is not None, "the holder's are not theirs"
+        with pytest.raises(UsageError, match=r"^secrets: .*3 characters"):
+            async with Kernel.open(tmp_path / "ws", secrets={"TOKEN": "abc"}, state=state, config=config):
+                pass
         async with Kernel.open(
             tmp_path / "ws", tools=TOOLS, rules=rules, secrets={"TOKEN": "hunter2-theirs"}, state=state, config=config
         ) as joined:

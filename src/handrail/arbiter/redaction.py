@@ -13,6 +13,7 @@ from typing import Any, cast
 import orjson
 
 from handrail.arbiter.secret_forms import Forms
+from handrail.contract.errors import UsageError
 from handrail.runtime.secrets import fault_in_name
 from handrail.runtime.surface import Values
 
@@ -202,6 +203,17 @@ class RedactedValues:
 
     async def put(self, session_id: str, tool_id: str, key: str, value: Any) -> None:
         await self.values.put(session_id, tool_id, self.redactor.text(key), self.redactor.value(value))
+
+
+def redactor_of(given: Mapping[str, str] | None) -> Redactor:
+    """A redactor of what a program passed as its secrets.
+
+    :raises UsageError: for a name or value that cannot be redacted
+    """
+    try:
+        return Redactor(given)
+    except ValueError as error:
+        raise UsageError(f"secrets: {error}") from None
 
 
 def fault_in(value: object) -> str | None:

@@ -97,7 +97,7 @@ class Guest:
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
         except ValueError as error:  # of a secret
-            raise Refused("StartError", str(error)) from None
+            raise Refused("UsageError", f"secrets: {error}") from None
         self._token: int = self._host.welcome()["token"]
         self.operations = self._operations()
 

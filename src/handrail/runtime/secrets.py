@@ -19,9 +19,9 @@ _NONE: Mapping[str, str] = MappingProxyType({})
 _NO_SETTINGS: Mapping[str, Mapping[str, str]] = MappingProxyType({})
 
 
-def fault_in_name(name: str) -> str | None:
+def fault_in_name(name: object) -> str | None:
     """Why a secret cannot be called so, or None."""
-    if NAME.fullmatch(name):
+    if isinstance(name, str) and NAME.fullmatch(name):
         return None
     return f"{name!r} is no name for a secret; expected letters, digits and any of . _ - / :"
 
