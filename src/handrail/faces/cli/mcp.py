@@ -11,6 +11,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.driving import Interruption, drive, opened
+from handrail.faces.cli.mcp_servers import import_command, install_command, list_command
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
 
@@ -107,3 +108,7 @@ async def _listen(setting: Setting, serving: Serving, listening: Listening, inte
     async with opened(setting, face="mcp") as kernel:
         await listen(kernel, serving, listening, lambda where: note(f"handrail mcp: serving at {where}"))
     return OUTPUT
+
+
+for _further in (import_command, install_command, list_command):
+    command.add_command(_further)

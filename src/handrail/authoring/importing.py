@@ -1,0 +1,295 @@
+"""MCP servers from the files of other programs, as tables of ``handrail.toml``.
+
+Read are the files of Claude Desktop and Claude Code, Cursor, VS Code, Windsurf, Gemini and all that write an object with a
+server under each name. What looks like a secret is never written into the configuration: its value goes into a file of
+mode 0600 beside it, and the configuration names that. What a file says of rights (``autoApprove`` and the like) is told
+and left out: rights are given by rules.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from handrail.config.mcp import NAME
+from handrail.contract.errors import UsageError
+
+MAX_BYTES = 16 * 1024 * 1024
+SECRET_NAME = re.compile(r"token|key|secret|passw|pwd|auth|credential|cookie|dsn|connection_?string", re.IGNORECASE)
+_SECRET_VALUE = re.compile(
+    r"^(sk-|ghp_|gho_|github_pat_|glpat-|xox[abprs]-|AKIA|ya29\.|eyJ)[\w.-]{8,}|^[A-Za-z][\w+.-]*://[^/\s:@]+:[^/\s@]+@"
+)
+_VARIABLE = re.compile(r"\$\{(?:env:)?([A-Za-z_][A-Za-z0-9_]*)(?::-[^}]*)?\}")
+_INPUT = re.compile(r"\$\{input:([\w.-]+)\}")
+_PLACE = re.compile(r"\$\{(workspaceFolder|userHome|pathSeparator|/)\}")
+_SCHEME = re.compile(r"^(Bearer|Basic|Token)\s+(.+)$")
+_TRANSPORTS = {
+    "http": "http",
+    "streamable-http": "http",
+    "streamableHttp": "http",
+    "streamable_http": "http",
+    "sse": "sse",
+}
+_RIGHTS = ("autoApprove", "alwaysAllow", "trust", "includeTools", "excludeTools", "tools", "disabledTools")
+_KNOWN = frozenset(
+    {
+        "command",
+        "args",
+        "env",
+        "environment",
+        "url",
+        "serverUrl",
+        "httpUrl",
+        "headers",
+        "type",
+        "transport",
+        "disabled",
+        "enabled",
+        "timeout",
+        *_RIGHTS,
+    }
+)
+
+
+@dataclass(slots=True)
+class Imported:
+    """One server.
+
+    :ivar table: its ``[mcp.servers.NAME]``
+    :ivar secrets: the values that were taken out, by the name that stands for each
+    :ivar variables: secrets that stand in a variable of the environment, by name
+    :ivar left: what was not taken over, and why
+    :ivar problem: why it cannot be imported; empty where it can
+    """
+
+    name: str
+    table: dict[str, Any] = field(default_factory=dict[str, Any])
+    secrets: dict[str, str] = field(default_factory=dict[str, str], repr=False)
+    variables: dict[str, str] = field(default_factory=dict[str, str])
+    left: list[str] = field(default_factory=list[str])
+    problem: str = ""
+
+
+def known_places(workspace: Path) -> list[tuple[str, Path]]:
+    """Where other programs keep their servers: the program, and its file, whether it is there or not."""
+    home = Path.home()
+    own = {"darwin": home / "Library/Application Support", "win32": Path(os.environ.get("APPDATA", home))}
+    config = own.get(sys.platform, Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config"))
+    return [
+        ("Claude Desktop", config / "Claude/claude_desktop_config.json"),
+        ("Claude Code", home / ".claude.json"),
+        ("Claude Code, this project", workspace / ".mcp.json"),
+        ("Cursor", home / ".cursor/mcp.json"),
+        ("Cursor, this project", workspace / ".cursor/mcp.json"),
+        ("VS Code", config / "Code/User/mcp.json"),
+        ("VS Code, this project", workspace / ".vscode/mcp.json"),
+        ("Windsurf", home / ".codeium/windsurf/mcp_config.json"),
+        ("Gemini", home / ".gemini/settings.json"),
+    ]
+
+
+def servers_of(path: Path, workspace: Path) -> list[Imported]:
+    """The servers of one file.
+
+    :param workspace: what ``${workspaceFolder}`` is, and whose part of Claude Code's file counts
+    :raises UsageError: when the file cannot be read or has no servers
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror or error}") from None
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path} is larger than {MAX_BYTES // 2**20} MiB; it is no configuration of MCP servers")
+    try:
+        whole: Any = json.loads(_without_comments(content.decode("utf-8-sig")))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path} is no JSON: {error}") from None
+    tables = list(_tables(whole, workspace))
+    if not tables:
+        raise UsageError(f'{path} has no "mcpServers" (or "servers") object; give the file that names the servers')
+    return [_imported(str(name), said, workspace) for table in tables for name, said in table.items()]
+
+
+def _tables(whole: object, workspace: Path) -> Iterable[Mapping[str, Any]]:
+    if not isinstance(whole, dict):
+        return
+    said = cast("dict[str, Any]", whole)
+    projects: Any = said.get("projects")
+    inner: Any = cast("dict[str, Any]", projects).get(str(workspace)) if isinstance(projects, dict) else None
+    more: Any = said.get("mcp")
+    places = (said.get("mcpServers"), said.get("servers"), inner, more)
+    for place in places:
+        table: Any = place
+        if (place is inner or place is more) and isinstance(place, dict):
+            table = cast("dict[str, Any]", place).get("mcpServers", cast("dict[str, Any]", place).get("servers"))
+        if isinstance(table, dict) and table:
+            yield cast("dict[str, Any]", table)
+
+
+def _imported(name: str, said: object, workspace: Path) -> Imported:
+    found = Imported(_as_name(name))
+    if not found.name or re.fullmatch(NAME, found.name) is None:
+        found.name, found.problem = name, "its name has no letters that a name here could have; rename it there"
+        return found
+    if found.name != name:
+        found.left.append(f"the name {name!r}: a name here has letters, digits, '-' and '_'")
+    if not isinstance(said, dict):
+        found.problem = "it is no object"
+        return found
+    given = cast("dict[str, Any]", said)
+    try:
+        _fill(found, given, workspace)
+    except ValueError as error:
+        found.problem = str(error)
+    return found
+
+
+def _fill(found: Imported, given: Mapping[str, Any], workspace: Path) -> None:
+    """:raises ValueError: why it cannot be imported"""
+    url: Any = given.get("url", given.get("serverUrl", given.get("httpUrl")))
+    command: Any = given.get("command")
+    args: Any = given.get("args", [])
+    if isinstance(command, list) and command:
+        command, args = cast("list[Any]", command)[0], [*cast("list[Any]", command)[1:], *cast("list[Any]", args)]
+    if isinstance(url, str):
+        kind = str(given.get("type", given.get("transport", "sse" if url.rstrip("/").endswith("/sse") else "http")))
+        if kind not in _TRANSPORTS:
+            raise ValueError(f"its type is {kind!r}; servers with a url are 'http' or 'sse'")
+        found.table["url"] = _plain(found, "url", url, workspace)
+        if _TRANSPORTS[kind] == "sse":
+            found.table["transport"] = "sse"
+        if headers := _values(found, given.get("headers"), workspace):
+            found.table["headers"] = headers
+    elif isinstance(command, str) and command:
+        if not isinstance(args, list) or not all(isinstance(one, str) for one in cast("list[Any]", args)):
+            raise ValueError("its args are not a list of texts")
+        found.table["command"] = _plain(found, "command", command, workspace)
+        written = [_plain(found, "args", one, workspace) for one in cast("list[str]", args)]
+        _refuse_secrets(written)
+        if written:
+            found.table["args"] = written
+        if env := _values(found, given.get("env", given.get("environment")), workspace):
+            found.table["env"] = env
+    else:
+        raise ValueError("it has neither command nor url")
+    if given.get("disabled") is True or given.get("enabled") is False:
+        found.table["enabled"] = False
+    timeout: Any = given.get("timeout")
+    if isinstance(timeout, int) and not isinstance(timeout, bool) and timeout > 0:
+        found.table["timeout_ms"] = min(timeout if timeout >= 1_000 else timeout * 1_000, 86_400_000)
+    for key in given:
+        if key in _RIGHTS:
+            found.left.append(f"{key}: rights are given by rules here")
+        elif key not in _KNOWN:
+            found.left.append(f"{key}: has no counterpart here")
+
+
+def _plain(found: Imported, what: str, text: str, workspace: Path) -> str:
+    """A text with its places filled in.
+
+    :raises ValueError: for a variable, whose value would have to be written down
+    """
+    places = {"workspaceFolder": str(workspace), "userHome": str(Path.home()), "pathSeparator": os.sep, "/": os.sep}
+    filled = _PLACE.sub(lambda match: places[match[1]], text)
+    if (match := _VARIABLE.search(filled) or _INPUT.search(filled)) is not None:
+        raise ValueError(
+            f"its {what} needs {match[0]}, which only env and headers can have here; write the value itself, or give it by env"
+        )
+    if filled != text:
+        found.left.append(f"{text}: written as {filled}")
+    return filled
+
+
+def _refuse_secrets(args: list[str]) -> None:
+    """:raises ValueError: for a secret among arguments, where every process of the machine can read it"""
+    for index, one in enumerate(args):
+        name, equals, value = one.partition("=")
+        given = value if equals else args[index + 1] if one.startswith("-") and index + 1 < len(args) else ""
+        named = one.startswith("-") and SECRET_NAME.search(name) and given and not given.startswith("-")
+        if named or _SECRET_VALUE.search(one) or _SECRET_VALUE.search(value):
+            raise ValueError(
+                f"its argument {name if one.startswith('-') else index + 1} looks like a secret, and arguments can be read by every process here; "
+                "give it by a variable in env"
+            )
+
+
+def _values(found: Imported, given: object, workspace: Path) -> dict[str, Any]:
+    """Variables or header fields, each a text or a reference to a secret.
+
+    :raises ValueError: for what is no table of texts
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise ValueError("its env or headers are no object")
+    written: dict[str, Any] = {}
+    for key, value in cast("dict[str, Any]", given).items():
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        scheme = _SCHEME.match(text)
+        prefix, bare = (f"{scheme[1]} ", scheme[2]) if scheme else ("", text)
+        whole = _VARIABLE.fullmatch(bare) or _INPUT.fullmatch(bare)
+        if whole is not None:
+            variable = re.sub(r"\W", "_", whole[1]).upper() if bare.startswith("${input:") else whole[1]
+            found.variables[variable] = variable
+            written[key] = {"secret": variable, **({"prefix": prefix} if prefix else {})}
+        elif prefix or (bare and SECRET_NAME.search(key)) or _SECRET_VALUE.search(bare):
+            name = re.sub(r"\W", "_", f"{found.name}_{key}").upper()
+            found.secrets[name] = bare
+            written[key] = {"secret": name, **({"prefix": prefix} if prefix else {})}
+        else:
+            written[key] = _plain(found, key, text, workspace)
+    return written
+
+
+def _as_name(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_-]+", "-", name).strip("-_")[:40].lstrip("0123456789-_")
+
+
+def _without_comments(text: str) -> str:
+    """JSON as editors take it: without comments and without commas before an end."""
+    kept: list[str] = []
+    at = 0
+    token = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|/\*.*?\*/|,(?=\s*[}\]])', re.DOTALL)
+    for match in token.finditer(text):
+        kept.append(text[at : match.start()])
+        if match[0].startswith('"'):
+            kept.append(match[0])
+        at = match.end()
+    return "".join(kept) + text[at:]
+
+
+def as_toml(servers: Iterable[Imported], secret_files: Mapping[str, Path]) -> str:
+    """The tables to be added to a configuration.
+
+    :param secret_files: where the value of each secret lies
+    """
+    lines: list[str] = []
+    named: set[str] = set()
+    for server in servers:
+        lines += ["", f"[mcp.servers.{server.name}]"]
+        lines += [f"{key} = {_toml(value)}" for key, value in server.table.items()]
+        for name in (*server.secrets, *server.variables):
+            if name not in named:
+                named.add(name)
+                reference = {"file": str(secret_files[name])} if name in server.secrets else {"env": name}
+                lines += ["", f"[secrets.{name}]", *(f"{key} = {_toml(value)}" for key, value in reference.items())]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(one) for one in cast("list[object]", value)) + "]"
+    if isinstance(value, dict):
+        pairs = ", ".join(f"{_toml(key)} = {_toml(one)}" for key, one in cast("dict[str, object]", value).items())
+        return f"{{ {pairs} }}"
+    return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
