@@ -8,7 +8,7 @@ import shutil
 import sys
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -51,7 +51,7 @@ def command(
 
     Showing and verifying work beside a running Handrail. Note the head that verify prints: with --head it tells later whether
     anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
-    per call is cut at its edge; --call shows one whole.
+    per call is cut at its edge; --call shows one whole. What a model's provider carried out itself stands among the calls.
 
     purge removes what was recorded, for good, with the sessions that are older as a whole and the files that
     nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
@@ -88,7 +88,10 @@ def command(
                 chosen = list(reader.records(session=session, call=call, limit=limit, newest_first=True))
                 _show_records(setting, chosen[::-1], whole=call is not None)
             else:
-                _show_calls(setting, reader.calls(session=session, limit=limit))
+                rows = reader.calls(session=session, limit=limit)
+                since = rows[0].first if len(rows) == limit else 0
+                given = reader.records(session=session, kind="provided", since=since, limit=limit, newest_first=True)
+                _show_calls(setting, rows, list(given)[::-1])
         except DatabaseError as error:
             raise StartError(
                 f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
@@ -127,21 +130,51 @@ def _verify(setting: Setting, reader: LogReader, head: str | None) -> int:
     return OUTPUT if found.ok else ERROR
 
 
-def _show_calls(setting: Setting, rows: list[CallRow]) -> None:
+def _show_calls(setting: Setting, rows: list[CallRow], provided: list[LoggedRecord]) -> None:
+    """:param provided: what models' providers carried out themselves, which is no call"""
+    whole = sorted(
+        [(row.first, row) for row in rows] + [(one.sequence, one) for one in provided], key=lambda one: one[0]
+    )
     if setting.json:
-        for row in rows:
-            out(json.dumps(asdict(row), ensure_ascii=False))
+        for _, row in whole:
+            out(json.dumps(_as_data(row), ensure_ascii=False, default=str))
         return
-    if not rows:
+    if not whole:
         note("no calls are recorded")
-    table = [
-        (_time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _about(row).replace("\n", "\\n"))
-        for row in rows
-    ]
+    table = [tuple(cell.replace("\n", "\\n") for cell in _line(row)) for _, row in whole]
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for line in columns(table):
         shown = line if width is None else visible(line)
         out(shown if width is None or len(shown) <= width else shown[: width - 1] + "…")
+
+
+def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
+    from handrail.record.reading import CallRow
+
+    if isinstance(row, CallRow):
+        return _time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _about(row)
+    body = row.body or {}
+    how = "failed" if body.get("failed") else "done"
+    about = (
+        f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
+    )
+    name = str(body.get("tool") or body.get("name") or "?")
+    return _time(row.at_ns), row.session_id, name, "provided", about if row.body is not None else "redacted"
+
+
+def _as_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
+    from handrail.record.reading import CallRow
+
+    if isinstance(row, CallRow):
+        return asdict(row)
+    about = {
+        "call_id": "",
+        "session_id": row.session_id,
+        "state": "provided",
+        "at_ns": row.at_ns,
+        "first": row.sequence,
+    }
+    return {**(row.body or {}), **about}
 
 
 def _about(row: CallRow) -> str:
