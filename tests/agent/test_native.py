@@ -300,9 +300,19 @@ async def test_a_rule_that_denies_it_a_mode_without_effects_and_an_operator_who_
             assert offer.refused is not None and "den" in offer.refused
         (offer,) = (await kernel.session(mode="plan")).turn().native
         assert offer.refused is not None
-        async with joined_kernel(tmp_path) as other:
-            (offer,) = (await other.session()).turn().native
-            assert offer.refused is not None and "joined" in offer.refused
+
+
+@pytest.mark.proves("R-10")
+async def test_a_process_that_joined_offers_it_as_the_holder_judges_it(tmp_path: Path) -> None:
+    async with kernel_with(tmp_path, SEARCH), joined_kernel(tmp_path) as other:
+        denied = await other.session(rules=["deny net.fetch"])
+        assert "denies what reaches the network" in (denied.turn().native[0].refused or "")
+        session = await other.session()
+        assert [(offer.spec.id, offer.refused) for offer in session.turn().native] == [("native.web_search", None)]
+        session.add_rules("deny native.web_search")
+        assert "judges it at the start" in (session.turn().native[0].refused or ""), "not judged by these yet"
+        await session.begin()
+        assert "deny native.web_search" in (session.turn().native[0].refused or "")
 
 
 @pytest.mark.proves("R-10")

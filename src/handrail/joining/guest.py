@@ -248,13 +248,16 @@ class Guest:
             "turns": session.turns,
             "catalog": mirror.of_catalog_options(catalog.options),
             "brought": list(catalog.active.first()),
+            "native": _ruled(session),
         }
         if context is not self.context:
             told["generation"] = mirror.of_generation(context.generation)
         return told
 
-    async def _begin(self, session: str, interaction: int, text: str) -> None:
-        await self._session(session).begin(text, interaction)
+    async def _begin(self, session: str, interaction: int, text: str) -> list[Any]:
+        begun = self._session(session)
+        await begun.begin(text, interaction)
+        return _ruled(begun)
 
     def _brought_in(self, session_id: str, catalog: Interaction, added: Sequence[str]) -> None:
         """On its way before the answer of the call that brought them."""
@@ -401,3 +404,8 @@ class Guest:
 def _cut_short(result: Result) -> bool:
     """Whether a call was ended, or is parked, because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+
+
+def _ruled(session: HeldSession) -> list[Any]:
+    """What a provider may carry out itself, by id, each with why the session's rules rule it out."""
+    return [[offer.spec.id, offer.refused] for offer in session.native]

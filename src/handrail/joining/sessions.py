@@ -14,7 +14,6 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.modes import Mode
-from handrail.contract.native import NativeOffer
 from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
@@ -29,14 +28,14 @@ from handrail.joining.mirror import error_of
 from handrail.joining.operations import Refused
 from handrail.joining.peers import kinds_offered
 from handrail.joining.requests import HANDED_ON, LEAVING
+from handrail.joining.turns import JoinedTurn
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.reach import check_reach, rules_of
-from handrail.session.session import CLOSED, ENDED, SUSPENDED, as_proposed
+from handrail.session.session import CLOSED, ENDED, SUSPENDED
 
-_NOT_FROM_HERE = "the rules of the workspace are judged by the process that holds it, and this one has joined"
 LEAVING_S = 20.0
 """How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
 
@@ -96,6 +95,8 @@ class JoinedSession:
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
         """What its model has in view, as the holder has it."""
+        self._ruled: Mapping[str, str | None] = {}
+        """By the id of what a provider carries out itself: why the session's rules rule it out, or None."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
@@ -138,6 +139,7 @@ class JoinedSession:
             return
         if late := self._rules[told:]:
             connection.notify("rules", {"session": self.id, "rules": late})
+            self._ruled = {}
         if self._listeners:
             connection.notify("watch", {"session": self.id})
 
@@ -166,6 +168,7 @@ class JoinedSession:
         self._turns = max(self._turns, told["turns"])
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
         self._catalog.active.bring(told["brought"])
+        self._ruled = dict(told["native"])
 
     # ── what its model has in view ───────────────────────────────────────────────────────────────
 
@@ -183,7 +186,10 @@ class JoinedSession:
         body = {"session": self.id, "interaction": self._catalog.number, "text": text}
         # Where nobody holds the workspace, the next one is told when it is opened again.
         with contextlib.suppress(StartError):
-            await self._membership.request("begin", body, settle=True, repeatable=True)
+            before = self._ruled
+            told = await self._membership.request("begin", body, settle=True, repeatable=True)
+            if self._ruled is before:  # else rules came after it was judged
+                self._ruled = dict(told)
 
     def brought_in(self, interaction: int, added: Iterable[str]) -> None:
         """The holder has brought tools into view."""
@@ -216,7 +222,8 @@ class JoinedSession:
     def turn(self) -> JoinedTurn:
         self._check_open()
         self._turns += 1
-        return JoinedTurn(self, self._membership.token, self._tools, self._turns, self._catalog)
+        token = self._membership.token
+        return JoinedTurn(self.carry_out, token, self._tools, self._turns, self._catalog, self._ruled)
 
     async def carry_out(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall]
@@ -325,11 +332,12 @@ class JoinedSession:
         """See :meth:`handrail.session.session.HeldSession.add_rules`."""
         found = rules_of(texts)
         self._rules += texts
+        self._ruled = {}
         self._membership.tell("rules", {"session": self.id, "rules": list(texts)})
         check_reach(found, self._tools)
 
     def set_mode(self, mode: str) -> None:
-        self._wanted = replace(self._wanted, mode=given(mode))  # the next holder is told so, too
+        self._wanted, self._ruled = replace(self._wanted, mode=given(mode)), {}  # the next holder is told so, too
         self._membership.tell("mode", {"session": self.id, "mode": mode})
 
     # ── what was said ────────────────────────────────────────────────────────────────────────────
@@ -417,33 +425,3 @@ class JoinedSession:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise UsageError(self._closed)
-
-
-class JoinedTurn:
-    """Implements :class:`~handrail.contract.session.Turn`."""
-
-    def __init__(
-        self, session: JoinedSession, token: int, generation: Generation, number: int, catalog: Interaction
-    ) -> None:
-        self._session = session
-        self._catalog = catalog
-        self._in_view = catalog.turn(generation)
-        self._token = token
-        self.generation = generation
-        self.number = number
-
-    @property
-    def specs(self) -> list[ToolSpec]:
-        return self._catalog.specs(self.generation, self._in_view)
-
-    @property
-    def index(self) -> str:
-        return self._catalog.index(self.generation)
-
-    @property
-    def native(self) -> list[NativeOffer]:
-        return [NativeOffer(spec, _NOT_FROM_HERE) for spec in self._catalog.native(self.generation)]
-
-    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
-        proposed = [as_proposed(call) for call in calls]
-        return await self._session.carry_out(self.number, self._token, self.generation.number, proposed)

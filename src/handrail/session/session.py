@@ -158,6 +158,11 @@ class HeldSession:
         """What its model has in view."""
         return self._catalog
 
+    @property
+    def native(self) -> list[NativeOffer]:
+        """What a model's provider may carry out itself; a rule that denies the tool rules it out."""
+        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self._generation())]
+
     def turn(self) -> HeldTurn:
         """The next turn. It keeps the generation of tools that is current now."""
         return self.turn_at(self._turns + 1, self._generation())

@@ -1,0 +1,62 @@
+"""A turn of a session in a process that joined."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+from handrail.catalog.interaction import Interaction
+from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.native import NativeOffer
+from handrail.contract.session import Proposal
+from handrail.contract.spec import ToolSpec
+from handrail.registry.generation import Generation
+from handrail.session.session import as_proposed
+
+_NOT_JUDGED = (
+    "this process has joined, and the process that holds the workspace judges it at the start of each interaction; its rules "
+    "or tools have changed since"
+)
+CarryOut = Callable[[int, int, int, Sequence[ProposedCall]], Awaitable[Sequence[Answer]]]
+"""Has the calls of a turn answered, by its number, the holder's token, and its generation."""
+
+
+class JoinedTurn:
+    """Implements :class:`~handrail.contract.session.Turn`.
+
+    :param ruled: by the id of what a provider carries out itself: why the session's rules rule it out, or None. What is not
+        in it is not offered
+    """
+
+    def __init__(
+        self,
+        carry_out: CarryOut,
+        token: int,
+        generation: Generation,
+        number: int,
+        catalog: Interaction,
+        ruled: Mapping[str, str | None],
+    ) -> None:
+        self._carry_out = carry_out
+        self._catalog = catalog
+        self._in_view = catalog.turn(generation)
+        self._ruled = ruled
+        self._token = token
+        self.generation = generation
+        self.number = number
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        return self._catalog.specs(self.generation, self._in_view)
+
+    @property
+    def index(self) -> str:
+        return self._catalog.index(self.generation)
+
+    @property
+    def native(self) -> list[NativeOffer]:
+        specs = self._catalog.native(self.generation)
+        return [NativeOffer(spec, self._ruled.get(spec.id, _NOT_JUDGED)) for spec in specs]
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        proposed = [as_proposed(call) for call in calls]
+        return await self._carry_out(self.number, self._token, self.generation.number, proposed)
