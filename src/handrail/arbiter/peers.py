@@ -14,7 +14,7 @@ import orjson
 from handrail.arbiter.call import Call
 from handrail.arbiter.plain import Plain, TooLarge
 from handrail.contract.errors import ToolError
-from handrail.contract.peer import CAPABILITY_OF, Ask, AskMethod, LogLevel, Peer
+from handrail.contract.peer import CAPABILITY_OF, NOT_ANSWERED, Ask, AskMethod, LogLevel, Peer
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 
 MOST_AT_ONCE = 16
@@ -138,7 +138,7 @@ class CallPeer:
             offered = False
         if not offered:
             raise ToolError(
-                f"the client of this session did not say that it answers {ask.method} of this kind; go without",
+                f"{NOT_ANSWERED} {ask.method} of this kind; go without",
                 kind="unavailable",
             )
 

@@ -21,6 +21,9 @@ CAPABILITY_OF: Mapping[AskMethod, str] = {
 }
 """What a tool must require to ask for it."""
 
+NOT_ANSWERED = "the client of this session did not say that it answers"
+"""What a tool is told that asks for something else, followed by the method. A face may say it in its protocol's own way."""
+
 LogLevel = Literal["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"]
 """Of RFC 5424, the least grave first."""
 

@@ -110,8 +110,8 @@ class Exchange:
         self.latest: Line | None = None
         """The one that it had last."""
         self.task: asyncio.Task[Answer] | None = None
-        self.lacked: dict[str, Any] = {}
-        """What the client would have had to declare for what was asked of it."""
+        self.lacked: dict[AskMethod, dict[str, Any]] = {}
+        """What the client would have had to declare for requests that were looked for, by their methods."""
         self.may_hold: Callable[[], bool] = lambda: True
         """Whether one more call may be held."""
         self._given = dict(given or {})
@@ -202,7 +202,8 @@ class Exchange:
         if self.latest is None:
             return False
         lacks = lacking(self.latest.context.session.client_capabilities, method, params)
-        self.lacked |= lacks or {}
+        if lacks is not None:
+            self.lacked[method] = lacks
         return lacks is None
 
     async def ask(self, asks: Mapping[str, Ask], *, believed: bool = True) -> Mapping[str, Mapping[str, Any]]:

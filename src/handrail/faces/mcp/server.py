@@ -18,6 +18,7 @@ from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
 from handrail.contract.shapes import places_in
 from handrail.faces.mcp.exchange import LEVELS, Exchange, Line, as_request
@@ -201,8 +202,8 @@ class Doors:
         try:
             found = await exchange.follow(line)
             if isinstance(found, Answer):
-                if line.modern and not found.model.ok and exchange.lacked:
-                    raise _lacking(exchange, found)
+                if line.modern and (lacked := _lacked(exchange, found)):
+                    raise _lacking(lacked, found)
                 return found
             requests = {key: as_request(ask) for key, ask in found.items()}
             state = self._house.hold(guest, exchange)
@@ -370,13 +371,22 @@ def _responses(context: Context) -> Mapping[str, Any]:
     return cast("Mapping[str, Any]", given) if isinstance(given, Mapping) else {}
 
 
-def _lacking(exchange: Exchange, answer: Answer) -> MCPError:
+def _lacked(exchange: Exchange, answer: Answer) -> dict[str, Any]:
     """What the client would have had to declare for this call to go well."""
-    needed = types.ClientCapabilities.model_validate(exchange.lacked)
+    text = answer.model.error_text or ""
+    found: dict[str, Any] = {}
+    for method, needed in exchange.lacked.items():
+        if not answer.model.ok and f"{NOT_ANSWERED} {method}" in text:
+            found |= needed
+    return found
+
+
+def _lacking(lacked: dict[str, Any], answer: Answer) -> MCPError:
+    needed = types.ClientCapabilities.model_validate(lacked)
     about = types.MissingRequiredClientCapabilityErrorData(required_capabilities=needed)
     return MCPError(
         types.MISSING_REQUIRED_CLIENT_CAPABILITY,
-        f"the client did not declare {' and '.join(exchange.lacked)}: {answer.model.error_text}",
+        f"the client did not declare {' and '.join(lacked)}: {answer.model.error_text}",
         about.model_dump(mode="json", by_alias=True, exclude_none=True),
     )
 

@@ -1,6 +1,7 @@
 """Executable tools that stay up between calls: no start-up per call.
 
-The protocol: one JSON object per line, both ways, one call at a time.
+The protocol: one JSON object per line, both ways, one call at a time. While a call waits for a client's answer, others go to
+further processes of the same.
 
 - to stdin: ``{"id": "…", "arguments": {…}}``
 - from stdout: ``{"id": "…", "result": …}``, or ``{"id": "…", "error": "…"}`` where the error is a text or
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -39,6 +41,8 @@ from handrail.runtime.guard import GuardedProcess, Vetoed
 
 BACKOFF_MS: Sequence[int] = (0, 100, 500, 2_000, 5_000)
 """How long a start waits after so many in a row that never answered a call; the last holds from there on."""
+MOST_BESIDE = 16
+"""Further processes of one tool, while the calls of others wait for a client."""
 _REAPING_S = 0.5
 _WAYS = ("result", "error", *WAYS)
 
@@ -68,7 +72,14 @@ class PersistentTool(ExecutableTool):
     ) -> None:
         super().__init__(spec, executable, folder, confinement)
         self._backoff_ms = backoff_ms
+        self._beside: list[PersistentTool] | None = []
+        """Further processes of the same, for calls that come while this one waits for a client; None for one of these."""
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
         self._one_at_a_time = asyncio.Lock()
+        self._asking = asyncio.Event()
+        """Set while its call waits for a client, and nobody knows for how long."""
         self._process: Process | None = None
         self._exit: asyncio.Task[int] | None = None
         self._fruitless = 0
@@ -79,12 +90,45 @@ class PersistentTool(ExecutableTool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         """As the base class says; a crash in the middle is ``interrupted`` (nobody knows what was done),
         except that a reading or idempotent tool is tried once more."""
-        async with self._one_at_a_time:
+        if (other := await self._free()) is not self:
+            return await other.execute(args, runtime)
+        try:
             self._behalf = self.confinement.profile_for(runtime)
-            try:
-                return await self._attempted(args, runtime)
-            finally:
-                self._behalf = None
+            return await self._attempted(args, runtime)
+        finally:
+            self._behalf = None
+            self._one_at_a_time.release()
+
+    async def _free(self) -> PersistentTool:
+        """Whoever takes the next call: this one, whose turn it is then, unless the call that it has waits for a client."""
+        if not self._one_at_a_time.locked() or self._beside is None:
+            await self._one_at_a_time.acquire()
+            return self
+        turn = asyncio.ensure_future(self._one_at_a_time.acquire())
+        asking = asyncio.ensure_future(self._asking.wait())
+        mine = False
+        try:
+            await asyncio.wait((turn, asking), return_when=asyncio.FIRST_COMPLETED)
+            mine = turn.done()
+        finally:
+            asking.cancel()
+            if not mine and turn.done() and not turn.cancelled():
+                self._one_at_a_time.release()  # it came, and nobody is there to take it
+            turn.cancel()
+        return self if mine else self._another(self._beside)
+
+    def _another(self, beside: list[PersistentTool]) -> PersistentTool:
+        for other in beside:
+            if not other._one_at_a_time.locked():
+                return other
+        if len(beside) == MOST_BESIDE:
+            beside.append(beside.pop(0))
+            return beside[-1]
+        other = copy.copy(self)
+        other._beside = None
+        other._begin_anew()
+        beside.append(other)
+        return other
 
     async def _attempted(self, args: dict[str, Any], runtime: Runtime) -> object:
         given = self.payload(args, runtime)
@@ -104,7 +148,7 @@ class PersistentTool(ExecutableTool):
 
     async def aclose(self) -> None:
         self._closed = True
-        await self._end()
+        await asyncio.gather(self._end(), *(other.aclose() for other in self._beside or ()))
 
     async def _exchange(self, runtime: Runtime, args: dict[str, Any]) -> object:
         process = await self._running()
@@ -126,7 +170,13 @@ class PersistentTool(ExecutableTool):
                 answer = _answer(line, call_id)
                 if "result" in answer or "error" in answer:
                     break
-                if (told := await midway.heard(answer, len(line))) is not None:
+                if "ask" in answer:
+                    self._asking.set()
+                try:
+                    told = await midway.heard(answer, len(line))
+                finally:
+                    self._asking.clear()
+                if told is not None:
                     await process.write(as_json({"id": call_id, **told}) + b"\n")
             if guarded is not None:
                 await _settled(guarded, answer)
