@@ -1,16 +1,19 @@
 """Fit the query adapter of the local model: what turns a request's direction towards those of the tools that serve it.
 
-    python bench/finding/adapter.py --data DIR [--without CORPUS] [--out FILE]
+    python bench/finding/adapter.py --data DIR [--without CORPUS] [--cache FILE] --out FILE
 
-``DIR`` holds corpora as ``bench/retrieval.py`` reads them. It is a ridge regression, from directions of requests to
-those of their tools, drawn towards leaving them as they are; tools with many requests count by the square root. What is
-kept is its scale and its first directions by singular value. ``--without`` leaves one corpus out, to measure on it.
+``DIR`` holds corpora as ``bench/retrieval.py`` reads them. The matrix by which requests are multiplied begins as one
+that leaves them as they are, and learns to prefer a request's tool among all of its corpus (a softmax over cosines),
+each corpus counting the same, tools with many requests by the square root. Few rounds and a soft preference hold on
+corpora that it was not fitted on; a sharp one or more rounds do not. What is kept is its scale and its first directions
+by singular value. ``--without`` leaves one corpus out, to measure on it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import numpy
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from finding.known import Known
 from retrieval import Corpus, corpora
 
 from handrail.catalog.minilm import MiniLM
@@ -26,10 +30,13 @@ from handrail.catalog.texts import passage
 from handrail.catalog.usual import REQUESTS, TOOLS
 from handrail.catalog.vectors import center_of, directions
 
-STAY = 0.01
-"""How strongly requests are kept where they are."""
+SHARPNESS = 14.0
+"""What a cosine is multiplied by before it is made a likelihood."""
 
-RANK = 48
+ROUNDS, BATCHES, BATCH, PACE, STAY = 3, 12, 256, 5e-4, 5e-5
+"""Rounds of so many batches of so many requests of each corpus, the length of a step, the pull back to the start."""
+
+RANK = 64
 
 
 def pairs(corpus: Corpus, model: MiniLM) -> tuple[Any, Any, Any]:
@@ -53,15 +60,47 @@ def pairs(corpus: Corpus, model: MiniLM) -> tuple[Any, Any, Any]:
 
 def fitted(several: list[tuple[Any, Any, Any]], width: int) -> Any:
     """The matrix by which directions of requests are multiplied."""
-    own, to = numpy.zeros((width, width)), numpy.zeros((width, width))
-    for requests, tools, gold in several:
-        weights = 1 / numpy.sqrt(numpy.bincount(gold, minlength=len(tools))[gold])
-        weights /= weights.sum()
-        own += (requests * weights[:, None]).T @ requests
-        to += (requests * weights[:, None]).T @ tools[gold]
-    scale = numpy.trace(to) / numpy.trace(own)
-    stay = STAY * len(several) * numpy.eye(width)
-    return numpy.linalg.solve(own + stay, to + stay * scale) / scale
+    choose = numpy.random.default_rng(0)
+    matrix, speed, square = numpy.eye(width), numpy.zeros((width, width)), numpy.zeros((width, width))
+    batches = [
+        (requests[some], tools, gold[some], numpy.sqrt(1 / numpy.bincount(gold, minlength=len(tools))[gold[some]]))
+        for requests, tools, gold in several
+        for _ in range(ROUNDS * BATCHES)
+        for some in [choose.choice(len(gold), min(BATCH, len(gold)), replace=False)]
+    ]
+    order = choose.permutation(len(batches))
+    for step, at in enumerate(order, 1):
+        requests, tools, gold, weights = batches[at]
+        turned = requests @ matrix
+        lengths = numpy.linalg.norm(turned, axis=1, keepdims=True)
+        turned = turned / lengths
+        likely = SHARPNESS * turned @ tools.T
+        likely = numpy.exp(likely - likely.max(axis=1, keepdims=True))
+        likely /= likely.sum(axis=1, keepdims=True)
+        likely[numpy.arange(len(gold)), gold] -= 1
+        pull = SHARPNESS * (likely * (weights / weights.sum())[:, None]) @ tools
+        slope = requests.T @ ((pull - (pull * turned).sum(axis=1, keepdims=True) * turned) / lengths)
+        slope += STAY * (matrix - numpy.eye(width))
+        speed, square = 0.9 * speed + 0.1 * slope, 0.99 * square + 0.01 * slope**2
+        matrix -= PACE * (speed / (1 - 0.9**step)) / (numpy.sqrt(square / (1 - 0.99**step)) + 1e-8)
+    return matrix
+
+
+def without(left_out: Corpus, every: Sequence[Corpus], model: MiniLM) -> Any:
+    """The adapter fitted on all corpora but one, as ``turn.npy`` has it."""
+    several = [pairs(each, model) for each in every if each.name != left_out.name]
+    return kept(fitted(several, several[0][0].shape[1]))
+
+
+def kept(matrix: Any) -> Any:
+    """The rows of ``turn.npy``: the scale, then each direction's two sides."""
+    scale = float(numpy.trace(matrix) / len(matrix))
+    left, values, right = numpy.linalg.svd(matrix - scale * numpy.eye(len(matrix)))
+    root = numpy.sqrt(values[:RANK])
+    first = numpy.zeros((1, len(matrix)))
+    first[0, 0] = scale
+    rows = numpy.concatenate((first, (left[:, :RANK] * root).T, root[:, None] * right[:RANK]))
+    return rows.astype(numpy.float16)
 
 
 def main() -> None:
@@ -69,18 +108,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--without", default="")
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--cache", type=Path, help="keep vectors in this file between two runs")
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
-    model = MiniLM()
+    model = Known(given.cache)
     held = [pairs(each, model) for each in corpora(given.data, given.limit) if each.name != given.without]
-    matrix = fitted(held, held[0][1].shape[1])
-    scale = float(numpy.trace(matrix) / len(matrix))
-    left, values, right = numpy.linalg.svd(matrix - scale * numpy.eye(len(matrix)))
-    root = numpy.sqrt(values[:RANK])
-    first = numpy.zeros((1, len(matrix)))
-    first[0, 0] = scale
-    rows = numpy.concatenate((first, (left[:, :RANK] * root).T, root[:, None] * right[:RANK]))
-    numpy.save(given.out, rows.astype(numpy.float16), allow_pickle=False)
+    model.keep()
+    numpy.save(given.out, kept(fitted(held, held[0][1].shape[1])), allow_pickle=False)
 
 
 if __name__ == "__main__":

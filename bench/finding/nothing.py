@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.confidence import LEAST
-from handrail.catalog.minilm import MiniLM
 from handrail.catalog.texts import passage
 
 if TYPE_CHECKING:
     from retrieval import Corpus
 
     from handrail.catalog.index import Found, Index
+    from handrail.catalog.minilm import MiniLM
 
 ASKED = 400
 """Requests of each corpus that are put to its own tools, and to those of the others together."""
@@ -24,9 +24,8 @@ ALIKE = 0.45
 LOSSES = (0.01, 0.02, 0.03, 0.05, 0.10)
 
 
-def nothing_fits(held: Sequence[tuple[Corpus, Index]]) -> Iterator[dict[str, Any]]:
+def nothing_fits(held: Sequence[tuple[Corpus, Index]], model: MiniLM) -> Iterator[dict[str, Any]]:
     """One line a corpus: what is detected at each loss of recall@5, the area under the curve, and as shipped."""
-    model = MiniLM()
     vectors = {corpus.name: model.encode([passage(each) for each in corpus.documents]) for corpus, _ in held}
     for corpus, index in held:
         choose = random.Random(11)

@@ -66,6 +66,13 @@ def test_several_queries_are_several_needs() -> None:
     assert {hit.id for hit in found.hits} == {"stockPrice", "email.send"}
 
 
+@pytest.mark.parametrize("written", ["email somebody", "e-mail somebody", "e mail somebody", "EMail somebody"])
+def test_a_compound_finds_its_tool_however_it_is_written_and_says_so(written: str) -> None:
+    hit = Index(ALL).search(written).hits[0]
+    assert hit.id == "email.send"
+    assert hit.reasons[0] == "name: email"
+
+
 def test_only_permitted_tools_are_found() -> None:
     found = Index(ALL).search("weather for a city", among={"book_hotel", "email.send"}.__contains__)
     assert [hit.id for hit in found.hits] == ["book_hotel"]

@@ -119,6 +119,14 @@ def test_one_need_stays_whole(single: str) -> None:
     assert parts(single) == [single.strip()]
 
 
+def test_quotation_marks_around_a_whole_request_keep_nothing_together() -> None:
+    assert parts('"Book a room in Rome. Then tell me the weather."') == [
+        "Book a room in Rome",
+        "Then tell me the weather",
+    ]
+    assert len(parts('"Feed the cat. Then call me." is what I said to "Ann"')) == 1
+
+
 def test_a_list_of_many_needs_has_a_bounded_number_of_parts() -> None:
     found = parts("\n".join(f"Find the capital of country {number}." for number in range(50)))
     assert len(found) == MOST_PARTS

@@ -18,7 +18,7 @@ from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
-from handrail.catalog.words import filler, terms, words
+from handrail.catalog.words import filler, term_of, terms, words
 
 if TYPE_CHECKING:
     from handrail.catalog.vectors import Vicinity
@@ -159,7 +159,7 @@ class Index:
         texts = _texts(queries)
         if not texts or not self._documents or limit < 1:
             return Found((), True, 0.0, "lexical", "" if texts else "the request says nothing")
-        wanted = [terms(text) for text in texts]
+        wanted = [self._lexical.understood(text) for text in texts]
         vicinity, vectors, note = self._vectors(texts, patience_s)
         pool = POOL if among is None else max(POOL, len(self._documents))
         rows: list[Row] = []
@@ -222,7 +222,9 @@ class Index:
         said: dict[str, str] = {}
         for word in words(text):
             if not filler(word):
-                said.setdefault(terms(word)[0] if terms(word) else word, word)
+                said.setdefault(term_of(word) or word, word)
+        for term in self._lexical.understood(text):  # compounds, as the documents write them
+            said.setdefault(term, term)
         out: list[str] = []
         for name, there in self._places_of(document):
             common = [term for term in said if term in there]

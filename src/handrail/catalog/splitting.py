@@ -1,7 +1,7 @@
 """A request that holds several needs, cut into its parts: sentences, and clauses that ask for something further.
 
 "Book a table, and then tell me tomorrow's weather" is two needs, and a tool for one of them has little in common with
-the whole. What is quoted is never cut, however many full stops it holds.
+the whole. What is quoted is never cut, however many full stops it holds, unless it is the whole request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ _CLAUSE = re.compile(
 _QUOTED = re.compile(
     r"(?<!\w)\"[^\"]{1,400}\"(?!\w)|(?<!\w)'[^']{1,400}'(?!\w)|“[^”]{1,400}”|```.{1,2000}?```", re.DOTALL
 )
+_MARKS = {'"': '"', "“": "”"}
 _HELD = re.compile("\x02([0-9]+)\x03")
 _NO_END = re.compile(r"(?:\b(?:Mr|Mrs|Ms|Dr|Inc|St|vs|e\.g|i\.e|etc|No|U\.S|approx)|^\d+)\.$")
 
-MOST_PARTS = 8
+MOST_PARTS = 12
 """Parts of one request that are looked for; what comes later is one more with the last."""
 
 _LONGEST = 8_000
@@ -43,7 +44,7 @@ _SHORTEST = 3
 def parts(request: str) -> list[str]:
     """The parts of ``request`` in order; the request itself where it is one need."""
     lines = request[:_LONGEST].replace("\x02", " ").replace("\x03", " ").splitlines()
-    text = "\n".join(line for each in lines if (line := " ".join(each.split())))
+    text = _bare("\n".join(line for each in lines if (line := " ".join(each.split()))))
     held: list[str] = []
 
     def keep(found: re.Match[str]) -> str:
@@ -61,6 +62,13 @@ def parts(request: str) -> list[str]:
     if len(out) > MOST_PARTS:
         out[MOST_PARTS - 1 :] = [" ".join(out[MOST_PARTS - 1 :])]
     return out if len(out) > 1 else [text.strip()]
+
+
+def _bare(text: str) -> str:
+    """``text`` without quotation marks around all of it."""
+    while len(text) > 2 and text[0] in _MARKS and text[-1] == _MARKS[text[0]] and text[0] not in text[1:-1]:
+        text = text[1:-1].strip()
+    return text
 
 
 def _sentences(text: str) -> list[str]:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 from handrail.catalog.words import words
 
 _NAME, _DESCRIPTION, _PARAMETER, _PARAMETERS = 200, 2_000, 300, 40
 """Characters of a name, of a description, of one parameter's text; parameters of one tool."""
+
+_TAKEN = 20
+"""Parameters of one tool whose names a model reads."""
 
 _DEPTH, _VALUES = 3, 12
 """Levels of nested parameters; values of one enum."""
@@ -80,10 +84,13 @@ def fields(document: Document) -> Fields:
 
 
 def passage(document: Document) -> str:
-    """What a model reads of a tool: its name as words, then what it says of itself."""
+    """What a model reads of a tool: its name as words, what it says of itself, the names of what it takes."""
     name = " ".join(words(document.id[:_NAME]))
     description = _text(document.description)[:_DESCRIPTION]
-    return f"{name}: {description}" if description else name
+    told = f"{name}: {description}" if description else name
+    takes = (" ".join(words(each)) for each, _ in islice(_parameters(document.parameters, _DEPTH), _TAKEN))
+    taken = ", ".join(dict.fromkeys(each for each in takes if each))
+    return f"{told} ({taken})" if taken else told
 
 
 def _parameters(schema: object, depth: int) -> Iterator[tuple[str, str]]:
