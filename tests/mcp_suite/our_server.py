@@ -1,0 +1,99 @@
+"""The fixtures served by Handrail over streamable HTTP, for the conformance suite.
+
+``python -m tests.mcp_suite.our_server --port N``: the fixture pack as a folder of tools, through the kernel.
+``--gateway``: nothing of its own; the plain SDK server stands behind it as an upstream without a prefix.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from handrail import Tool, tool
+from handrail.faces.mcp.house import Serving
+from handrail.faces.mcp.http import Listening, listen
+from handrail.holding import HeldKernel
+from handrail.testing.kernels import temporary_kernel
+
+ROOT = Path(__file__).resolve().parents[2]
+PACK = Path(__file__).parent / "pack"
+RULES = ("allow test_*", "allow json_schema_2020_12_tool")
+GATEWAY_RULES = ("allow mcp:plain:*",)
+
+
+def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
+    """The two fixtures that change what there is: a tool comes and goes, a prompt comes and goes. They are given the kernel
+    when it is open."""
+    kernels: list[HeldKernel] = []
+    changes = 0
+
+    @tool(id="test_dynamic_tool", side_effect="read", locks=[])
+    async def dynamic() -> str:
+        """Come and go."""
+        return "still there"
+
+    @tool(id="test_trigger_tool_change", side_effect="read", locks=[])
+    async def tool_change() -> str:
+        """Change which tools there are."""
+        nonlocal changes
+        changes += 1
+        await kernels[0].reload([*own, dynamic] if changes % 2 else own)
+        return "another list of tools"
+
+    @tool(id="test_trigger_prompt_change", side_effect="read", locks=[])
+    async def prompt_change() -> str:
+        """Change which prompts there are."""
+        said = json.loads(offering.read_text())
+        kept = [one for one in said["prompts"] if one["name"] != "test_dynamic_prompt"]
+        if len(kept) == len(said["prompts"]):
+            kept.append({"name": "test_dynamic_prompt", "messages": [{"role": "user", "content": "Come and go."}]})
+        offering.write_text(json.dumps({**said, "prompts": kept}))
+        await kernels[0].reload(own)
+        return "another list of prompts"
+
+    own: list[Tool] = [tool_change, prompt_change]
+    return own, kernels
+
+
+async def main(port: int, *, gateway: bool) -> None:
+    serving, listening = Serving(discovery="all"), Listening("127.0.0.1", port)
+    with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as made:
+        folder = Path(made)
+        if gateway:
+            async with (
+                temporary_kernel(folder, rules=GATEWAY_RULES) as kernel,
+                kernel.mcp.connect(
+                    "plain",
+                    command=sys.executable,
+                    args=["-m", "tests.mcp_suite.plain_server"],
+                    env={"PYTHONPATH": str(ROOT)},
+                    folders=[str(ROOT)],
+                    prefix="",
+                    sampling=True,
+                    elicitation=True,
+                    roots=True,
+                    side_effects={"*": "read"},
+                ) as upstream,
+            ):
+                await upstream.approve()
+                await listen(kernel, serving, listening, print)
+            return
+        tools = folder / "config" / "tools"
+        shutil.copytree(PACK, tools, ignore=shutil.ignore_patterns("__pycache__"))
+        own, kernels = triggers(tools / "offering.json")
+        async with temporary_kernel(folder, tools=own, rules=RULES) as kernel:
+            kernels.append(kernel)
+            await listen(kernel, serving, listening, print)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--gateway", action="store_true")
+    given = parser.parse_args()
+    asyncio.run(main(given.port, gateway=given.gateway))
