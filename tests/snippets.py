@@ -14,6 +14,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.prefork import command as prefork
+
 ROOT = Path(__file__).parent.parent
 _BLOCK = re.compile(r"^```(\w+)(?: (\S+))?\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _EXITS = re.compile(r"exits with (\d+)")
@@ -88,10 +90,13 @@ class Folder:
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run Python in the workspace, as somebody would whose configuration and state lie in this folder."""
+        return self._done(sys.executable, *arguments)
+
+    def _done(self, *argv: str) -> subprocess.CompletedProcess[str]:
         own = {"HANDRAIL_STATE": str(self.path / "state"), "XDG_CONFIG_HOME": str(self.path / "config")}
         own["HANDRAIL_HEADLESS"] = "0"  # as at somebody's desk, also where a build machine runs it
         return subprocess.run(
-            [sys.executable, *arguments],
+            argv,
             cwd=self.workspace,
             env={**os.environ, **own},
             stdin=subprocess.DEVNULL,
@@ -102,6 +107,6 @@ class Folder:
 
     def run(self, command: Command) -> subprocess.CompletedProcess[str]:
         """Run one command line; anything but the exit code it is said to have fails the test."""
-        done = self.python("-m", "handrail.faces.cli", *command.words[1:])
+        done = self._done(*prefork.handrail(), *command.words[1:])
         assert done.returncode == command.exits, f"{command.line}\n{done.stdout}{done.stderr}"
         return done

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from tests.prefork import command as prefork
 
 from handrail.faces.cli.app import run
 
@@ -131,7 +132,11 @@ class Program:
         return ["--workspace", str(self.workspace), "--state", str(self.state)]
 
     def command(self, name: str, *arguments: str) -> list[str]:
-        return [sys.executable, "-m", "handrail.faces.cli", name, *self.common, *arguments]
+        return [*prefork.handrail(), name, *self.common, *arguments]
+
+    def cold(self, name: str, *arguments: str) -> list[str]:
+        """Where the process itself matters: it is killed, measured, or within a sandbox."""
+        return [*prefork.COLD, name, *self.common, *arguments]
 
     def __call__(self, name: str, *arguments: str, stdin: bytes = b"", cwd: Path | None = None) -> Ended:
         done = subprocess.run(

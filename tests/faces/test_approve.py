@@ -186,7 +186,7 @@ def test_at_a_terminal_everything_that_waits_is_asked_one_after_the_other(
 
 @pytest.mark.proves("P-09", "X-13")
 def test_a_call_that_is_killed_while_it_waits_is_still_asked_and_runs_once(here: Here, handrail: Program) -> None:
-    command = handrail.command("call", "write", WRITE, "--wait")
+    command = handrail.cold("call", "write", WRITE, "--wait")
     with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
         said = process.stderr.readline().decode()

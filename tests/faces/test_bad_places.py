@@ -43,7 +43,7 @@ def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: P
     frozen = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
 
     def tried(*arguments: str) -> tuple[int, str]:
-        return ended([*frozen, *handrail.command(*arguments)])
+        return ended([*frozen, *handrail.cold(*arguments)])
 
     code, said = tried("explain", call)
     assert code == 0 and "read: output" in said
@@ -61,7 +61,7 @@ def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: P
 def test_a_purge_on_a_full_disk_removes_what_it_can_or_says_why_not(
     handrail: Program, here: Here, call: str, size: int
 ) -> None:
-    arguments = handrail.command("log", "purge", "--before", "0", "--yes")[3:]
+    arguments = ["log", *handrail.common, "purge", "--before", "0", "--yes"]
     code, said = ended([sys.executable, "-c", FULL, str(size), *arguments])
     assert (code == 0 and "intact: " in said) or (code in (1, 5) and str(handrail.state) in said), said
     assert here("log", "verify").code == 0

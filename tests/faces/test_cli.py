@@ -199,7 +199,7 @@ def test_output_into_a_pipe_is_byte_for_byte_and_on_a_terminal_it_cannot_act(
 
 def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> None:
     (handrail.workspace / "long.txt").write_text("line\n" * 40_000)
-    command = handrail.command("call", "read", '{"path": "long.txt"}')
+    command = handrail.cold("call", "read", '{"path": "long.txt"}')
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()

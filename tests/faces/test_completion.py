@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.faces.conftest import Ended, Here, Program
+from tests.prefork import command as prefork
 
 from handrail.faces.cli.app import COMMANDS, run
 
@@ -24,7 +25,7 @@ def asked(handrail: Program, *words: str) -> Ended:
     line = ["handrail", *(shlex.quote(word) if " " in word else word for word in words)]  # as it is typed
     own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": " ".join(line), "COMP_CWORD": str(len(words))}
     done = subprocess.run(
-        [sys.executable, "-m", "handrail.faces.cli"],
+        prefork.handrail(),
         env={**os.environ, **own, "HANDRAIL_STATE": str(handrail.state)},
         cwd=handrail.workspace,
         capture_output=True,

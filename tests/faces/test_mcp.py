@@ -211,7 +211,7 @@ async def test_a_signal_ends_the_server_though_its_client_stays(handrail: Progra
 
 async def test_a_message_of_any_length_is_refused_and_the_connection_goes_on(handrail: Program) -> None:
     process = await asyncio.create_subprocess_exec(
-        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        *handrail.cold("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
     )
     assert process.stdin is not None and process.stdout is not None
     hello = json.dumps(HELLO).encode() + b"\n"

@@ -140,7 +140,7 @@ def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_e
     model = script(tmp_path, "mid.toml", MID_RUN % ("{ command = " + json.dumps(arguments["command"]) + " }"))
     rules = ["--rule", "allow write", "--rule", "allow fs.write", "--rule", sleeper.rule]
     running = subprocess.Popen(
-        handrail.command("run", "work", "--model", model, "--json", *rules),
+        handrail.cold("run", "work", "--model", model, "--json", *rules),
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         start_new_session=True,
@@ -201,7 +201,7 @@ LINES = 14
 
 def killed_after(handrail: Program, model: str, lines: int) -> int:
     """Start a run and kill it with -9 as soon as it has printed so many lines. Gives how many it had printed."""
-    command = handrail.command("run", "work", "--model", model, "--json", "--rule", "allow write")
+    command = handrail.cold("run", "work", "--model", model, "--json", "--rule", "allow write")
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL
     ) as running:

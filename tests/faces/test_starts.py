@@ -69,7 +69,7 @@ def test_every_fault_of_tools_and_rules_is_listed_at_once_and_the_exit_code_is_5
 @pytest.mark.proves("G-05", "S-05")
 def test_a_call_that_was_killed_in_its_middle_is_told_at_the_next_start_and_shown_in_the_log(handrail: Program) -> None:
     sleeper = Sleeper(handrail)
-    command = handrail.command("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
+    command = handrail.cold("call", "bash", sleeper.arguments, "--rule", sleeper.rule)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         sleeper.wait_until_it_runs()
         process.send_signal(signal.SIGKILL)
@@ -166,7 +166,7 @@ def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
 def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
     handrail.state.mkdir(mode=0o700)
     frozen = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
-    for command in (handrail.command("call", "read", '{"path": "note.txt"}'), handrail.command("mcp")):
+    for command in (handrail.cold("call", "read", '{"path": "note.txt"}'), handrail.cold("mcp")):
         done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 5 and done.stdout == ""
         assert "cannot be written" in done.stderr and "--state" in done.stderr and "Traceback" not in done.stderr

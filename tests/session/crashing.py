@@ -11,6 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from tests.prefork import command as prefork
+
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel
@@ -197,6 +199,6 @@ class Crashes:
     def shown(self, *options: str) -> list[dict[str, Any]]:
         """What ``handrail log`` shows."""
         where = ["--workspace", str(self.folder / "ws"), "--state", str(self.folder / "state")]
-        argv = [sys.executable, "-m", "handrail.faces.cli", "log", "--json", "--limit", "1000000", *options, *where]
+        argv = [*prefork.handrail(), "log", "--json", "--limit", "1000000", *options, *where]
         shown = subprocess.run(argv, capture_output=True, text=True, check=True)
         return [json.loads(line) for line in shown.stdout.splitlines()]

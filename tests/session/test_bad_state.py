@@ -9,11 +9,12 @@ import shutil
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from tests.prefork import command as prefork
 
 from handrail import Kernel, tool
 from handrail.contract.errors import LogUnavailable, StartError
@@ -62,8 +63,8 @@ def options(folder: Path) -> list[str]:
     return ["--workspace", str(folder / "ws"), "--state", str(folder / "state")]
 
 
-def cli(folder: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "handrail.faces.cli", *arguments, *options(folder)]
+def cli(folder: Path, *arguments: str, start: Sequence[str] | None = None) -> list[str]:
+    return [*(start or prefork.handrail()), *arguments, *options(folder)]
 
 
 def process(command: list[str], before: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
@@ -287,12 +288,12 @@ async def test_a_read_only_state_folder_is_told_in_a_line(tmp_path: Path) -> Non
         around = [bwrap, "--dev-bind", "/", "/", "--ro-bind", str(part), str(part), "--"]
         if process([*around, "true"]).returncode != 0:
             pytest.skip("nothing here can mount a folder read-only")
-        ended = process([*around, *cli(tmp_path, "call", "read", '{"path": "a.txt"}')])
+        ended = process([*around, *cli(tmp_path, "call", "read", '{"path": "a.txt"}', start=prefork.COLD)])
         assert ended.returncode == CANNOT_START and ended.stdout == ""
         assert "cannot be written" in one_line(ended.stderr)
-        shown = process([*around, *cli(tmp_path, "log")])
+        shown = process([*around, *cli(tmp_path, "log", start=prefork.COLD)])
         assert shown.returncode == OUTPUT and len(shown.stdout.splitlines()) == 40, shown
-        assert process([*around, *cli(tmp_path, "log", "verify")]).returncode == OUTPUT
+        assert process([*around, *cli(tmp_path, "log", "verify", start=prefork.COLD)]).returncode == OUTPUT
 
 
 # ── somebody else's ──────────────────────────────────────────────────────────────────────────────
