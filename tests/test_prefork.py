@@ -7,8 +7,9 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.prefork import command as prefork
@@ -16,51 +17,70 @@ from tests.prefork import command as prefork
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere it is started")
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where it is started: a workspace with a ``note.txt``, and state of its own."""
+
+    folder: Path
+
+    @property
+    def workspace(self) -> Path:
+        return self.folder / "workspace"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "HANDRAIL_STATE": str(self.folder / "state")}
+
+    def run(
+        self, command: Sequence[str], stdin: bytes = b"", before: Callable[[], None] | None = None
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            command, cwd=self.workspace, env=self.environment, input=stdin, capture_output=True, preexec_fn=before
+        )
+
+
 @pytest.fixture
-def given(tmp_path: Path) -> dict[str, Any]:
-    """The folder and environment of a start."""
-    (tmp_path / "workspace").mkdir()
-    (tmp_path / "workspace" / "note.txt").write_text("of this folder\n")
-    return {"cwd": tmp_path / "workspace", "env": {**os.environ, "HANDRAIL_STATE": str(tmp_path / "state")}}
+def place(tmp_path: Path) -> Place:
+    place = Place(tmp_path)
+    place.workspace.mkdir()
+    (place.workspace / "note.txt").write_text("of this folder\n")
+    return place
 
 
-def run(*arguments: str, **given: Any) -> subprocess.CompletedProcess[bytes]:
-    return subprocess.run([*prefork.handrail(), *arguments], capture_output=True, **given)
-
-
-def test_it_has_the_arguments_folder_environment_and_streams_and_ends_with_the_code(
-    given: dict[str, Any], tmp_path: Path
-) -> None:
-    done = run("call", "read", "-", "--json", input=b'{"path": "note.txt"}', **given)
+def test_it_has_the_arguments_folder_environment_and_streams_and_ends_with_the_code(place: Place) -> None:
+    done = place.run([*prefork.handrail(), "call", "read", "-", "--json"], b'{"path": "note.txt"}')
     assert done.returncode == 0 and json.loads(done.stdout)["data"]["text"] == "of this folder"
-    assert list((tmp_path / "state").rglob("handrail.db"))
-    denied = run("call", "write", '{"path": "a", "content": "b"}', "--headless", **given)
+    assert list((place.folder / "state").rglob("handrail.db"))
+    write = ["call", "write", '{"path": "a", "content": "b"}', "--headless"]
+    denied = place.run([*prefork.handrail(), *write])
     assert denied.returncode == 3 and denied.stdout == b"" and b"denied" in denied.stderr
 
 
-def test_it_has_the_limits_of_whoever_starts_it(given: dict[str, Any]) -> None:
+def test_it_has_the_limits_of_whoever_starts_it(place: Place) -> None:
     def small() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 
-    done = run("call", "read", "{}", preexec_fn=small, **given)
+    done = place.run([*prefork.handrail(), "call", "read", "{}"], before=small)
     assert done.returncode == 5 and b"full" in done.stderr
 
 
-def test_it_is_gone_when_what_stands_for_it_is_killed(given: dict[str, Any]) -> None:
-    command = [*prefork.handrail(), "call", "write", '{"path": "a", "content": "b"}', "--wait"]
-    process: subprocess.Popen[bytes] = subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **given
-    )
-    with process:
+def test_it_is_gone_when_what_stands_for_it_is_killed(place: Place) -> None:
+    with subprocess.Popen(
+        [*prefork.handrail(), "call", "write", '{"path": "a", "content": "b"}', "--wait"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        cwd=place.workspace,
+        env=place.environment,
+    ) as process:
         assert process.stdout is not None
-        while b"waits" not in process.stdout.readline():
-            pass
+        while b"waits" not in (line := process.stdout.readline()):
+            assert line, "it ended by itself"
         process.kill()
         process.stdout.read()  # to the end: the program alone held it
 
 
-def test_it_is_not_mistaken_for_one_in_a_sandbox(given: dict[str, Any]) -> None:
-    *start, place = prefork.handrail()
-    elsewhere = [*start, place.replace("mnt:[", "mnt:[1"), "--help"]
-    done: subprocess.CompletedProcess[bytes] = subprocess.run(elsewhere, capture_output=True, **given)
+def test_it_is_not_mistaken_for_one_in_a_sandbox(place: Place) -> None:
+    *start, here = prefork.handrail()
+    done = place.run([*start, here.replace("mnt:[", "mnt:[1"), "--help"])
     assert done.returncode == 1 and b"namespaces" in done.stderr and done.stdout == b""

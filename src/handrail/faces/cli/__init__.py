@@ -5,8 +5,14 @@ from __future__ import annotations
 
 def main() -> None:
     """The ``handrail`` program. Nothing of the kernel is loaded before a command needs it."""
+    import gc
     import sys
 
+    gc.set_threshold(
+        25_000, 10, 10
+    )  # what is loaded stays: looking through it again and again took an eighth of a call
     from handrail.faces.cli.app import run
 
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    gc.freeze()
+    sys.exit(code)
