@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 
 from handrail.registry.generation import Entry
@@ -67,5 +68,6 @@ def about(name: str, entry: Entry, texts: Mapping[str, str]) -> str:
     return _OWN_TEXT if name == OWN else f"Tools of this installation for {name}."
 
 
+@lru_cache(maxsize=4_096)
 def _name(text: str) -> str:
     return _NOT_IN_A_NAME.sub("-", text.strip())[:MAX_NAME].strip("-._")
