@@ -187,7 +187,7 @@ class Output:
 class Piped:
     """What :class:`handrail.contract.sandbox.Process` says of stdin, stdout and stderr, on three pipes.
 
-    Who is derived from it gives the exit code to ``_gone`` once nobody is left who could write. Owns the descriptors.
+    Who is derived from it calls :meth:`_tell` once nobody is left who could write. Owns the descriptors.
 
     :param stderr: None where it was merged into stdout
     """
@@ -195,6 +195,7 @@ class Piped:
     def __init__(self, loop: asyncio.AbstractEventLoop, stdin: int, stdout: int, stderr: int | None) -> None:
         self._loop = loop
         self._gone: asyncio.Future[int] = loop.create_future()
+        self._waiting: list[asyncio.Future[None]] = []
         self._input = Input(loop, stdin)
         self._stdout = Output(loop, stdout)
         self._stderr = None if stderr is None else Output(loop, stderr)
@@ -243,7 +244,29 @@ class Piped:
 
         :raises ToolError: where there never was anybody
         """
-        await asyncio.shield(self._gone)
+        await self._until_gone()
+
+    async def _until_gone(self) -> int:
+        """The exit code. Whoever is cancelled meanwhile does not end the process. A shield would do it too, and would take
+        one more turn of the loop, which is a good part of what a short program takes."""
+        if not self._gone.done():
+            waiting = self._loop.create_future()
+            self._waiting.append(waiting)
+            try:
+                await waiting
+            finally:
+                if waiting in self._waiting:
+                    self._waiting.remove(waiting)
+        return self._gone.result()
+
+    def _tell(self, code: int) -> None:
+        if self._gone.done():
+            return
+        waiting, self._waiting = self._waiting, []
+        for one in waiting:  # before those who only take note
+            if not one.done():
+                one.set_result(None)
+        self._gone.set_result(code)
 
     def _drain(self) -> None:
         self._stdout.drain()

@@ -115,7 +115,7 @@ class Confined(Piped):
     @property
     def waits(self) -> bool:
         """Whether the sandbox is there and its program has not begun."""
-        return self._letter >= 0 and self._pidfd >= 0 and not self._killed
+        return self._letter >= 0 and self._pidfd >= 0 and not self._killed and not self._gone.done()
 
     async def until_known(self) -> bool:
         """Wait until :attr:`inner_pid` says which process to look into. False: it ended instead."""
@@ -165,7 +165,7 @@ class Confined(Piped):
         self._gone.add_done_callback(lambda gone: told())
 
     async def wait(self) -> int:
-        code = await asyncio.shield(self._gone)
+        code = await self._until_gone()
         if (error := self._setup_error or self._exceeded) is not None:
             raise error
         return code
@@ -188,7 +188,7 @@ class Confined(Piped):
                 # to where the launcher finds its lifeline cut.
                 await asyncio.wait({self._known, self._gone}, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
-            await asyncio.shield(self._gone)
+            await self._until_gone()
         self._close()
 
     def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
@@ -263,7 +263,8 @@ class Confined(Piped):
             said = b""
         self._unwatch(self._lifeline)
         if said:
-            self._read_status()
+            if not self._known.done():
+                self._read_status()
             _leaving.add(self)
             self._all_gone(said[0])
 
@@ -298,34 +299,33 @@ class Confined(Piped):
         return code
 
     def _all_gone(self, code: int) -> None:
-        self._cut()
-        if self._inner >= 0:
-            self._unwatch(self._inner)
-            os.close(self._inner)
-            self._inner = -1
-        self._unwatch(self._status_fd)
-        os.close(self._status_fd)
-        for descriptor in (self._letter, self._secrets):
-            if descriptor is not None and descriptor >= 0:
-                os.close(descriptor)
-        self._letter, self._secrets = -1, None
+        if self._gone.done():
+            return
         self._hear_out()
-        self._input.close()
         self._drain()
         if self._killed:
             code = -signal.SIGKILL
         else:
             self._setup_error = self._failure(code)
-        if not self._gone.done():
-            self._gone.set_result(code)
+        self._tell(code)
+        self._loop.call_soon(self._put_away)  # after whoever waits for the answer
+
+    def _put_away(self) -> None:
+        self._cut()
+        for descriptor in (self._inner, self._status_fd, self._channel, self._letter, self._secrets):
+            if descriptor is not None and descriptor >= 0:
+                self._unwatch(descriptor)
+                os.close(descriptor)
+        self._inner = self._status_fd = self._channel = self._letter = -1
+        self._secrets = None
+        self._input.close()
 
     def _hear_out(self) -> None:
-        self._unwatch(self._channel)
         with contextlib.suppress(OSError):
-            while part := os.read(self._channel, _READ):
-                self._answer += part
-        os.close(self._channel)
-        self._channel = -1
+            while True:
+                self._answer += (part := os.read(self._channel, _READ))
+                if len(part) < _READ:  # nobody is left who could say more
+                    break
 
     def _failure(self, code: int) -> ToolError | None:
         """What went wrong before the program ran, should it not have run."""
@@ -350,6 +350,7 @@ async def settled() -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(DISMANTLING_S):
             await asyncio.gather(*(one.dismantled() for one in list(_leaving) if one.loop is loop))
+    await asyncio.sleep(0)  # what has just ended is put away in this turn
 
 
 def _written(descriptor: int, data: bytes) -> None:

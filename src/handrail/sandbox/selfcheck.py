@@ -93,6 +93,21 @@ class Ground:
     def profile(self, **changes: Any) -> Profile:
         return replace(Profile(str(self.workspace), str(self.scratch)), **changes)
 
+    async def was_reached(self, name: Literal["tcp", "unix"]) -> bool:
+        """Whether a program has reached the server: a connection of our own is taken in after all before it."""
+        if name == "tcp":
+            reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        else:
+            here = os.open(self.workspace, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                reader, writer = await asyncio.open_unix_connection(f"/proc/self/fd/{here}/server")
+            finally:
+                os.close(here)
+        await reader.read()
+        writer.close()
+        self.connections.remove(name)
+        return name in self.connections
+
     async def bash(self, script: str, *, write: bool = True, max_bytes: int = 1 << 20, **profile: Any) -> Ran:
         """Run a script and wait until nothing is left of it."""
         return await self.run(("/bin/bash", "-c", script), write=write, max_bytes=max_bytes, **profile)

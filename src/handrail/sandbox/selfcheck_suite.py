@@ -112,7 +112,7 @@ async def _settings(ground: Ground) -> str | None:
 @_check("network", "a server on this machine's loopback is not reached")
 async def _loopback(ground: Ground) -> str | None:
     await ground.bash(f"exec 3<>/dev/tcp/127.0.0.1/{ground.port}")
-    return "it was reached" if "tcp" in ground.connections else None
+    return "it was reached" if await ground.was_reached("tcp") else None
 
 
 @_check("network", "there is no device but its own loopback")
@@ -135,7 +135,7 @@ async def _unix_server(ground: Ground) -> str | None:
         for (program, text), flag in zip(_CONNECT.items(), ("-c", "-e"), strict=True)
     )
     ran = await ground.bash(script)
-    if "unix" in ground.connections:
+    if await ground.was_reached("unix"):
         return "it was reached"
     if not ran.out.strip():
         raise NotTried("there is neither python nor perl in the sandbox")
@@ -156,7 +156,10 @@ async def _not_seen(ground: Ground) -> str | None:
 @_check("processes", "nothing that it started is left")
 async def _nothing_left(ground: Ground) -> str | None:
     number = f"7{secrets.randbelow(10**8):08d}"
-    await ground.bash(f"(trap '' TERM HUP INT; setsid sleep {number} & setsid nohup sleep {number} &) > /dev/null 2>&1")
+    waiting = f"sh -c 'echo up; exec sleep {number} > /dev/null'"
+    # Both have got away from their group, and ignore what they can, before the shell ends.
+    both = f"(trap '' TERM HUP INT; setsid {waiting} & setsid nohup {waiting} &) 2> /dev/null"
+    await ground.bash(f"{both} | (read -r _; read -r _)")
     left = ground.left(number)
     return f"{len(left)} processes are left" if left else None
 

@@ -86,12 +86,12 @@ class _Free(Piped):
         return self._pid
 
     async def wait(self) -> int:
-        return await asyncio.shield(self._gone)
+        return await self._until_gone()
 
     async def kill(self) -> None:
         if not self._gone.done():
             self._end_group()
-            await asyncio.shield(self._gone)
+            await self._until_gone()
         self._close()
 
     def _end_group(self) -> None:
@@ -110,8 +110,7 @@ class _Free(Piped):
         os.close(self._pidfd)
         self._input.close()
         self._drain()
-        if not self._gone.done():
-            self._gone.set_result(code)
+        self._tell(code)
 
 
 def _memory_file(content: bytes) -> int:
