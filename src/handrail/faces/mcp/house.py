@@ -67,6 +67,11 @@ class House:
         self._held: dict[str, tuple[Guest, asyncio.TimerHandle]] = {}
         self._closed = False
 
+    @property
+    def visits(self) -> frozenset[Visit]:
+        """The clients that are here."""
+        return frozenset(self._here)
+
     async def aclose(self) -> None:
         """Close every session, and end what is under way."""
         self._closed = True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import logging
 import socket
 from collections.abc import AsyncGenerator, Callable, Generator
 from contextlib import asynccontextmanager
@@ -147,6 +148,8 @@ async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: C
     :param told: told the address once clients can come
     :raises StartError: when nobody can be awaited there
     """
+    for name in ("mcp", "uvicorn"):  # every stranger could fill the terminal
+        logging.getLogger(name).addHandler(logging.NullHandler())
     async with served(kernel, serving, listening) as (address, running):
         told(address)
         await running
@@ -276,7 +279,10 @@ class Bodies:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
-        body = b""
+        declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
+        too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
+        if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
+            return await _refused(send, 413, too_long)
         pieces: list[bytes] = []
         size = 0
         while True:
@@ -286,9 +292,7 @@ class Bodies:
             pieces.append(message.get("body", b""))
             size += len(pieces[-1])
             if size > MAX_MESSAGE_BYTES:
-                return await _refused(
-                    send, 413, f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
-                )
+                return await _refused(send, 413, too_long)
             if not message.get("more_body", False):
                 break
         body = b"".join(pieces)

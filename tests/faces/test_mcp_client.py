@@ -1,0 +1,356 @@
+"""What an MCP client is asked and told in the middle of a call, in both eras of the protocol, over the SDK's own client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import mcp.types as types
+import pytest
+from mcp import Client, MCPError
+from mcp.client.subscriptions import ToolsListChanged
+
+from handrail import tool
+from handrail.contract.peer import Ask
+from handrail.contract.people import ApprovalAnswer
+from handrail.contract.result import Blob
+from handrail.contract.runtime import Runtime
+from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.server import build
+from handrail.holding import HeldKernel
+from handrail.testing.kernels import temporary_kernel
+
+Era = Literal["legacy", "auto"]
+ERAS = pytest.mark.parametrize("era", ["legacy", "auto"])
+NAME: dict[str, Any] = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+ran: list[str] = []
+
+
+@tool(side_effect="external", locks=[])
+async def launch(what: str) -> str:
+    """Launch something."""
+    ran.append(what)
+    return f"launched {what}"
+
+
+@tool(side_effect="read", locks=[], requires={"capabilities": ["elicit", "sample", "roots"]})
+async def interview(runtime: Runtime) -> str:
+    """Ask the client for everything it has."""
+    answers = await runtime.peer.ask(
+        {
+            "who": Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME}),
+            "line": Ask(
+                "sampling/createMessage",
+                {"messages": [{"role": "user", "content": {"type": "text", "text": "A line"}}], "maxTokens": 9},
+            ),
+            "where": Ask("roots/list", {}),
+        }
+    )
+    name, line = answers["who"]["content"]["name"], answers["line"]["content"]["text"]
+    again = await runtime.peer.ask({"who": Ask("elicitation/create", {"message": "Sure?", "requestedSchema": NAME})})
+    return f"{name}, {line}, {answers['where']['roots'][0]['uri']}, {again['who']['content']['name']}"
+
+
+@tool(side_effect="read", locks=[])
+async def work(runtime: Runtime) -> str:
+    """Say how far it is."""
+    runtime.progress("half", done=1, total=2)
+    runtime.log("debug", "too fine")
+    runtime.log("warning", {"odd": True}, "worker")
+    runtime.progress("whole", done=2, total=2)
+    return "done"
+
+
+@tool(side_effect="read", locks=[], max_output=2_000)
+async def flood() -> str:
+    """Give more than is shown."""
+    return "line\n" * 1_000
+
+
+@tool(side_effect="read", locks=[])
+async def paint() -> list[Any]:
+    """Give a picture with a caption."""
+    return ["a dot", Blob(b"\x89PNG dot", "image/png")]
+
+
+@tool(
+    side_effect="read",
+    locks=[],
+    output_schema={"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+)
+async def count(good: bool) -> dict[str, Any]:
+    """Promise a number."""
+    return {"n": 1} if good else {"n": "one"}
+
+
+TOOLS = (launch, interview, work, flood, paint, count)
+ALLOWED = ("allow interview", "allow work", "allow flood", "allow paint", "allow count", "ask launch", "allow question")
+
+
+@dataclass
+class Person:
+    """Answers forms with what was prepared, and keeps what it was shown."""
+
+    says: list[types.ElicitResult] = field(default_factory=list[types.ElicitResult])
+    seen: list[types.ElicitRequestParams] = field(default_factory=list[types.ElicitRequestParams])
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+
+    async def elicit(self, context: Any, params: types.ElicitRequestParams) -> types.ElicitResult:
+        self.seen.append(params)
+        self.asked.set()
+        if not self.says:
+            await asyncio.Event().wait()
+        return self.says.pop(0)
+
+
+def filled(**content: Any) -> types.ElicitResult:
+    return types.ElicitResult(action="accept", content=content)
+
+
+async def sample(context: Any, params: types.CreateMessageRequestParams) -> types.CreateMessageResult:
+    return types.CreateMessageResult(role="assistant", content=types.TextContent(type="text", text="rain"), model="m")
+
+
+async def roots(context: Any) -> types.ListRootsResult:
+    return types.ListRootsResult(roots=[types.Root(uri="file:///here")])  # pyright: ignore[reportArgumentType]
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, serving: Serving | None = None, rules: tuple[str, ...] = ALLOWED
+) -> AsyncGenerator[tuple[HeldKernel, House, Callable[..., Client]]]:
+    async with temporary_kernel(folder, tools=TOOLS, rules=rules) as kernel:
+        house = House(kernel, serving or Serving())
+        server = await build(house)
+
+        def client(era: Era, person: Person | None = None, **more: Any) -> Client:
+            elicit = None if person is None else person.elicit
+            return Client(server, mode=era, elicitation_callback=elicit, **more)
+
+        try:
+            yield kernel, house, client
+        finally:
+            await house.aclose()
+
+
+def said(result: types.CallToolResult) -> str:
+    return "\n".join(part.text for part in result.content if isinstance(part, types.TextContent))
+
+
+def about(result: types.CallToolResult, key: str) -> Any:
+    return (result.meta or {}).get(f"handrail/{key}")
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_an_approval_is_a_form_that_shows_the_call_whole(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(decision="once"), types.ElicitResult(action="decline"), filled(decision="session")])
+    async with serving(tmp_path) as (_, _, client), client(era, person) as one:
+        assert "kite" in said(await one.call_tool("launch", {"what": "a\u202ekite"}))
+        shown = person.seen[0]
+        assert isinstance(shown, types.ElicitRequestFormParams)
+        assert "launch" in shown.message and "kite" in shown.message and "\u202e" not in shown.message
+        refused = await one.call_tool("launch", {"what": "b"})
+        assert refused.is_error and about(refused, "error_kind") == "denied" and "declined" in said(refused)
+        for _ in range(2):  # the second time by the rule that was stored for the session
+            assert said(await one.call_tool("launch", {"what": "c"})) == "launched c"
+    assert len(person.seen) == 3
+
+
+@ERAS
+async def test_what_asks_is_denied_where_the_client_fills_in_no_forms(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        refused = await one.call_tool("launch", {"what": "a"})
+        assert refused.is_error and about(refused, "error_kind") == "denied" and "Nobody is attached" in said(refused)
+
+
+@ERAS
+async def test_an_operator_may_have_nobody_asked(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(decision="once")])
+    async with serving(tmp_path, Serving(headless=True)) as (_, _, client), client(era, person) as one:
+        assert (await one.call_tool("launch", {"what": "a"})).is_error and not person.seen
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_questions_are_one_form_with_a_field_for_each(tmp_path: Path, era: Era) -> None:
+    asked = [
+        {"question": "Which?", "header": "Colour", "options": [{"label": "red"}, {"label": "blue"}]},
+        {"question": "Some?", "options": [{"label": "a"}, {"label": "b"}, {"label": "c"}], "multi_select": True},
+        {"question": "Why?"},
+    ]
+    person = Person([filled(q1="blue", q2=["a", "c"], q3="because"), types.ElicitResult(action="cancel")])
+    async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
+        result = await one.call_tool("question", {"questions": asked})
+        assert result.structured_content == {"answers": [["blue"], ["a", "c"], ["because"]]}
+        parked = await one.call_tool("question", {"questions": asked})
+        (waiting,) = kernel.approvals.pending()
+        assert about(parked, "parked") == waiting.id and "call again" in said(parked)
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_tool_asks_the_client_for_several_things_at_once_and_again(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(name="Ann"), filled(name="yes")])
+    async with serving(tmp_path) as (_, _, client):
+        everything = client(era, person, sampling_callback=sample, list_roots_callback=roots)
+        async with everything as one:
+            assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_progress_and_logs_are_told_to_the_call_that_they_are_of(tmp_path: Path, era: Era) -> None:
+    heard: list[Any] = []
+
+    async def on_progress(progress: float, total: float | None, message: str | None) -> None:
+        heard.append((progress, total, message))
+
+    async def log(params: types.LoggingMessageNotificationParams) -> None:
+        heard.append((params.level, params.data, params.logger))
+
+    async with serving(tmp_path) as (_, _, client), client(era, logging_callback=log, log_level="info") as one:
+        assert said(await one.call_tool("work", {}, progress_callback=on_progress)) == "done"
+        while len(heard) < 3:
+            await asyncio.sleep(0)
+    assert (1, 2, "half") in heard and (2, 2, "whole") in heard and ("warning", {"odd": True}, "worker") in heard
+    assert len(heard) == 3, "what is less grave than was asked for is not told"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_an_approval_that_outlasts_its_request_is_collected_by_the_same_call_once(
+    tmp_path: Path, era: Era
+) -> None:
+    person = Person([types.ElicitResult(action="cancel")])
+    ran.clear()
+    async with serving(tmp_path) as (kernel, _, client), client(era, person) as one:
+        parked = await one.call_tool("launch", {"what": "later"})
+        waiting = about(parked, "parked")
+        assert parked.is_error and f"needs approval {waiting}" in said(parked) and "call again" in said(parked)
+        await kernel.approvals.decide(waiting, ApprovalAnswer("once"), by="test")
+        assert said(await one.call_tool("launch", {"what": "later"})) == "launched later" and ran == ["later"]
+        person.says.append(types.ElicitResult(action="decline"))
+        assert (await one.call_tool("launch", {"what": "later"})).is_error, "collected once, and then asked anew"
+    assert ran == ["later"]
+
+
+async def test_what_nobody_answers_in_time_is_parked(tmp_path: Path) -> None:
+    person = Person()
+    async with serving(tmp_path, Serving(wait_s=0.05)) as (kernel, _, client), client("legacy", person) as one:
+        parked = await one.call_tool("launch", {"what": "later"})
+        assert about(parked, "parked") == kernel.approvals.pending()[0].id and person.seen
+
+
+@pytest.mark.proves("F-03")
+async def test_a_client_that_does_not_come_back_leaves_its_approval_to_be_collected(tmp_path: Path) -> None:
+    """In the stateless era: the request was answered with what is asked, and nothing came of it."""
+    async with serving(tmp_path, Serving(wait_s=0.05)) as (kernel, house, client):
+        patient = client("auto", Person())
+        async with patient as one:
+            asked = await one.session.call_tool("launch", {"what": "later"}, allow_input_required=True)
+            assert isinstance(asked, types.InputRequiredResult)
+            while not (rows := kernel.approvals.pending()):
+                await asyncio.sleep(0)
+            (visit,) = house.visits
+            while visit.guest.exchanges:
+                await asyncio.sleep(0.001)
+            with pytest.raises(MCPError, match="requestState"):
+                await one.session.call_tool("launch", {"what": "later"}, request_state=asked.request_state)
+            await kernel.approvals.decide(rows[0].id, ApprovalAnswer("once"), by="test")
+            collected = await one.session.call_tool("launch", {"what": "later"})
+            assert isinstance(collected, types.CallToolResult) and said(collected) == "launched later"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_cut_output_says_so_and_is_a_resource_whole(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        result = await one.call_tool("flood", {})
+        head, note, link = result.content
+        assert isinstance(head, types.TextContent) and head.text.startswith("line\nline\n")
+        assert isinstance(note, types.TextContent) and "beginning only" in note.text
+        assert isinstance(link, types.ResourceLink) and about(result, "truncated") is True
+        assert [str(listed.uri) for listed in (await one.list_resources()).resources] == [str(link.uri)]
+        (whole,) = (await one.read_resource(str(link.uri))).contents
+        assert isinstance(whole, types.TextResourceContents) and whole.text == "line\n" * 1_000
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_picture_comes_as_one_and_can_be_read_again(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        caption, picture = (await one.call_tool("paint", {})).content
+        assert isinstance(caption, types.TextContent) and caption.text == "a dot"
+        assert isinstance(picture, types.ImageContent) and picture.mime_type == "image/png"
+        (listed,) = (await one.list_resources()).resources
+        (content,) = (await one.read_resource(str(listed.uri))).contents
+        assert isinstance(content, types.BlobResourceContents) and content.blob == picture.data
+
+
+async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("legacy") as one, client("legacy") as other:
+        await one.call_tool("paint", {})
+        (listed,) = (await one.list_resources()).resources
+        assert not (await other.list_resources()).resources
+        with pytest.raises(MCPError):
+            await other.read_resource(str(listed.uri))
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, _, client), client(era) as one:
+        (listed,) = [found for found in (await one.list_tools()).tools if found.name == "count"]
+        assert listed.output_schema == count.spec.output_schema
+        assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}
+        broken = await one.call_tool("count", {"good": False})
+        assert broken.is_error and broken.structured_content is None and "promises" in said(broken)
+
+
+async def test_a_client_that_lists_once_finds_schemas_and_calls_through_a_door(tmp_path: Path) -> None:
+    rules = (*ALLOWED, "allow *")
+    async with serving(tmp_path, rules=rules) as (_, _, client):
+        async with client("auto") as one:
+            names = {found.name for found in (await one.list_tools()).tools}
+            assert "call_tool" in names and "git__status" not in names
+            found: dict[str, Any] = (await one.call_tool("load_tools", {"category": "git"})).structured_content
+            by_name: dict[str, Any] = {schema["name"]: schema for schema in found["schemas"]}
+            assert "repository" in by_name["git__status"]["inputSchema"]["properties"]
+            through = await one.call_tool("call_tool", {"name": "work", "arguments": {}})
+            assert said(through) == "done"
+            denied = await one.call_tool("call_tool", {"name": "call_tool", "arguments": {"name": "work"}})
+            assert denied.is_error and about(denied, "error_kind") == "unknown_tool"
+            with pytest.raises(MCPError, match="takes"):
+                await one.call_tool("call_tool", {"arguments": {}})
+        async with client("legacy") as one:
+            assert "call_tool" not in {found.name for found in (await one.list_tools()).tools}
+            assert "schemas" not in ((await one.call_tool("load_tools", {"category": "git"})).structured_content or {})
+
+
+@ERAS
+async def test_all_tools_are_listed_where_the_operator_wants_that(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, Serving(discovery="all")) as (kernel, _, client), client(era) as one:
+        names = {found.name for found in (await one.list_tools()).tools}
+        assert {"git__status", "launch", "read"} <= names and "call_tool" not in names
+        ready = [entry for entry in kernel.generation.entries.values() if entry.withheld is None]
+        assert len(names) <= len(ready)
+
+
+async def test_a_listener_is_told_when_another_of_its_calls_brought_tools(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("auto") as one, client("auto") as other:
+        listening = other.listen(tools_list_changed=True)
+        async with listening as changes:
+            await one.call_tool("load_tools", {"category": "git"})
+            assert isinstance(await anext(aiter(changes)), ToolsListChanged)
+
+
+async def test_a_cursor_that_was_never_given_is_refused(tmp_path: Path) -> None:
+    async with serving(tmp_path) as (_, _, client), client("auto") as one:
+        for cursor in ("", "x", "LTU=", "MQ==", "//8="):
+            with pytest.raises(MCPError, match="cursor"):
+                await one.list_tools(cursor=cursor)
