@@ -111,7 +111,7 @@ ROWS: dict[str, str] = {
     "A-10a": "A session is suspended and goes on in another process: its messages, state, answered rules and folders come back, a run killed in the middle answers every call, and a fork takes what was said but no rights.",
     "F-01": "The library is small, typed and loads lazily.",
     "F-02a": "The command line, each command loaded when used, with documented exit codes, --json, and completion by Tab.",
-    "F-03a": "An MCP server on stdio lists and calls the tools.",
+    "F-03": "An MCP server on stdin and HTTP speaks both eras: content as content, forms for approvals and questions, held calls, progress, logs, resources, list changes, and only those who may come.",
     "F-11": "Settings come from defaults, two files, variables and flags, each with its origin and all faults at once; of a workspace's file denies and asks always count, the rest only from content that a person has trusted.",
     "F-12": "No telemetry; what is kept where is written down and can be listed and removed, the log still verifies; newer state is refused with the version it needs.",
     "T-01a": "read, write, edit, glob, grep, bash, todo and question have their locked ids and shapes.",

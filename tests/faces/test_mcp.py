@@ -54,7 +54,7 @@ async def listed(client: Client) -> dict[str, Tool]:
 
 
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-@pytest.mark.proves("K-04", "F-03a")
+@pytest.mark.proves("K-04", "F-03")
 async def test_both_protocol_eras_list_and_call_under_wire_names(handrail: Program, mode: Mode) -> None:
     async with connected(handrail, mode=mode) as client:
         tools = await listed(client)
@@ -281,7 +281,7 @@ def put_tool(folder: Path, name: str, said: str = "{}", **runtime: Any) -> None:
     (folder / name).chmod(0o755)
 
 
-@pytest.mark.proves("O-06", "R-01", "F-03a")
+@pytest.mark.proves("O-06", "R-01", "F-03")
 async def test_a_client_is_shown_what_a_model_may_see_and_no_tool_that_is_withheld(handrail: Program) -> None:
     tools, config = handrail.config / "tools", handrail.config / "handrail.toml"
     put_tool(tools, "shown", '{"page": "for all"}')
