@@ -47,6 +47,13 @@ RESULTS: Mapping[str, str] = {
     "git.init": "repository branch",
     "git.clone": "repository branch commit from",
     "git.push": "remote url branch result commits",
+    "resource.list": "resources resourceTemplates",
+    "resource.read": "contents",
+    "resource.subscribe": "subscribed",
+    "resource.unsubscribe": "unsubscribed",
+    "prompt.list": "prompts",
+    "prompt.get": "messages",
+    "prompt.complete": "values total hasMore",
 }
 """The keys of the object that a plain call gives as its data."""
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 from handrail.config import FILE_NAME, Configuration, default_folder
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, UsageError
+from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
 from handrail.contract.sandbox import Sandbox
 from handrail.contract.tool import Tool
@@ -112,12 +113,13 @@ def sources_of(
     confinement: Confinement,
     secrets: SecretStore,
     given: tuple[Tool, ...] = (),
+    offerings: tuple[Offering, ...] = (),
     upstreams: Callable[[], Iterable[Source]] | None = None,
 ) -> ToolSources:
     """Where an agent's tools come from.
 
     :param secrets: what they may be given
-    :param given: tools given in code
+    :param given: tools given in code, as are ``offerings``
     :param upstreams: the MCP servers; None for what each listed the last time, to be looked at only
     """
     looked_at = upstreams or (lambda: listed_sources(config, folders))
@@ -132,6 +134,7 @@ def sources_of(
         secrets,
         StoredPins(folders.state),
         config.disabled,
+        offerings,
         lambda: [*offered_sources(), *looked_at()],
     )
 

@@ -28,6 +28,7 @@ from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
 from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.offering import Offering
 from handrail.contract.requires import CapabilitySet, Layer, Variables
 from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import Runtime
@@ -58,6 +59,8 @@ from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
 from handrail.store.opening import Store
 from handrail.upstreams import Ground, Upstreams, configured
+
+_Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
 
 
 @dataclass(slots=True)
@@ -96,6 +99,7 @@ class Rooms:
         agent: str,
         *,
         tools: Iterable[Tool] = (),
+        offerings: Iterable[Offering] = (),
         rules: Iterable[str | RuleEntry] = (),
         watchdogs: Iterable[Watchdog] = (),
         secrets: Mapping[str, str] | None = None,
@@ -104,7 +108,7 @@ class Rooms:
     ) -> Context:
         """What the sessions of one process work with.
 
-        :param tools: that it brings; without any it shares its agent's generations with others
+        :param tools: that it brings, as ``offerings``; without any it shares its agent's generations with others
         :param rules: session rules of all its sessions
         :param secrets: that it gave; without any it shares its agent's generations with others
         :param mode: that its sessions begin in; None for its agent's, or ``configured``
@@ -112,9 +116,9 @@ class Rooms:
         :raises LoadError: with every fault of the agent's manifest, of tools and rules
         :raises UsageError: when there is no such agent
         """
-        given = tuple(tools)
+        given = (tuple(tools), tuple(offerings))
         texts = _rule_texts(self.config, rules)
-        shared = not given and not secrets
+        shared = given == ((), ()) and not secrets
         store = self.secrets.with_values(secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
         before, shelf = self.shelves.get(agent, (None, None)) if shared else (None, None)
@@ -164,7 +168,7 @@ class Rooms:
                 ends.push_async_callback(shelf.succession.aclose)
 
     def _shelf(
-        self, appointed: Appointed, given: tuple[Tool, ...], texts: Sequence[RuleText], secrets: SecretStore
+        self, appointed: Appointed, given: _Given, texts: Sequence[RuleText], secrets: SecretStore
     ) -> tuple[Shelf, list[Rule]]:
         workspace, further = str(self.store.folders.workspace), appointed.further
         variables = appointed.variables(self.variables)
@@ -195,7 +199,7 @@ class Rooms:
             self.store.folders,
             confinement,
             secrets,
-            given,
+            *given,
             lambda: upstreams.sources,
         )
         generation, parsed = _loaded(sources, next(self.numbers), appointed, texts)

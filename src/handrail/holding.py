@@ -16,6 +16,7 @@ from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.logs import redacted_logs
+from handrail.arbiter.offers import judged_as
 from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
@@ -141,14 +142,15 @@ class HeldKernel(Kernel):
         if problems := entry.schema.problems(dict(arguments)):
             raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
         further = parse_rules(given_rules(rule_texts(rules), "session"), generation)
+        spec, origin, _ = judged_as(entry, arguments, generation)
         return await explain(
             context.authority,
-            entry.spec,
+            spec,
             arguments,
             rules=context.rules.with_rules(*project_rules(self.approvals), *further),
             roots=Roots(self.workdir, (), context.further),
             headless=headless,
-            origin=entry.tool.origin,
+            origin=origin,
         )
 
     async def find(self, query: str, *, limit: int = 10, patience_s: float = 0.0, by_words: bool = False) -> Findings:
@@ -156,8 +158,7 @@ class HeldKernel(Kernel):
 
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
         """See :meth:`Kernel.find`."""
-        catalog = Interaction("", context.catalog, finder=self.rooms.finder)
-        return await catalog.find(context.generation, query, **how)
+        return await Interaction("", context.catalog, finder=self.rooms.finder).find(context.generation, query, **how)
 
     async def session(
         self,
@@ -193,14 +194,7 @@ class HeldKernel(Kernel):
         context = self._others.get(agent)
         if context is None:
             brought = self._brought
-            context = self._others[agent] = self.rooms.context(
-                agent,
-                tools=brought.tools,
-                rules=brought.rules,
-                watchdogs=brought.watchdogs,
-                secrets=brought.secrets,
-                mode=brought.mode,
-            )
+            context = self._others[agent] = self.rooms.context(agent, **brought.for_context())
         return context
 
     async def open_session(
@@ -423,14 +417,7 @@ async def hold(
         rooms = await assemble(store, settings, brought.secrets or {})
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
-        own = rooms.context(
-            agent,
-            tools=brought.tools,
-            rules=brought.rules,
-            watchdogs=brought.watchdogs,
-            secrets=brought.secrets,
-            mode=brought.mode,
-        )
+        own = rooms.context(agent, **brought.for_context())
         kernel = HeldKernel(rooms, own, brought.face, brought)
         stack.push_async_callback(kernel.shut_down)
         loop = asyncio.get_running_loop()

@@ -64,6 +64,11 @@ class JoinedKernel(Kernel):
                 "another process holds this workspace, and watchdogs in Python can only be given where it is held; "
                 "name an external command under [[watchdogs]] of its configuration instead"
             )
+        if brought.offerings:
+            raise UsageError(
+                "another process holds this workspace, and offerings in Python can only be given where it is held; "
+                "put them as offering.json into its tool folder instead"
+            )
         self._folders = folders
         self._config = config
         self._brought = brought
@@ -124,7 +129,7 @@ class JoinedKernel(Kernel):
             await session.open_again(connection)
 
     def _published(self, told: Any) -> None:
-        generation = mirror.generation_of(told["generation"])
+        generation = mirror.generation_of(told["generation"], self._generation)
         if told["agent"] == self._agent_named:
             self._generation = generation
         for session in self._sessions.values():

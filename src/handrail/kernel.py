@@ -18,6 +18,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.doors import Findings
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
+from handrail.contract.offering import Offering
 from handrail.contract.peer import Peer
 from handrail.contract.people import ApprovalDesk, Attendant
 from handrail.contract.rule_texts import RuleEntry, entry_of
@@ -77,9 +78,15 @@ class Brought:
     rules: tuple[str | RuleEntry, ...] = ()
     secrets: Mapping[str, str] | None = field(default=None, repr=False)
     watchdogs: tuple[Watchdog, ...] = ()
+    offerings: tuple[Offering, ...] = ()
     settings: tuple[str, ...] = ()
     mode: Mode | None = None
     """None: the agent's, or the configured one."""
+
+    def for_context(self) -> dict[str, Any]:
+        """What the contexts of its sessions are made with, by name."""
+        names = ("tools", "offerings", "rules", "watchdogs", "secrets", "mode")
+        return {name: getattr(self, name) for name in names}
 
 
 class Kernel(ABC):
@@ -91,6 +98,7 @@ class Kernel(ABC):
         workspace: Folder = ".",
         *,
         tools: Iterable[Tool] = (),
+        offerings: Iterable[Offering] = (),
         rules: Iterable[AnyRule] = (),
         secrets: Mapping[str, str] | None = None,
         state: Folder | None = None,
@@ -107,6 +115,7 @@ class Kernel(ABC):
         What a process brings (tools, rules, watchdogs) is for the sessions that it opens itself.
 
         :param tools: tools given in code, beside the built-ins, the tool folders and entry points
+        :param offerings: resources and prompts given in code, beside those of the tool folders
         :param rules: session rules, as ``"allow bash git status"``, or with examples, as ``{"rule": "…", "match": ["…"]}``
         :param secrets: name to value; tools of this process may be given those that they declare, and the values are
             redacted wherever they appear
@@ -127,7 +136,15 @@ class Kernel(ABC):
         from handrail.store.lease import WorkspaceHeld
 
         brought = Brought(
-            face, agent, tuple(tools), rule_texts(rules), secrets, tuple(watchdogs), tuple(settings), given(mode)
+            face,
+            agent,
+            tuple(tools),
+            rule_texts(rules),
+            secrets,
+            tuple(watchdogs),
+            tuple(offerings),
+            tuple(settings),
+            given(mode),
         )
         async with AsyncExitStack() as stack:
             try:

@@ -12,6 +12,7 @@ import pytest
 
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
+from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
@@ -72,6 +73,9 @@ class _Doors:
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         return
+
+    def offers(self, runtime: Runtime) -> Offers:
+        raise ToolError("there are no offerings here", kind="unavailable")
 
     def peer(self, require: Callable[[str], None]) -> PeerDoor:
         raise ToolError("there is no client here", kind="unavailable")

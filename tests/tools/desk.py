@@ -12,11 +12,12 @@ import pytest
 
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
 from handrail.contract.schema import compile_schema
 from handrail.contract.tool import Tool
@@ -55,6 +56,9 @@ class Doors:
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         return
+
+    def offers(self, runtime: Runtime) -> Offers:
+        raise ToolError("there are no offerings here", kind="unavailable")
 
     def peer(self, require: Callable[[str], None]) -> PeerDoor:
         raise ToolError("there is no client here", kind="unavailable")

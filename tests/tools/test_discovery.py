@@ -88,6 +88,21 @@ async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Intera
     assert both["nothing_fits"] == ["zymurgy quokka"] and both["tools"][0]["id"] == "file.patch"
 
 
+@pytest.mark.proves("D-05")
+async def test_what_little_speaks_for_beside_a_better_one_is_not_brought_into_view(of: Interaction) -> None:
+    told = (await called(of, FindTools(), {"query": "open an issue in a repository"})).data
+    assert [hit["id"] for hit in told["tools"]] == ["github_create_issue"] == list(of.active.first())
+    assert "1 tool is in view" in told["message"] and "nearest_not_in_view" not in told
+
+
+@pytest.mark.proves("D-05")
+async def test_a_search_by_words_says_so_also_where_it_found_something(of: Interaction) -> None:
+    told = (await called(of, FindTools(), {"query": "open an issue in a repository"})).data
+    assert "Compared by words only" in told["message"]
+    among = (await called(of, ToolSearch(), {"query": "open an issue in a repository"})).data
+    assert among["tools"] and "Compared by words only" in among["message"]
+
+
 @pytest.mark.proves("D-06")
 async def test_a_search_among_extensions_does_not_give_what_ships(of: Interaction) -> None:
     found = await called(of, ToolSearch(), {"query": "patch lines of a file"})

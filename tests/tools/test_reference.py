@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.kernel.test_agents import confined, put_agent
+from tests.registry.test_own_offering import put_offering
 from tests.tool_reference import RESULTS, TABLE, render, rows, shipped, where
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
@@ -47,6 +48,13 @@ CALLS: dict[str, dict[str, Any]] = {
     "git.stash": {"action": "list"},
     "git.clone": {"source": ".", "path": "copy"},
     "git.push": {},
+    "resource.list": {},
+    "resource.read": {"uri": "note:1"},
+    "resource.subscribe": {"uri": "note:1"},
+    "resource.unsubscribe": {"uri": "note:1"},
+    "prompt.list": {},
+    "prompt.get": {"name": "greet", "arguments": {"who": "Ada"}},
+    "prompt.complete": {"ref": {"type": "ref/prompt", "name": "greet"}, "argument": {"name": "who", "value": "A"}},
 }
 """One of each, in an order in which they work."""
 
@@ -96,6 +104,7 @@ async def session(tmp_path: Path, host: GitHost) -> AsyncGenerator[Session]:
     repo.git("remote", "add", "origin", host.url("x.git"))
     tables = f'[requires.tools."git.push".net]\nhosts = ["{host.authority}"]'
     put_agent(tmp_path, "caller", tables)
+    put_offering(tmp_path)
     rules = [
         "allow *",
         "allow fs.write **",

@@ -7,6 +7,7 @@ from collections.abc import Awaitable
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.asking import Asking, asks_first
 from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.offers import judged_as
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.resources import Resources, shared
 from handrail.policy.verdict import Verdict
@@ -111,12 +112,15 @@ class Authorisation:
 
     def _judged(self, call: Call) -> Verdict:
         assert call.entry is not None and call.arguments is not None
-        lane, caller = call.lane, call.parent
+        lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
+        origin = tool.origin
+        if tool.asks_source is not None:
+            spec, origin, call.at_source = judged_as(call.entry, call.arguments, call.generation)
         return lane.authority.judge(
-            call.entry.spec,
+            spec,
             call.arguments,
             rules=lane.rules,
             roots=lane.around.roots,
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
-            origin=call.entry.tool.origin,
+            origin=origin,
         )

@@ -13,10 +13,12 @@ from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopRea
 from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
+from handrail.contract.offering import Offering
 from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
@@ -67,6 +69,8 @@ class Lane:
     """Its calls that failed; None while none has."""
     catalog: Interaction | None = None
     """What its model has in view; None where nobody keeps that."""
+    subscribed: Subscriptions | None = None
+    """Which resources it is told of; None before it has subscribed to any."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 
@@ -130,6 +134,8 @@ class Call:
     """What they said yes to, to be used when it begins."""
     told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
     """The questions that were asked before it began, and their answers."""
+    at_source: tuple[Offering, str] | None = None
+    """Which source's resource or prompt it was judged for, where it asks for one."""
     client_asks: int = 0
     """How many things it, and the calls that it has made, have asked of the client at the face."""
     reached: tuple[Attempt, ...] = ()

@@ -16,6 +16,7 @@ from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
+from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import Answer
@@ -25,7 +26,7 @@ from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.peer import LogLevel
 from handrail.contract.requires import Capability
 from handrail.contract.result import Result
-from handrail.contract.runtime import Question
+from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
 from handrail.policy.plain import argv_of
 from handrail.runtime.roots import May
@@ -232,6 +233,9 @@ class _Doors:
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.watched:
             on_the_loop(self.of, partial(self.of.emit, "log", said(level, data, logger)))
+
+    def offers(self, runtime: Runtime) -> CallOffers:
+        return CallOffers(self.of, runtime)
 
     def peer(self, require: Callable[[str], None]) -> CallPeer:
         return CallPeer(self.of, require)

@@ -14,6 +14,7 @@ from typing import Literal
 
 from handrail.catalog.categories import CORE, SHIPPED, about, category_of
 from handrail.contract.doors import Category
+from handrail.contract.names import OFFER_IDS
 from handrail.contract.native import AT_PROVIDER
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import BUILT_IN, Entry, Generation
@@ -22,6 +23,8 @@ MOST_IN_VIEW = 20
 """Up to so many tools in all are in view from the start."""
 FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 """The ways to a tool that is not in view."""
+_FOR_OFFERINGS = frozenset(OFFER_IDS)
+"""Of no use where no source has anything beside tools."""
 Standing = Literal["core", "in view", "to be loaded", "withheld"]
 
 
@@ -58,7 +61,12 @@ class View:
     __slots__ = ("__weakref__", "_category", "core", "first", "members", "native", "ready", "texts", "whole")
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        ready = {tool_id: entry for tool_id, entry in generation.entries.items() if entry.withheld is None}
+        idle = () if generation.offerings else _FOR_OFFERINGS
+        ready = {
+            tool_id: entry
+            for tool_id, entry in generation.entries.items()
+            if entry.withheld is None and tool_id not in idle
+        }
         self.ready: Mapping[str, Entry] = MappingProxyType(ready)
         every = generation.entries.values()
         self.native = tuple(one.spec for one in every if one.spec.provider_support and one.withheld == AT_PROVIDER)

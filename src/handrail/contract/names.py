@@ -31,6 +31,12 @@ SESSION_INTERNAL = (
     *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
+OFFER_IDS = (
+    *("resource.list", "resource.read", "resource.subscribe", "resource.unsubscribe"),
+    *("prompt.list", "prompt.get", "prompt.complete"),
+)
+"""Built-in tools for what sources have beside tools. The shipped rules allow them for the operator's own; what a server
+gives is asked about."""
 _INTERNAL = frozenset(SESSION_INTERNAL)
 _INTERNAL_FAMILIES = tuple(one[:-1] for one in SESSION_INTERNAL if one.endswith("*"))
 _NOT_ON_THE_WIRE = re.compile(r"[^A-Za-z0-9_-]")

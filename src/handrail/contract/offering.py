@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 if TYPE_CHECKING:
     from handrail.contract.runtime import Runtime
@@ -114,4 +114,95 @@ class Offering(Protocol):
 
         :raises ToolError: ``unavailable`` where the source does not tell
         """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRequest:
+    """What a call of a built-in tool asks of a source.
+
+    :param method: of MCP's, by which rules may name it: ``mcp:SERVER:resources/read``
+    :param argument: which of its arguments names what it is about
+    """
+
+    method: str
+    argument: Literal["uri", "name", "ref"]
+
+
+AT_SOURCE = "mcp+"
+"""Before a source's name and a colon, before a URI or name: what that source offers, where two offer the same."""
+
+
+def offered(offerings: Sequence[Offering], request: SourceRequest, named: object) -> tuple[Offering, str] | None:
+    """The first of ``offerings`` that has what is named, the operator's own before others, and what it calls it.
+
+    :param named: a URI, a prompt's name, or MCP's reference to either
+    """
+    kind, name = request.argument, named
+    if kind == "ref":
+        ref: Mapping[str, Any] = cast("Mapping[str, Any]", named) if isinstance(named, Mapping) else {}
+        kind = "uri" if ref.get("type") == "ref/resource" else "name"
+        name = ref.get(kind)
+    if not isinstance(name, str):
+        return None
+    ordered = sorted(offerings, key=lambda one: one.foreign)
+    if name.startswith(AT_SOURCE):
+        source, colon, rest = name[len(AT_SOURCE) :].partition(":")
+        for one in ordered:
+            if colon and one.foreign and one.source == source and _has(one, kind, rest, request):
+                return one, rest
+    for one in ordered:
+        if _has(one, kind, name, request):
+            return one, name
+    return None
+
+
+def _has(offering: Offering, kind: str, name: str, request: SourceRequest) -> bool:
+    if kind == "name":
+        return any(prompt.name == name for prompt in offering.prompts)
+    if request.argument == "ref" and any(one.uri_template == name for one in offering.templates):
+        return True
+    return offering.has(name)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a source gave, as MCP writes it.
+
+    :param source: whose it is, where that is not the operator's own
+    """
+
+    data: Mapping[str, Any]
+    source: str = ""
+
+
+class Offers(Protocol):
+    """What a built-in tool sees of all sources' offerings: ``runtime.offers``. It reaches what its call was judged for."""
+
+    def all(self) -> Sequence[Offering]:
+        """Those of the generation that the call is at, for what they list."""
+        ...
+
+    async def read(self, uri: str) -> Given:
+        """See :meth:`Offering.read`.
+
+        :raises ToolError: ``invalid_input`` for a URI that there is not
+        """
+        ...
+
+    async def prompt(self, name: str, arguments: Mapping[str, str]) -> Given: ...
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str]
+    ) -> Given: ...
+
+    async def subscribe(self, uri: str) -> None:
+        """From now on, as long as the session is open, it is told of changes by ``resource-updated``. Twice is once.
+
+        :raises ToolError: ``unavailable`` where the source does not tell; ``limit`` for too many
+        """
+        ...
+
+    async def unsubscribe(self, uri: str) -> bool:
+        """Whether it was subscribed."""
         ...

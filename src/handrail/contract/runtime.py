@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from handrail.contract.doors import Catalog
+from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
@@ -359,6 +360,11 @@ class Runtime(Protocol):
     @property
     def peer(self) -> PeerDoor:
         """The client at the face, where that can do more than call. What is asked of it needs a capability each."""
+        ...
+
+    @property
+    def offers(self) -> Offers:
+        """What sources have beside tools."""
         ...
 
     def progress(

@@ -6,6 +6,7 @@ import abc
 from collections.abc import Awaitable, Sequence
 from typing import Any
 
+from handrail.contract.offering import SourceRequest
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 
@@ -28,6 +29,9 @@ class Tool(abc.ABC):
 
     origin: str | None = None
     """``mcp:SERVER:TOOL`` of a tool of an upstream MCP server, by which rules may name it."""
+
+    asks_source: SourceRequest | None = None
+    """What a call of it asks of a source of resources and prompts, by which it is judged. Only built-in tools do."""
 
     own_secrets: frozenset[str] | None = None
     """The names of the secrets that it gets where it runs. None: those of the kernel that it is called by."""

@@ -17,6 +17,7 @@ from handrail.arbiter.execution import STOPPED_TEXT, StopReason
 from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
 from handrail.contract.errors import ToolError
+from handrail.contract.offering import Offers
 from handrail.contract.peer import LOG_LEVELS, LogLevel
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
@@ -148,6 +149,13 @@ class RemoteRuntime:
     @property
     def config(self) -> Mapping[str, str]:
         return self._around["config"]
+
+    @property
+    def offers(self) -> Offers:
+        raise ToolError(
+            'a tool of this process gets what a source offers by runtime.call, as in runtime.call("resource.read", …)',
+            kind="unavailable",
+        )
 
     @property
     def peer(self) -> RemotePeerDoor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from handrail.contract.names import SESSION_INTERNAL
+from handrail.contract.names import OFFER_IDS, SESSION_INTERNAL
 from handrail.contract.patterns import escape
 from handrail.policy.rules import Rule, RuleBook
 
@@ -24,7 +24,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
 
     :param readable: absolute folders outside the workspace that the session may read, such as its saved outputs
     """
-    texts = [f"allow {permission}" for permission in SESSION_INTERNAL]
+    texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *OFFER_IDS)]
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]

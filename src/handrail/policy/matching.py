@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, cast
 
 from handrail.contract.hosts import HostPattern, host_matches, read_host, read_pattern
+from handrail.contract.offering import AT_SOURCE
 from handrail.contract.patterns import (
     any_path_source,
+    escape,
     fault_in_pattern,
     has_wildcard,
     literal_prefix,
@@ -152,6 +154,8 @@ def ranked(rule: Rule, kind: Kind) -> Ranked:
         matches = _path_test(rule)
     elif kind == "host":
         matches = _host_test(rule.pattern)
+    elif (argument := _named_argument(rule)) is not None:
+        matches = _named_test(argument, text_regex(rule.pattern))
     else:
         if kind == "command" and rule.pattern == READ_ONLY:
             rank = (int(rule.final), permission, 0, 1, STRICTNESS[rule.action])
@@ -337,6 +341,35 @@ def _arguments_test(words: Sequence[str], *, allowing: bool) -> Callable[[Any], 
         if not open_ended and any(key not in wanted for key in arguments):
             return False
         return all(key in arguments and regex.match(value_text(arguments[key])) for key, regex in wanted.items())
+
+    return test
+
+
+_ARGUMENT_OF = {"resources/read": "uri", "resources/subscribe": "uri", "prompts/get": "name"}
+
+
+def _named_argument(rule: Rule) -> str | None:
+    """The argument that a pattern about a request to a server is compared with as a whole."""
+    return _ARGUMENT_OF.get(rule.permission.rpartition(":")[2]) if rule.permission.startswith("mcp:") else None
+
+
+def named_pattern(origin: str | None, arguments: Mapping[str, Any]) -> str | None:
+    """A pattern that matches exactly what a request to a server is about; None for what is no such request."""
+    argument = None if origin is None else _ARGUMENT_OF.get(origin.rpartition(":")[2])
+    named = None if argument is None else arguments.get(argument)
+    if not isinstance(named, str):
+        return None
+    return escape(named.partition(":")[2] if named.startswith(AT_SOURCE) else named)
+
+
+def _named_test(argument: str, regex: re.Pattern[str]) -> Callable[[Any], bool]:
+    def test(arguments: Mapping[str, Any]) -> bool:
+        named = arguments.get(argument)
+        if not isinstance(named, str):
+            return False
+        if named.startswith(AT_SOURCE):  # which server is meant has been seen
+            named = named.partition(":")[2]
+        return regex.match(named) is not None
 
     return test
 

@@ -361,6 +361,8 @@ def _is_about_tool(rule: Rule, spec: ToolSpec, origin: str | None) -> bool:
         return origin is not None and _matches_origin(permission, origin)
     if permission in CAPABILITIES:
         return False
+    if origin is not None and rule.scope == "default":
+        return False  # a shipped rule is about what ships, not about what a server gives
     if is_glob(permission):
         return permission == "*" or text_regex(permission).match(tool_id) is not None
     return permission == tool_id

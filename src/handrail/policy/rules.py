@@ -38,7 +38,7 @@ _OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]*(?:>>?|>\||<|<<|<<<|>&|<&)\S*|&>>?\S
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 _EFFECTS = ("effect:read", "effect:write", "effect:external")
 _FAMILIES = frozenset(name.partition(".")[0] for name in CAPABILITIES)
-_PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!-]+")
+_PERMISSION_CHARACTERS = re.compile(r"[A-Za-z0-9_.:*?\[\]!/-]+")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from handrail.contract.patterns import escape
 from handrail.contract.spec import properties_of
 from handrail.policy import read_only
-from handrail.policy.matching import PathSubject, value_text
+from handrail.policy.matching import PathSubject, named_pattern, value_text
 from handrail.policy.rules import parse_rule
 from handrail.policy.shell import Script
 from handrail.policy.targets import Target
@@ -110,6 +110,8 @@ def _candidates(verdict: Verdict) -> Iterator[str]:
     if any(finding.cause == "unclear" for finding in asked):
         return
     if verdict.prepared.kind == "arguments":
+        if (pattern := named_pattern(verdict.prepared.origin, verdict.arguments)) is not None:
+            yield f"allow {verdict.prepared.origin} {pattern}"
         words = _argument_words(verdict.arguments)
         if words or not properties_of(spec.parameters):
             yield f"allow {spec.id} {words}".rstrip(" ")

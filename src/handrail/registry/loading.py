@@ -94,7 +94,8 @@ def load_generation(
     if table.faults:
         raise LoadError(table.faults)
     names = {**table.shipped, **(aliases or {})}
-    offerings = [loaded.offering for _, loaded in every if loaded.offering is not None]
+    by_rank = sorted(every, key=lambda one: one[0].rank != "agent")  # an agent's own stand before everybody's
+    offerings = [loaded.offering for _, loaded in by_rank if loaded.offering is not None]
     generation = Generation(number, table.rows.values(), names, table.quarantined, offerings=offerings)
     if memory is not None:
         memory.conditions, memory.found = table.conditions, tuple(every)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
+from handrail.contract.offering import Offers
 from handrail.contract.peer import LOG_LEVELS, LogLevel, Peer, PeerDoor
 from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
@@ -20,6 +21,7 @@ from handrail.contract.runtime import (
     Net,
     People,
     Question,
+    Runtime,
     Search,
     Secrets,
     Shell,
@@ -101,6 +103,12 @@ class Doors(Protocol):
     def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None: ...
+
+    def offers(self, runtime: Runtime) -> Offers:
+        """
+        :param runtime: what an offering is handed
+        """
+        ...
 
     def peer(self, require: Callable[[str], None]) -> PeerDoor:
         """
@@ -292,6 +300,11 @@ class CallRuntime:
     @property
     def peer(self) -> PeerDoor:
         return self._doors.peer(self._require_named)
+
+    @property
+    def offers(self) -> Offers:
+        self._require_named("offers")
+        return self._doors.offers(self)
 
     def progress(
         self,

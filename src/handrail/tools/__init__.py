@@ -8,6 +8,7 @@ from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, To
 from handrail.tools.files import Edit, FilePatch, Read, Write
 from handrail.tools.find import Glob, Grep
 from handrail.tools.git import GIT_TOOLS
+from handrail.tools.offers import OFFER_TOOLS
 from handrail.tools.plan import Todo
 from handrail.tools.shell import Bash
 
@@ -15,6 +16,7 @@ BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
     *GIT_TOOLS,
+    *OFFER_TOOLS,
 )
 """In the order in which a catalog shows them."""
 

@@ -19,6 +19,8 @@ from handrail.contract.tool import Tool
 MAX_DESCRIPTION = 200
 """Characters of a tool's description in a list of hits."""
 MAX_HITS = 10
+_NEAREST, _NAMED = 3, 0.04
+"""Tools that are named where nothing fits, and the confidence from which one is: one in thirty such answers is wrong."""
 _REQUIRES = Requires(capabilities=("catalog",))
 _NOT_FROM_OUTSIDE = (
     "Nothing fits (compared by {by}): no tool from an MCP server or extension does this. find_tools looks through all "
@@ -135,6 +137,10 @@ class FindTools(Tool):
         missed = [query for query, findings in zip(queries, found, strict=True) if findings.nothing_fits]
         if missed:
             told["nothing_fits"] = missed if len(queries) > 1 else True
+        near = [hit for one in found if one.nothing_fits for hit in one.hits[:_NEAREST]]
+        named = dict.fromkeys(hit.tool_id for hit in near if hit.confidence >= _NAMED and hit.tool_id not in best)
+        if named:
+            told["nearest_not_in_view"] = list(named)
         told["message"] = _advice(found, len(best), len(missed))
         return _with_sources(told, best.values())
 
@@ -164,6 +170,8 @@ class ToolSearch(Tool):
         findings = await runtime.catalog.search(args["query"], limit=MAX_HITS, extensions_only=True)
         hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
+        if hits and findings.means.startswith("words only"):
+            told["message"] = "Compared by words only, not by meaning."
         if not hits:
             told |= {"nothing_fits": True, "message": _NOT_FROM_OUTSIDE.format(by=findings.means)}
         return _with_sources(told, hits)
@@ -275,7 +283,9 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
         )
     brought = "1 tool is" if hits == 1 else f"{hits} tools are"
     rest = f" For {missed} of the needs nothing fits{by}: there is no tool for it here." if missed else ""
-    return f"{brought} in view from your next reply on.{rest}"
+    words = any(one.means.startswith("words only") for one in found if not one.nothing_fits)
+    went = " Compared by words only, not by meaning: what says it in other words was not found." if words else ""
+    return f"{brought} in view from your next reply on.{rest}{went}"
 
 
 def _with_sources(told: dict[str, Any], hits: Iterable[Hit]) -> object:

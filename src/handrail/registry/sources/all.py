@@ -8,6 +8,7 @@ from pathlib import Path
 
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.offering import Offering
 from handrail.contract.tool import Tool
 from handrail.registry.agents import faults_in_names, generation_of
 from handrail.registry.bundles import BundleSource
@@ -20,7 +21,7 @@ from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.native import NativeSource
 from handrail.registry.sources.offered import offered_sources
 from handrail.registry.sources.plugins import PluginSource
-from handrail.registry.sources.python import PythonSource
+from handrail.registry.sources.python import GivenOffering, PythonSource
 from handrail.registry.sources.source import Source
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
@@ -48,6 +49,7 @@ class ToolSources:
     :param everybody: the folder of tools for all agents
     :param agent: the folder of this agent's
     :param given: tools given in code
+    :param offerings: given in code
     :param manifest: which of all these the agent has
     :param secrets: what they may be given
     :param pins: which definitions of foreign tools a person has approved
@@ -64,6 +66,7 @@ class ToolSources:
     secrets: SecretStore = NO_SECRETS
     pins: Pins = NO_PINS
     disabled: frozenset[str] = frozenset()
+    offerings: tuple[Offering, ...] = ()
     further: Callable[[], Sequence[Source]] = offered_sources
     memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
@@ -116,6 +119,7 @@ class ToolSources:
             FolderSource(self.everybody, "global", self.confinement, (self.workspace,)),
             FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),
             PythonSource(self.given),
+            *map(GivenOffering, self.offerings),
             PluginSource(),
             *self.further(),
         ]

@@ -1,4 +1,5 @@
-"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language, and of Python modules.
+"""Folders of manifests and executables: ``foo.json`` beside ``foo``, in any language, and of Python modules. What there is
+beside tools stands in ``offering.json``.
 
 Read once, when a generation is built, from folders that only the operator can write: whoever could write
 there could run programs as tools. What is loose (owner, permissions, links that lead out) is a fault.
@@ -25,10 +26,14 @@ from handrail.registry.sources.modules import (
     is_module,
     metadata_in,
 )
+from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, OwnOffering, read_offering
 from handrail.registry.sources.persistent import PersistentTool
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 _OTHERS_MAY_WRITE = 0o022
+_MOST_OFFERINGS = 64
+_offerings: dict[Path, tuple[bytes, OwnOffering]] = {}
+"""By file: its content, and what was read of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +59,14 @@ class FolderSource:
             return Loaded(faults=(Fault(str(self.path), "", problem),))
         tools: list[Found] = []
         faults: list[Fault] = []
+        offering: OwnOffering | None = None
         for file in sorted(folder.iterdir()):
+            if file.name == OFFERING_FILE:
+                try:
+                    offering = self._offering(folder, file)
+                except LoadError as error:
+                    faults += error.faults
+                continue
             if file.suffix not in (".json", ".py") or file.name.startswith("."):
                 continue
             try:
@@ -63,7 +75,18 @@ class FolderSource:
                 faults += error.faults
             else:
                 tools += [] if tool is None else [Found(tool, str(file))]
-        return Loaded(tuple(tools), tuple(faults))
+        return Loaded(tuple(tools), tuple(faults), offering=offering)
+
+    def _offering(self, folder: Path, file: Path) -> OwnOffering:
+        """The same object as long as the file is the same."""
+        content = content_of(file, MAX_OFFERING_BYTES)
+        known = _offerings.get(file)
+        if known is None or known[0] != content or any(known[1].faults(str(file))):
+            known = (content, read_offering(content, str(file), folder, content_of))
+            _offerings[file] = known
+            while len(_offerings) > _MOST_OFFERINGS:
+                del _offerings[next(iter(_offerings))]
+        return known[1]
 
     def _module(self, folder: Path, module: Path) -> ExecutableTool | None:
         """A module that says itself what tool it is; None for any other, and for one that a manifest speaks for.

@@ -128,7 +128,7 @@ def _asks(asks: object) -> dict[str, Ask]:
         params: Any = told.get("params", {})
         if not isinstance(method, str) or method not in CAPABILITY_OF or not isinstance(params, Mapping):
             raise ToolError(f"{key[:80]!r} is no request: a method ({', '.join(CAPABILITY_OF)}) and its params")
-        found[key] = Ask(method, cast("Mapping[str, Any]", params))
+        found[key] = Ask(cast("AskMethod", method), cast("Mapping[str, Any]", params))
     return found
 
 

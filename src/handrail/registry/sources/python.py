@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from handrail.contract.errors import Fault
+from handrail.contract.offering import Offering
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.sources.source import Found, Loaded, Rank
@@ -27,6 +28,18 @@ class PythonSource:
 
     def load(self) -> Loaded:
         return tools_among(self.given)
+
+
+@dataclass(frozen=True, slots=True)
+class GivenOffering:
+    """One of what was passed to ``Kernel.open(offerings=…)``."""
+
+    offering: Offering
+    rank: Rank = "code"
+    foreign: bool = False
+
+    def load(self) -> Loaded:
+        return Loaded(offering=self.offering)
 
 
 def tools_among(given: Iterable[object], place: str | None = None) -> Loaded:

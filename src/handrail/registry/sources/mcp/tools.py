@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
+from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.shapes import from_content
 from handrail.contract.spec import LockSpec, SideEffect, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.sources.mcp.channel import RpcError
+from handrail.registry.sources.mcp.conversation import ASKED_BY
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.listing import Item
 
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
 _HEADER = "x-mcp-header"
+_MISSING_CAPABILITY = -32021
 
 
 def tool_id(prefix: str, name: str) -> str:
@@ -87,7 +90,8 @@ class McpTool(Tool):
         self.item = item
         self.name = str(item["name"])
         self.definition = definition
-        self.origin = f"mcp:{definition.name}:{self.name}"
+        # A tool may not go by a rule about MCP's own requests, as resources/read is.
+        self.origin = f"mcp:{definition.name}:{self.name.replace('/', '.')}"
         self.trusted = definition.transport != "stdio"
         """A server elsewhere is spoken to by this process, over connections that the runtime's check lets through."""
         self._upstream = upstream
@@ -126,8 +130,17 @@ class McpTool(Tool):
 def failed(server: str, error: RpcError) -> ToolError:
     """What a server's error says to whoever called."""
     said = error.message[:2000] or "it failed and did not say why"
+    if error.code == _MISSING_CAPABILITY and (lacking := _lacking(error.data)):
+        return ToolError(f"mcp server {server}: {said}; {NOT_ANSWERED} {lacking}", kind="unavailable")
     kind = "invalid_input" if error.code == -32602 else "failed"
     return ToolError(f"mcp server {server}: {said} (error {error.code})", kind=kind)
+
+
+def _lacking(data: object) -> str:
+    """The first request of a client that a server would have made, had its client answered such."""
+    said = cast("dict[str, Any]", data).get("requiredCapabilities") if isinstance(data, dict) else None
+    needed = cast("dict[str, Any]", said) if isinstance(said, dict) else {}
+    return next((method for method, grant in ASKED_BY.items() if grant in needed), "")
 
 
 def _header_places(schema: object) -> dict[tuple[str, ...], str]:

@@ -1,0 +1,93 @@
+"""Which resources a session is told of, as long as it is open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from handrail.contract.errors import ToolError
+from handrail.contract.offering import Offering
+
+logger = logging.getLogger("handrail.arbiter")
+
+MOST_SUBSCRIBED = 1_000
+"""Resources of one session."""
+TOLD_EVERY_S = 0.1
+"""A session is told of one resource this often at most, and once more of what came meanwhile."""
+_ENDING_S = 5.0
+
+Stop = Callable[[], Awaitable[None]]
+
+
+class Subscriptions:
+    """Of one session.
+
+    :param tell: told the URI of what has changed, as the session named it
+    """
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._stops: dict[str, Stop | None] = {}
+        self._quiet: dict[str, bool] = {}
+        """By URI that was told of just now: whether it has changed again since."""
+        self._over = False
+
+    def __contains__(self, uri: str) -> bool:
+        return uri in self._stops
+
+    async def add(self, uri: str, offering: Offering, named: str) -> None:
+        """
+        :param uri: as the session names it
+        :param named: as its source does
+        :raises ToolError: ``unavailable`` where the source does not tell; ``limit`` for too many
+        """
+        if uri in self._stops:
+            return
+        if self._over or len(self._stops) >= MOST_SUBSCRIBED:
+            raise ToolError(f"a session is told of {MOST_SUBSCRIBED:,} resources at most", kind="limit")
+        self._stops[uri] = None  # its place, while the source is asked
+        before = uri[: len(uri) - len(named)] if uri.endswith(named) else ""
+        try:
+            stop = await offering.subscribe(named, lambda changed: self._updated(uri, before + changed))
+        except BaseException:
+            self._stops.pop(uri, None)
+            raise
+        if self._over or uri not in self._stops:  # no longer wanted
+            await stop()
+        else:
+            self._stops[uri] = stop
+
+    async def remove(self, uri: str) -> bool:
+        """Whether there was one."""
+        if uri not in self._stops:
+            return False
+        stop = self._stops.pop(uri)
+        if stop is not None:
+            await stop()
+        return True
+
+    async def aclose(self) -> None:
+        """End all of them, within bounds, whatever their sources do."""
+        self._over = True
+        stops, self._stops = [stop for stop in self._stops.values() if stop is not None], {}
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_S):
+                for failure in await asyncio.gather(*(stop() for stop in stops), return_exceptions=True):
+                    if isinstance(failure, Exception):
+                        logger.info("a source was not told that nobody listens any more: %s", failure)
+
+    def _updated(self, uri: str, changed: str) -> None:
+        if self._over or uri not in self._stops:
+            return
+        if changed in self._quiet:
+            self._quiet[changed] = True
+        elif len(self._quiet) < MOST_SUBSCRIBED:  # of a part that nobody named there may be any number
+            self._quiet[changed] = False
+            asyncio.get_running_loop().call_later(TOLD_EVERY_S, self._again, uri, changed)
+            self._tell(changed)
+
+    def _again(self, uri: str, changed: str) -> None:
+        if self._quiet.pop(changed, False):
+            self._updated(uri, changed)

@@ -1,0 +1,399 @@
+"""An operator's own resources and prompts, as data: ``offering.json`` in a folder of tools.
+
+Checked whole when it is read; what is faulty stops start-up like a faulty manifest. Files are named beneath the folder and
+read when they are asked for. ``{{name}}`` in a text stands for an argument; what is put in is never looked at again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import mimetypes
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Any, Literal, cast
+from urllib.parse import unquote
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from handrail.contract.errors import Fault, LoadError, ToolError
+from handrail.contract.jsontext import ArgumentText, parse_object
+from handrail.contract.offering import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.peer import Ask
+from handrail.contract.result import Blob
+from handrail.contract.runtime import Runtime
+from handrail.contract.schema import path_text
+
+OFFERING_FILE = "offering.json"
+MAX_OFFERING_BYTES = 4 * 1024 * 1024
+MAX_FILE_BYTES = 16 * 1024 * 1024
+_PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
+_VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
+_TEXTUAL = re.compile(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
+_Text = Annotated[str, Field(min_length=1, max_length=4_096)]
+_Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
+ReadFile = Callable[[Path, int], bytes]
+"""Reads a file of the operator's, and one byte more than so many where there are more; raises :class:`LoadError`."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class _Listed(_Part):
+    name: _Text
+    title: str = ""
+    description: str = ""
+    annotations: dict[str, Any] | None = None
+    icons: list[Any] | None = None
+    meta: dict[str, Any] | None = Field(None, alias="_meta")
+
+    def more(self) -> dict[str, Any]:
+        told = {"annotations": self.annotations, "icons": self.icons, "_meta": self.meta}
+        return {key: value for key, value in told.items() if value is not None}
+
+
+class _Resource(_Listed):
+    uri: _Uri
+    media_type: str = Field("", alias="mimeType")
+    text: str | None = None
+    blob: str | None = None
+    file: str | None = None
+
+
+class _Template(_Listed):
+    uri_template: _Text = Field(alias="uriTemplate")
+    media_type: str = Field("", alias="mimeType")
+    text: str
+    complete: dict[str, list[str]] = {}
+
+
+class _Argument(_Part):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_-]*$", max_length=128)]
+    description: str = ""
+    title: str = ""
+    required: bool = False
+    values: list[str] = []
+
+
+class _Asked(_Part):
+    method: Literal["elicitation/create", "sampling/createMessage", "roots/list"]
+    params: dict[str, Any] = {}
+
+
+class _Message(_Part):
+    role: Literal["user", "assistant"]
+    content: str | dict[str, Any]
+
+
+class _Prompt(_Listed):
+    arguments: list[_Argument] = []
+    ask: dict[str, _Asked] = {}
+    messages: Annotated[list[_Message], Field(min_length=1)]
+
+
+class _File(_Part):
+    resources: list[_Resource] = []
+    templates: list[_Template] = Field([], alias="resourceTemplates")
+    prompts: list[_Prompt] = []
+
+
+class OwnOffering:
+    """Implements :class:`~handrail.contract.offering.Offering`. Made by :func:`read_offering`."""
+
+    source = ""
+    foreign = False
+
+    def __init__(self, told: _File, folder: Path, read_file: ReadFile) -> None:
+        self._folder = folder
+        self._read_file = read_file
+        self._resources = {one.uri: one for one in told.resources}
+        self._templates = [(one, _matching(one.uri_template)) for one in told.templates]
+        self._prompts = {one.name: one for one in told.prompts}
+        self.resources = tuple(
+            ResourceSpec(one.uri, one.name, one.description, one.title, self._media_type(one), more=one.more())
+            for one in told.resources
+        )
+        self.templates = tuple(
+            ResourceTemplate(one.uri_template, one.name, one.description, one.title, one.media_type, one.more())
+            for one in told.templates
+        )
+        self.prompts = tuple(
+            PromptSpec(
+                one.name,
+                one.description,
+                one.title,
+                tuple(PromptArgument(a.name, a.description, a.required, a.title) for a in one.arguments),
+                one.more(),
+            )
+            for one in told.prompts
+        )
+
+    def has(self, uri: str) -> bool:
+        return uri in self._resources or any(matching.fullmatch(uri) for _, matching in self._templates)
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        if (one := self._resources.get(uri)) is not None:
+            if one.text is not None:
+                return _contents(uri, self._media_type(one), one.text)
+            if one.blob is not None:
+                return _contents(uri, self._media_type(one), base64.b64decode(one.blob))
+            return _contents(uri, self._media_type(one), await asyncio.to_thread(self._file, one.file or ""))
+        for template, matching in self._templates:
+            if (found := matching.fullmatch(uri)) is not None:
+                values = {name: unquote(value) for name, value in found.groupdict().items()}
+                return _contents(uri, template.media_type, _filled(template.text, values))
+        raise ToolError(f"there is no resource {uri[:200]!r}", kind="invalid_input")
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        one = self._prompts.get(name)
+        if one is None:
+            raise ToolError(f"there is no prompt {name[:200]!r}", kind="invalid_input")
+        known = {argument.name: argument for argument in one.arguments}
+        if odd := [given for given in arguments if given not in known]:
+            there = ", ".join(known) or "none"
+            raise ToolError(f"{name} has no argument {odd[0][:80]!r}; it has {there}", kind="invalid_input")
+        if missing := [a.name for a in one.arguments if a.required and a.name not in arguments]:
+            raise ToolError(f"{name} needs its arguments {', '.join(missing)}", kind="invalid_input")
+        values = {key: arguments.get(key, "") for key in known}
+        if one.ask:
+            asks = {key: Ask(asked.method, _filled(asked.params, values)) for key, asked in one.ask.items()}
+            values |= _answered(await runtime.peer.ask(asks))
+        messages = [
+            {"role": message.role, "content": await self._content(message.content, values)} for message in one.messages
+        ]
+        return {"description": one.description, "messages": messages} if one.description else {"messages": messages}
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        name, begun = argument.get("name", ""), argument.get("value", "")
+        values: list[str] = []
+        if ref.get("type") == "ref/prompt" and (prompt := self._prompts.get(str(ref.get("name")))) is not None:
+            values = [value for one in prompt.arguments if one.name == name for value in one.values]
+        elif ref.get("type") == "ref/resource":
+            uri = str(ref.get("uri"))
+            found = [one.complete for one, _ in self._templates if one.uri_template == uri]
+            values = [value for one in found for value in one.get(name, ())]
+        fitting = [value for value in values if value.casefold().startswith(begun.casefold())]
+        return {"values": fitting, "total": len(fitting), "hasMore": False}
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        """Files are not watched: a session is told when its tools are looked through again and :meth:`stamp` differs."""
+        return _nothing
+
+    def stamp(self, uri: str) -> str:
+        """Another text when what is read there is other."""
+        one = self._resources.get(uri)
+        if one is None:
+            return hashlib.sha256(repr([template for template, _ in self._templates]).encode()).hexdigest()
+        try:
+            content = self._file(one.file) if one.file is not None else b""
+        except ToolError as error:
+            content = error.text.encode()
+        return hashlib.sha256(repr(one).encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
+
+    def faults(self, place: str) -> Iterator[Fault]:
+        """What is wrong with what was read, beyond its form."""
+        for index, one in enumerate(self._resources.values()):
+            if one.file is not None:
+                try:
+                    self._file(one.file)
+                except ToolError as error:
+                    yield Fault(place, f"resources[{index}].file", error.text)
+        for index, prompt in enumerate(self._prompts.values()):
+            for number, message in enumerate(prompt.messages):
+                file = message.content.get("file") if isinstance(message.content, dict) else None
+                if file is not None:
+                    try:
+                        self._file(str(file))
+                    except ToolError as error:
+                        yield Fault(place, f"prompts[{index}].messages[{number}].content.file", error.text)
+
+    def _media_type(self, one: _Resource) -> str:
+        return one.media_type or (mimetypes.guess_type(one.file)[0] or "" if one.file is not None else "")
+
+    async def _content(self, content: str | Mapping[str, Any], values: Mapping[str, str]) -> Any:
+        if isinstance(content, str):
+            return {"type": "text", "text": _filled(content, values)}
+        if content.get("type") in ("image", "audio"):
+            media_type = str(content.get("mimeType") or mimetypes.guess_type(str(content.get("file", "")))[0] or "")
+            named = content.get("file")
+            data = base64.b64decode(content["data"]) if named is None else await asyncio.to_thread(self._file, named)
+            rest = {key: value for key, value in content.items() if key not in ("file", "data", "mimeType")}
+            return {**rest, "data": Blob(data, media_type), "mimeType": media_type}
+        return _filled(content, values)
+
+    def _file(self, named: str) -> bytes:
+        """
+        :raises ToolError: where it is no file of the operator's in this folder, or too large
+        """
+        way = PurePosixPath(named)
+        if way.is_absolute() or ".." in way.parts or not way.parts or "\0" in named:
+            raise ToolError(f"{named[:200]!r} is no file beneath the folder of {OFFERING_FILE}", kind="unavailable")
+        path = self._folder / way
+        if Path(path.parent.resolve()) != path.parent:
+            raise ToolError(f"{named!r} leads through a link; put the file itself there", kind="unavailable")
+        try:
+            content = self._read_file(path, MAX_FILE_BYTES)
+        except LoadError as error:
+            raise ToolError(f"{named}: {error.faults[0].problem}", kind="unavailable") from None
+        if len(content) > MAX_FILE_BYTES:
+            raise ToolError(f"{named} has more than {MAX_FILE_BYTES:,} bytes", kind="limit")
+        return content
+
+
+async def _nothing() -> None:
+    return
+
+
+def read_offering(content: bytes, place: str, folder: Path, read_file: ReadFile) -> OwnOffering:
+    """
+    :param place: where it comes from, for faults
+    :param folder: canonical
+    :raises LoadError: with every fault
+    """
+    try:
+        parsed = parse_object(content, what="the file", max_bytes=MAX_OFFERING_BYTES, max_depth=64)
+        told = _File.model_validate(parsed)
+    except ArgumentText as error:
+        raise LoadError([Fault(place, "", str(error))]) from None
+    except ValidationError as error:
+        faults = [Fault(place, path_text(one["loc"]), one["msg"]) for one in error.errors(include_input=False)]
+        raise LoadError(faults) from None
+    faults = [Fault(place, where, problem) for where, problem in _faults(told)]
+    if faults:
+        raise LoadError(faults)
+    offering = OwnOffering(told, folder, read_file)
+    if faults := list(offering.faults(place)):
+        raise LoadError(faults)
+    return offering
+
+
+def _faults(told: _File) -> Iterator[tuple[str, str]]:
+    seen: set[str] = set()
+    for index, one in enumerate(told.resources):
+        if one.uri in seen:
+            yield f"resources[{index}].uri", f"{one.uri!r} is listed twice"
+        seen.add(one.uri)
+        if [one.text, one.blob, one.file].count(None) != 2:
+            yield f"resources[{index}]", "has one of text, blob (base64) and file"
+        if one.blob is not None and not _is_base64(one.blob):
+            yield f"resources[{index}].blob", "is not base64"
+    for index, template in enumerate(told.templates):
+        variables = {name for _, name in _VARIABLE.findall(template.uri_template)}
+        if not variables or set("{}") & set(_VARIABLE.sub("", template.uri_template)):
+            yield f"resourceTemplates[{index}].uriTemplate", "expected variables as {name} or {+name}, at least one"
+        for name in sorted((_named_in(template.text) | set(template.complete)) - variables):
+            yield f"resourceTemplates[{index}]", f"names {name!r}, which its uriTemplate does not have"
+    names: set[str] = set()
+    for index, prompt in enumerate(told.prompts):
+        where = f"prompts[{index}]"
+        if prompt.name in names:
+            yield f"{where}.name", f"{prompt.name!r} is listed twice"
+        names.add(prompt.name)
+        arguments = {one.name for one in prompt.arguments}
+        for number, message in enumerate(prompt.messages):
+            for name in sorted(_named_in(message.content) - arguments):
+                if name.partition(".")[0] not in prompt.ask:
+                    yield f"{where}.messages[{number}]", f"names {name!r}, which is no argument and is not asked for"
+            if problem := _fault_in_content(message.content):
+                yield f"{where}.messages[{number}].content", problem
+
+
+def _fault_in_content(content: str | Mapping[str, Any]) -> str | None:
+    if isinstance(content, str):
+        return None
+    kind = content.get("type")
+    if kind == "text":
+        return None if isinstance(content.get("text"), str) else "a text has its text"
+    if kind in ("image", "audio"):
+        data, file = content.get("data"), content.get("file")
+        if (data is None) == (file is None) or not isinstance(data or file, str):
+            return f"an {kind} has one of data (base64) and file"
+        return "its data is not base64" if data is not None and not _is_base64(data) else None
+    if kind == "resource":
+        return None if isinstance(content.get("resource"), dict) else "a resource has its resource, as an object"
+    return (
+        None if kind == "resource_link" else "is a text, or has the type text, image, audio, resource or resource_link"
+    )
+
+
+def _named_in(value: Any) -> set[str]:
+    """The placeholders in all texts of a value."""
+    if isinstance(value, str):
+        return set(_PLACEHOLDER.findall(value))
+    inner: Any = ()
+    if isinstance(value, Mapping):
+        inner = cast("Mapping[str, Any]", value).values()
+    elif isinstance(value, list):
+        inner = cast("list[Any]", value)
+    return {name for one in inner for name in _named_in(one)}
+
+
+def _filled(value: Any, values: Mapping[str, str]) -> Any:
+    """A value with the texts in the places of its placeholders, in one go."""
+    if isinstance(value, str):
+        return _PLACEHOLDER.sub(lambda found: values.get(found[1], ""), value)
+    if isinstance(value, Mapping):
+        return {key: _filled(inner, values) for key, inner in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, list):
+        return [_filled(inner, values) for inner in cast("list[Any]", value)]
+    return value
+
+
+def _answered(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
+    """What a client answered, by the names that messages have for it.
+
+    :raises ToolError: ``denied`` where it declined
+    """
+    found: dict[str, str] = {}
+    for key, answer in answers.items():
+        if "action" in answer:
+            if answer["action"] != "accept":
+                raise ToolError(f"the user did not answer what this prompt asks ({key})", kind="denied")
+            content: dict[str, Any] = answer.get("content") or {}
+            found |= {f"{key}.{name}": str(value) for name, value in content.items()}
+        elif "roots" in answer:
+            found[key] = ", ".join(root["uri"] for root in answer["roots"])
+        else:
+            said: Any = answer["content"]
+            blocks = cast("list[dict[str, Any]]", said if isinstance(said, list) else [said])
+            found[key] = "".join(str(block.get("text", "")) for block in blocks)
+    return found
+
+
+def _matching(template: str) -> re.Pattern[str]:
+    """What a URI is compared with. A name that stands twice has to be the same text."""
+    pattern, at = "", 0
+    seen: set[str] = set()
+    for found in _VARIABLE.finditer(template):
+        reserved, name = found[1], found[2]
+        each = r".{1,2000}" if reserved else r"[^/?#\s]{1,2000}"
+        pattern += re.escape(template[at : found.start()]) + (f"(?P={name})" if name in seen else f"(?P<{name}>{each})")
+        seen.add(name)
+        at = found.end()
+    return re.compile(pattern + re.escape(template[at:]))
+
+
+def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]:
+    told: dict[str, Any] = {"uri": uri, **({"mimeType": media_type} if media_type else {})}
+    if isinstance(content, bytes) and (not media_type or _TEXTUAL.match(media_type)):
+        try:
+            content = content.decode()
+        except UnicodeDecodeError:
+            pass
+    if isinstance(content, str):
+        return {"contents": [{**told, "text": content}]}
+    return {"contents": [{**told, "blob": Blob(content, media_type or "application/octet-stream")}]}
+
+
+def _is_base64(text: str) -> bool:
+    try:
+        base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        return False
+    return True

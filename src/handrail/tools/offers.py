@@ -1,0 +1,291 @@
+"""resource.list, resource.read, resource.subscribe, resource.unsubscribe, prompt.list, prompt.get, prompt.complete: what
+sources have beside tools.
+
+Results are MCP's, as plain data. The operator's own may be read; what a server gives is that server's text, is asked for
+under the rules about it, and is labelled as its.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from handrail.contract.errors import ToolError
+from handrail.contract.offering import (
+    AT_SOURCE,
+    Given,
+    Offering,
+    PromptSpec,
+    ResourceSpec,
+    ResourceTemplate,
+    SourceRequest,
+)
+from handrail.contract.requires import Requires
+from handrail.contract.result import Result
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+MAX_URI = 4_096
+MAX_NAME = 512
+MAX_ARGUMENTS = 100
+MAX_VALUES = 100
+"""Completions in one answer, as MCP has it."""
+CATEGORY = "system"
+_URI = {"type": "string", "minLength": 1, "maxLength": MAX_URI, "description": "As resource.list gives it"}
+_SOURCE = {
+    "type": "string",
+    "maxLength": MAX_NAME,
+    "description": "Only what this source has, by the name that the operator gave it",
+}
+_ARGUMENTS = {
+    "type": "object",
+    "additionalProperties": {"type": "string"},
+    "maxProperties": MAX_ARGUMENTS,
+    "description": "The prompt's arguments by name, each a text",
+}
+_LISTS = Requires(capabilities=("offers",))
+_ASKS = Requires(capabilities=("offers", "elicit", "sample", "roots"))
+"""A server may ask the client for something before it answers, where its operator has granted it that."""
+
+
+def _parameters(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
+class ListResources(Tool):
+    spec = ToolSpec(
+        id="resource.list",
+        description="List the resources that there are to read, and the templates of URIs by which there are more.",
+        parameters=_parameters({"source": _SOURCE}),
+        requires=_LISTS,
+        side_effect="read",
+        locks=(),
+        category=CATEGORY,
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        offerings = _of(runtime.offers.all(), args.get("source"))
+        told: dict[str, Any] = {"resources": [], "resourceTemplates": []}
+        seen: set[str] = set()
+        for offering in offerings:
+            for spec in offering.resources:
+                uri = _apart(spec.uri, offering, seen)
+                told["resources"].append({**_resource(spec), "uri": uri, **_source(offering)})
+            told["resourceTemplates"] += [{**_template(spec), **_source(offering)} for spec in offering.templates]
+        return _labelled(told, offerings)
+
+
+class ReadResource(Tool):
+    asks_source = SourceRequest("resources/read", "uri")
+    spec = ToolSpec(
+        id="resource.read",
+        description="Read a resource by its URI: what resource.list lists, or what one of its templates makes.",
+        parameters=_parameters({"uri": _URI}, "uri"),
+        requires=_ASKS,
+        side_effect="external",
+        locks=(),
+        category=CATEGORY,
+        kind="read",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return _given(await runtime.offers.read(args["uri"]))
+
+
+class Subscribe(Tool):
+    asks_source = SourceRequest("resources/subscribe", "uri")
+    spec = ToolSpec(
+        id="resource.subscribe",
+        description="Have the client of this session told whenever a resource changes, as long as the session is open.",
+        parameters=_parameters({"uri": _URI}, "uri"),
+        requires=_LISTS,
+        side_effect="external",
+        locks=(),
+        category=CATEGORY,
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        await runtime.offers.subscribe(args["uri"])
+        return {"subscribed": args["uri"]}
+
+
+class Unsubscribe(Tool):
+    spec = ToolSpec(
+        id="resource.unsubscribe",
+        description="End what resource.subscribe began.",
+        parameters=_parameters({"uri": _URI}, "uri"),
+        requires=_LISTS,
+        side_effect="read",
+        locks=(),
+        category=CATEGORY,
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return {"unsubscribed": await runtime.offers.unsubscribe(args["uri"])}
+
+
+class ListPrompts(Tool):
+    spec = ToolSpec(
+        id="prompt.list",
+        description="List the prompts that there are to begin a task with, each with its arguments.",
+        parameters=_parameters({"source": _SOURCE}),
+        requires=_LISTS,
+        side_effect="read",
+        locks=(),
+        category=CATEGORY,
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        offerings = _of(runtime.offers.all(), args.get("source"))
+        seen: set[str] = set()
+        told = [
+            {**_prompt(spec), "name": _apart(spec.name, offering, seen), **_source(offering)}
+            for offering in offerings
+            for spec in offering.prompts
+        ]
+        return _labelled({"prompts": told}, offerings)
+
+
+class GetPrompt(Tool):
+    asks_source = SourceRequest("prompts/get", "name")
+    spec = ToolSpec(
+        id="prompt.get",
+        description="Get a prompt by its name, filled with its arguments: the messages that it is made of.",
+        parameters=_parameters(
+            {"name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME}, "arguments": _ARGUMENTS}, "name"
+        ),
+        requires=_ASKS,
+        side_effect="external",
+        locks=(),
+        category=CATEGORY,
+        kind="read",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return _given(await runtime.offers.prompt(args["name"], args.get("arguments", {})))
+
+
+class Complete(Tool):
+    asks_source = SourceRequest("completion/complete", "ref")
+    spec = ToolSpec(
+        id="prompt.complete",
+        description="List the values that an argument of a prompt, or of a template of URIs, may go on with.",
+        parameters=_parameters(
+            {
+                "ref": {
+                    "type": "object",
+                    "properties": {
+                        "type": {"enum": ["ref/prompt", "ref/resource"]},
+                        "name": {"type": "string", "maxLength": MAX_NAME, "description": "Of the prompt"},
+                        "uri": {"type": "string", "maxLength": MAX_URI, "description": "The template of the resource"},
+                        "title": {"type": "string"},
+                    },
+                    "required": ["type"],
+                    "additionalProperties": False,
+                },
+                "argument": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "value": {"type": "string"}},
+                    "required": ["name", "value"],
+                    "additionalProperties": False,
+                    "description": "Which one, and how it begins",
+                },
+                "context": {**_ARGUMENTS, "description": "The arguments that are known already"},
+            },
+            "ref",
+            "argument",
+        ),
+        requires=_LISTS,
+        side_effect="external",
+        locks=(),
+        category=CATEGORY,
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        given = await runtime.offers.complete(args["ref"], args["argument"], args.get("context", {}))
+        values = given.data["values"]
+        told = {**given.data, "values": values[:MAX_VALUES]}
+        if len(values) > MAX_VALUES:
+            told |= {"total": max(len(values), int(given.data.get("total") or 0)), "hasMore": True}
+        return _given(Given(told, given.source))
+
+
+OFFER_TOOLS: tuple[Tool, ...] = (
+    ListResources(),
+    ReadResource(),
+    Subscribe(),
+    Unsubscribe(),
+    ListPrompts(),
+    GetPrompt(),
+    Complete(),
+)
+
+
+def _of(offerings: Sequence[Offering], source: str | None) -> Sequence[Offering]:
+    """
+    :raises ToolError: for a source that there is not
+    """
+    ordered = sorted(offerings, key=lambda one: one.foreign)
+    if not source:
+        return ordered
+    found = [one for one in ordered if one.foreign and one.source == source]
+    if not found:
+        there = ", ".join(dict.fromkeys(one.source for one in ordered if one.foreign)) or "none"
+        raise ToolError(f"no source {source[:80]!r} offers anything; there are {there}", kind="invalid_input")
+    return found
+
+
+def _apart(name: str, offering: Offering, seen: set[str]) -> str:
+    """A name as it is, or with its source's before it where an earlier source has the same."""
+    if name in seen and offering.foreign:
+        return f"{AT_SOURCE}{offering.source}:{name}"
+    seen.add(name)
+    return name
+
+
+def _source(offering: Offering) -> dict[str, str]:
+    return {"source": offering.source} if offering.foreign else {}
+
+
+def _resource(spec: ResourceSpec) -> dict[str, Any]:
+    told = {"name": spec.name, "title": spec.title, "description": spec.description}
+    return _said({**spec.more, **told, "mimeType": spec.media_type, "size": spec.size})
+
+
+def _template(spec: ResourceTemplate) -> dict[str, Any]:
+    told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
+    return _said({**spec.more, **told, "mimeType": spec.media_type})
+
+
+def _prompt(spec: PromptSpec) -> dict[str, Any]:
+    told = {"title": spec.title, "description": spec.description}
+    return {**_said({**spec.more, **told}), "arguments": [_said(asdict(one)) for one in spec.arguments]}
+
+
+def _said(members: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what nothing is said of."""
+    return {key: value for key, value in members.items() if value not in ("", None)}
+
+
+def _given(given: Given) -> object:
+    data = dict(given.data)
+    return Result.output(data, untrusted=f"it comes from {given.source}") if given.source else data
+
+
+def _labelled(told: dict[str, Any], offerings: Sequence[Offering]) -> object:
+    sources = [one.source for one in offerings if one.foreign]
+    return (
+        Result.output(told, untrusted=f"what is listed of {', '.join(sorted(set(sources)))} is theirs")
+        if sources
+        else told
+    )
