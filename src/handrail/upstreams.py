@@ -360,7 +360,11 @@ class Upstreams:
             gate=self._gate(definition),
             denials=hides(ground.rules, workspace),
         )
-        return await ground.sandbox.start(self._set(layer), profile, Program(argv))
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # a program with a descriptor of its own has no successor made ready for it: it stays up
+            return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
+        finally:
+            os.close(nothing)
 
 
 async def _looked_at(upstream: Upstream) -> None:

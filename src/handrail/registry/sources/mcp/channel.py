@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
 Message = dict[str, Any]
@@ -73,6 +74,13 @@ class Channel(Protocol):
 
     def abandon(self, request: int) -> bool:
         """Nobody waits for the answer any more. Whether the transport itself tells the server so."""
+        ...
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        """Around a call of a server that may write: what it made under a protected name meanwhile fails the call.
+
+        :raises ToolError: ``denied``, when it ends
+        """
         ...
 
     def settled(self, protocol: str, *, modern: bool) -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.contract.errors import ToolError
-from handrail.contract.peer import Ask, AskMethod
+from handrail.contract.peer import ASK_KINDS, Ask, AskMethod
 from handrail.registry.sources.mcp.channel import Channel, Lost, Message, RpcError
 from handrail.registry.sources.mcp.definition import GRANTS
 
@@ -160,14 +160,17 @@ class Conversation:
         except (RpcError, Lost, TimeoutError):
             pass  # then it says what it likes
 
-    def _offered(self) -> dict[str, Any]:
-        """What the client can do, as far as the server may use it."""
+    def _offered(self, runtime: Runtime | None = None) -> dict[str, Any]:
+        """What the client can do, as far as the server may use it; what the one of a call can, where there is a call."""
+        if not self._grants:
+            return {}
+        kinds = {kind for kind, asked in ASK_KINDS.items() if runtime is None or runtime.peer.offers(*asked)}
         offered: dict[str, Any] = {}
-        if "sampling" in self._grants:
-            offered["sampling"] = {"tools": {}}
-        if "elicitation" in self._grants:
-            offered["elicitation"] = {"form": {}, "url": {}}
-        if "roots" in self._grants:
+        if "sampling" in self._grants and "sample" in kinds:
+            offered["sampling"] = {"tools": {}} if "sample-tools" in kinds else {}
+        if "elicitation" in self._grants and (modes := [mode for mode in ("form", "url") if mode in kinds]):
+            offered["elicitation"] = {mode: {} for mode in modes}
+        if "roots" in self._grants and "roots" in kinds:
             offered["roots"] = {"listChanged": False}
         return offered
 
@@ -201,7 +204,7 @@ class Conversation:
             meta |= {
                 f"{_META}protocolVersion": version,
                 f"{_META}clientInfo": self._client,
-                f"{_META}clientCapabilities": self._offered(),
+                f"{_META}clientCapabilities": self._offered(runtime),
             }
             if runtime is not None:
                 meta[f"{_META}logLevel"] = "info"

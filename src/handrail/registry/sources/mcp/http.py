@@ -13,6 +13,7 @@ import base64
 import contextlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
@@ -112,6 +113,9 @@ class HttpChannel:
         if task is not None:
             asyncio.get_running_loop().call_later(_ABANDON_S, task.cancel)
         return self._modern
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()  # it is elsewhere
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         self._protocol, self._modern = protocol, modern

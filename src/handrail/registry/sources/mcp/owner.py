@@ -64,7 +64,7 @@ class Upstream:
         self._root = state
         self._when_changed = when_changed
         self._version = version
-        self._backoff_s = backoff_s
+        self.backoff_s = backoff_s
         self._conversation: Conversation | None = None
         self._owner: asyncio.Task[None] | None = None
         self._attempt: asyncio.Future[None] | None = None
@@ -100,6 +100,9 @@ class Upstream:
         async def once(said: Mapping[str, Any]) -> dict[str, Any]:
             conversation = await self.connected()
             try:
+                if self.definition.write:
+                    async with conversation.channel.watched():
+                        return await conversation.request(method, said, runtime, headers=headers)
                 return await conversation.request(method, said, runtime, headers=headers)
             except Lost as lost:
                 if not lost.forgotten:
@@ -203,7 +206,7 @@ class Upstream:
             ended = conversation.end if conversation is not None else None
             at_once = ended is not None and ended.forgotten and (fruitful or not at_once)
             if not at_once:
-                await self._paused(self._backoff_s[min(failures, len(self._backoff_s)) - 1])
+                await self._paused(self.backoff_s[min(failures, len(self.backoff_s)) - 1])
 
     async def _paused(self, delay_s: float) -> None:
         self.state, self._next_at = "waiting", asyncio.get_running_loop().time() + delay_s

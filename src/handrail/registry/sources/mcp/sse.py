@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import urljoin
 
 import httpx2
@@ -46,6 +47,9 @@ class SseChannel:
 
     def abandon(self, request: int) -> bool:
         return False
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()  # it is elsewhere
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         if protocol:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, cast
 
 import orjson
@@ -24,6 +25,7 @@ from handrail.registry.sources.mcp.channel import (
     Message,
     TooLong,
 )
+from handrail.runtime.guard import GuardedProcess, Vetoed
 
 GRACE_S = 1.0
 """How long a program may take to end by itself once its stdin is closed."""
@@ -50,6 +52,7 @@ class StdioChannel:
         self._writing = asyncio.Lock()
         self._garbage = 0
         self._closed = False
+        self._calls = 0
 
     async def open(self, ears: Ears) -> None:
         try:
@@ -68,6 +71,22 @@ class StdioChannel:
 
     def abandon(self, request: int) -> bool:
         return False
+
+    @asynccontextmanager
+    async def watched(self) -> AsyncGenerator[None]:
+        guarded = self._process if isinstance(self._process, GuardedProcess) else None
+        if guarded is not None and not self._calls:
+            await guarded.begin()
+        self._calls += 1
+        try:
+            yield
+        finally:
+            self._calls -= 1
+        if guarded is not None:
+            try:
+                await guarded.settle()
+            except Vetoed as veto:
+                raise ToolError(veto.text, kind="denied") from None
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         pass

@@ -61,23 +61,36 @@ class Subscriptions:
         if len(self._told) >= MOST_SUBSCRIBED and uri not in self._told:
             raise RpcError(-32600, f"at most {MOST_SUBSCRIBED} resources of a server are subscribed to")
         first = uri not in self._told
-        if first and self._conversation is not None and self._conversation.era == "legacy":
-            await self._conversation.request("resources/subscribe", {"uri": uri})
-        self._told.setdefault(uri, []).append(told)
-        if first:
-            self._wanted.set()
+        self._told.setdefault(uri, []).append(told)  # first: it may tell before it has answered
+        if not first:
+            return
+        self._wanted.set()
+        if self._conversation is not None and self._conversation.era == "legacy":
+            try:
+                await self._conversation.request("resources/subscribe", {"uri": uri})
+            except BaseException:
+                self._forget(uri, told)
+                raise
 
     async def remove(self, uri: str, told: Callable[[str], None]) -> None:
         """Never raises: where the server cannot be told, it tells nobody."""
-        here = self._told.get(uri, [])
-        if told in here:
-            here.remove(told)
-        if here or self._told.pop(uri, None) is None:
+        if not self._forget(uri, told):
             return
         self._wanted.set()
         if self._conversation is not None and self._conversation.era == "legacy":
             with contextlib.suppress(RpcError, Lost, TooLong):
                 await self._conversation.request("resources/unsubscribe", {"uri": uri})
+
+    def _forget(self, uri: str, told: Callable[[str], None]) -> bool:
+        """Whether nobody wants to hear of it any more."""
+        here = self._told.get(uri)
+        if here is None or told not in here:
+            return False
+        here.remove(told)
+        if here:
+            return False
+        del self._told[uri]
+        return True
 
     async def _subscribe_again(self, conversation: Conversation) -> None:
         for uri in tuple(self._told):

@@ -1,0 +1,229 @@
+"""Upstream MCP servers that misbehave as they are told: a program over stdin and stdout, and a server on loopback.
+
+::
+
+    server = Program(tmp_path, tools=[ECHO])
+    async with temporary_kernel(tmp_path, settings=server.settings("t"), rules=["allow mcp:t:*"]) as kernel:
+        await approved(kernel, "t")
+        await (await kernel.session()).call("t_echo", {"text": "hi"})
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections import deque
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handrail.holding import HeldKernel
+from handrail.registry.pins import Definition, StoredPins
+
+ANYTHING: Mapping[str, Any] = {"type": "object", "additionalProperties": True}
+_PROGRAM = Path(__file__).with_name("upstream_program.py")
+
+
+def listed(name: str, description: str = "", **more: Any) -> dict[str, Any]:
+    """A tool as a server lists it; the program knows what to do for ``echo``, ``die``, ``hang``, ``huge`` and the like."""
+    return {"name": name, "description": description or f"Does {name}.", "inputSchema": dict(ANYTHING), **more}
+
+
+class Program:
+    """A server over stdin and stdout, in a folder of its own.
+
+    :param plan: ``tools``, ``resources``, ``templates`` and ``prompts`` as it lists them; ``mute``: it never says anything;
+        ``dies_at_start``
+    """
+
+    def __init__(self, folder: Path, tools: Iterable[str | Mapping[str, Any]] = ("echo",), **plan: Any) -> None:
+        self.folder = folder / "upstream"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.path = self.folder / "server.py"
+        self.path.write_bytes(_PROGRAM.read_bytes())
+        self._plan = self.folder / "plan.json"
+        self.plan(tools, **plan)
+
+    def plan(self, tools: Iterable[str | Mapping[str, Any]] = ("echo",), **plan: Any) -> None:
+        """What it does from its next message on."""
+        whole = {"tools": [listed(one) if isinstance(one, str) else dict(one) for one in tools], **plan}
+        fresh = self._plan.with_suffix(".new")
+        fresh.write_text(json.dumps(whole))
+        fresh.replace(self._plan)
+
+    @property
+    def argv(self) -> list[str]:
+        return [sys.executable, "-I", str(self.path), str(self._plan)]
+
+    def given(self, **more: Any) -> dict[str, Any]:
+        """As :meth:`Kernel.mcp.connect` takes it."""
+        command, *args = self.argv
+        return {"command": command, "args": tuple(args), "folders": (str(self.folder),), **more}
+
+    def settings(self, name: str, more: str = "") -> str:
+        """As ``handrail.toml`` has it."""
+        command, *args = self.argv
+        folders = json.dumps([str(self.folder)])
+        return f"[mcp.servers.{name}]\ncommand = {json.dumps(command)}\nargs = {json.dumps(args)}\nfolders = {folders}\n{more}\n"
+
+
+async def approved(kernel: HeldKernel, name: str) -> None:
+    """Approve what the tools of a configured server say of themselves now."""
+    upstreams, pins = kernel.rooms.upstreams, StoredPins(kernel.rooms.store.folders.state)
+    await upstreams[name].listed()
+    (source,) = (one for one in upstreams.sources if one.name == name)
+    await kernel.rooms.look_again(source)
+    entries = [
+        one for one in kernel.generation.entries.values() if one.foreign is not None and one.foreign.name == name
+    ]
+    pins.approve(name, [Definition.of(entry.spec) for entry in entries])
+    await kernel.rooms.look_again(source)
+
+
+@dataclass(slots=True)
+class Asked:
+    """One HTTP request as it came."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+    @property
+    def rpc(self) -> str:
+        """The method of its message."""
+        return self.body.get("method", "") if isinstance(self.body, dict) else ""  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+
+
+Reply = Callable[[Asked, "Answering"], Awaitable[bool]]
+"""Answers a request out of the ordinary; False leaves it to the server."""
+
+
+class Answering:
+    """The writing side of one request."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    async def send(self, status: int, body: bytes = b"", kind: str = "application/json", **headers: str) -> None:
+        """A whole answer."""
+        lines = [
+            f"HTTP/1.1 {status} Said",
+            f"content-length: {len(body)}",
+            f"content-type: {kind}",
+            "connection: close",
+        ]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+        await self._writer.drain()
+
+    async def result(self, asked: Asked, result: Mapping[str, Any], **headers: str) -> None:
+        body = json.dumps({"jsonrpc": "2.0", "id": asked.body["id"], "result": result}).encode()
+        await self.send(200, body, **headers)
+
+    async def stream(self, **headers: str) -> None:
+        """The head of a stream of events, which ends with the connection."""
+        lines = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "connection: close"]
+        lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+        self._writer.write("\r\n".join(lines).encode() + b"\r\n\r\n")
+        await self._writer.drain()
+
+    async def event(
+        self, message: Mapping[str, Any] | str, id: str = "", retry: int | None = None, name: str = ""
+    ) -> None:
+        data = message if isinstance(message, str) else json.dumps(message)
+        text = (f"event: {name}\n" if name else "") + (f"id: {id}\n" if id else "")
+        text += (f"retry: {retry}\n" if retry is not None else "") + f"data: {data}\n\n"
+        self._writer.write(text.encode())
+        await self._writer.drain()
+
+    async def raw(self, data: bytes) -> None:
+        self._writer.write(data)
+        await self._writer.drain()
+
+
+@dataclass(slots=True)
+class HttpServer:
+    """A server of 2025-11-25 on loopback, which counts sessions, and answers as told where it is told to."""
+
+    tools: list[dict[str, Any]] = field(default_factory=lambda: [listed("echo")])
+    replies: deque[Reply] = field(default_factory=deque[Reply])
+    """What becomes of the next requests that call a tool, in order."""
+    any_request: Reply | None = None
+    token: str = ""
+    """Without it in the authorization, 401."""
+    asked: list[Asked] = field(default_factory=list[Asked])
+    sessions: set[str] = field(default_factory=set[str])
+    port: int = 0
+    _began: int = 0
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/mcp"
+
+    def forget(self) -> None:
+        """As a server that was restarted."""
+        self.sessions.clear()
+
+    async def answer(self, asked: Asked, answering: Answering) -> None:
+        if self.any_request is not None and await self.any_request(asked, answering):
+            return
+        if self.token and asked.headers.get("authorization") != f"Bearer {self.token}":
+            await answering.send(401, www_authenticate='Bearer error="invalid_token"')
+        elif asked.method == "GET":
+            await answering.send(405)
+        elif asked.method == "DELETE":
+            self.sessions.discard(asked.headers.get("mcp-session-id", ""))
+            await answering.send(200)
+        elif asked.rpc == "initialize":
+            self._began += 1
+            session = f"session-{self._began}"
+            self.sessions.add(session)
+            given = {"protocolVersion": "2025-11-25", "capabilities": {"tools": {"listChanged": True}}}
+            await answering.result(
+                asked, {**given, "serverInfo": {"name": "h", "version": "1"}}, mcp_session_id=session
+            )
+        elif asked.rpc == "server/discover":
+            await answering.send(400, b'{"jsonrpc":"2.0","id":null,"error":{"code":-32600,"message":"no session"}}')
+        elif asked.headers.get("mcp-session-id", "") not in self.sessions:
+            await answering.send(404)
+        elif "id" not in asked.body or "method" not in asked.body:
+            await answering.send(202)
+        elif asked.rpc == "tools/list":
+            await answering.result(asked, {"tools": self.tools})
+        elif asked.rpc == "tools/call":
+            if self.replies and await self.replies.popleft()(asked, answering):
+                return
+            said = str(asked.body["params"]["arguments"].get("text"))
+            await answering.result(asked, {"content": [{"type": "text", "text": said}]})
+        else:
+            await answering.result(asked, {})
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            method, path, _ = head[0].split(" ")
+            fields = {
+                key.lower(): value.strip() for key, _, value in (line.partition(":") for line in head[1:] if line)
+            }
+            body = await reader.readexactly(int(fields.get("content-length", 0)))
+            asked = Asked(method, path, fields, json.loads(body) if body[:1] in (b"{", b"[") else body.decode())
+            self.asked.append(asked)
+            await self.answer(asked, Answering(writer))
+        writer.close()
+
+
+@asynccontextmanager
+async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
+    """One on loopback until the block ends; whatever it still has open is cut off then."""
+    server = HttpServer(**given)
+    listening = await asyncio.start_server(server._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
+    server.port = listening.sockets[0].getsockname()[1]
+    try:
+        yield server
+    finally:
+        listening.close()
