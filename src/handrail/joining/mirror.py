@@ -23,9 +23,12 @@ from handrail.contract.tool import Tool
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
+from handrail.registry.checking import OfSpecs
 from handrail.registry.generation import Difference, Entry, Foreign, Generation
 
 _SPEC = TypeAdapter(ToolSpec)
+_dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: _SPEC.dump_python(spec, mode="json"))
+"""Most tools of a generation were told with the one before."""
 _EXPLANATION = TypeAdapter(Explanation)
 _TIER = TypeAdapter(Tier)
 _DIFFERENCE = TypeAdapter(Difference)
@@ -61,7 +64,8 @@ def tier_of(data: Mapping[str, Any]) -> Tier:
 def of_generation(generation: Generation) -> dict[str, Any]:
     entries = [
         {
-            "spec": _SPEC.dump_python(entry.spec, mode="json"),
+            "spec": _dumped(entry.spec),
+            "definition": entry.definition_hash,
             "source": entry.source,
             "withheld": entry.withheld,
             "confined_by": entry.confined_by,
@@ -80,27 +84,41 @@ def of_generation(generation: Generation) -> dict[str, Any]:
     }
 
 
-def generation_of(data: Mapping[str, Any]) -> Generation:
-    """The inverse of :func:`of_generation`, of tools that only show themselves."""
-    entries: list[Entry] = []
-    for told in data["entries"]:
-        spec = _SPEC.validate_python(told["spec"])
-        entries.append(
-            Entry(
-                spec,
-                Shown(spec),
-                compile_schema(spec.parameters),
-                told["source"],
-                spec.definition_hash,
-                told["withheld"],
-                told["confined_by"],
-                told["blocking"],
-                status=told["status"],
-                foreign=None if told["foreign"] is None else Foreign(*told["foreign"]),
-            )
-        )
+def generation_of(data: Mapping[str, Any], before: Generation | None = None) -> Generation:
+    """The inverse of :func:`of_generation`, of tools that only show themselves.
+
+    :param before: whose tools need not be read again, where they are the same
+    """
+    known: Mapping[str, Entry] = {} if before is None else before.entries
+    entries = [_entry_of(told, known.get(told["spec"]["id"])) for told in data["entries"]]
     quarantined = [Fault(**fault) for fault in data["quarantined"]]
     return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
+
+
+def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:
+    foreign = None if told["foreign"] is None else Foreign(*told["foreign"])
+    state = (told["source"], told["withheld"], told["confined_by"], told["blocking"], foreign, told["status"])
+    if before is not None and before.definition_hash == told["definition"]:
+        same = (before.source, before.withheld, before.confined_by, before.blocking, before.foreign, before.status)
+        if state == same:
+            return before
+        spec, tool, schema = before.spec, before.tool, before.schema
+    else:
+        spec = _SPEC.validate_python(told["spec"])
+        tool, schema = Shown(spec), compile_schema(spec.parameters)
+    source, withheld, confined_by, blocking, _, status = state
+    return Entry(
+        spec,
+        tool,
+        schema,
+        source,
+        told["definition"],
+        withheld,
+        confined_by,
+        blocking,
+        foreign=foreign,
+        status=status,
+    )
 
 
 def of_catalog_options(options: CatalogOptions) -> dict[str, Any]:

@@ -164,7 +164,7 @@ class JoinedSession:
 
     def _opened(self, told: Message) -> None:
         if "generation" in told:
-            self._own = mirror.generation_of(told["generation"])
+            self._own = mirror.generation_of(told["generation"], self._tools)
         self._turns = max(self._turns, told["turns"])
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
         self._catalog.active.bring(told["brought"])

@@ -6,10 +6,14 @@ A spec never changes. Most tools of a generation are those of the one before, so
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.spec import ToolSpec, faults_in
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,26 +25,41 @@ class Checked:
     definition_hash: str
 
 
-_known: dict[int, tuple[weakref.ref[ToolSpec], Checked]] = {}
-"""By the identity of a spec that somebody still holds."""
+class OfSpecs(Generic[T]):
+    """What was made of specs, as long as somebody holds them. Safe in any thread.
+
+    :param make: is called once for each; a spec is known by its identity, since equal ones are rare and costly to tell
+    :param keeps: what is not kept is made again
+    """
+
+    def __init__(self, make: Callable[[ToolSpec], T], keeps: Callable[[T], bool] = lambda made: True) -> None:
+        self._make, self._keeps = make, keeps
+        self._known: dict[int, tuple[weakref.ref[ToolSpec], T]] = {}
+
+    def __call__(self, spec: ToolSpec) -> T:
+        found = self._known.get(id(spec))
+        if found is not None and found[0]() is spec:
+            return found[1]
+        made = self._make(spec)
+        if self._keeps(made):
+            known = self._known
+
+            def forget(_: object, key: int = id(spec)) -> None:
+                known.pop(key, None)
+
+            known[id(spec)] = weakref.ref(spec, forget), made
+        return made
 
 
-def checked(spec: ToolSpec) -> Checked:
-    """Everything about ``spec`` that no other tool and no machine changes. Safe in any thread."""
-    found = _known.get(id(spec))
-    if found is not None and found[0]() is spec:
-        return found[1]
+def _check(spec: ToolSpec) -> Checked:
     problems = faults_in(spec)
     schema: Schema | None = None
     try:
         schema = compile_schema(spec.parameters)
     except InvalidSchema as error:
         problems += [(f"llm.parameters.{where}".rstrip("."), problem) for where, problem in error.problems]
-    made = Checked(tuple(problems), schema, "" if problems else spec.definition_hash)
-    if not problems:
+    return Checked(tuple(problems), schema, "" if problems else spec.definition_hash)
 
-        def forget(_: object, key: int = id(spec)) -> None:
-            _known.pop(key, None)
 
-        _known[id(spec)] = weakref.ref(spec, forget), made
-    return made
+checked = OfSpecs(_check, keeps=lambda made: not made.problems)
+"""Everything about a spec that no other tool and no machine changes."""
