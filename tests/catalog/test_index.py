@@ -139,6 +139,13 @@ def test_of_two_documents_with_one_id_the_last_counts() -> None:
     assert index.search("dogs").hits[0].id == "same"
 
 
+def test_a_request_that_one_tool_serves_has_that_and_all_else_is_of_the_tail() -> None:
+    many = [tool(f"other_{n}", f"Lists things of kind {n} of a place.") for n in range(30)]
+    found = Index([*ALL, *many]).search("reserve a hotel room in some place")
+    assert [hit.id for hit in found.hits if not hit.tail] == ["book_hotel"]
+    assert len(found.hits) == 5
+
+
 # Meaning
 
 

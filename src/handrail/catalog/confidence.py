@@ -1,8 +1,9 @@
-"""How likely a hit serves the request, and when to say that nothing does.
+"""How likely a hit serves the request, when to say that nothing does, and which hits are not worth a place in view.
 
-Both are logistic in a few measures, fitted on requests with known tools of three public corpora, whole and in parts of
-60 to 4,000 tools, and on requests of the other corpora put to tools that do not serve them. What was fitted without
-a corpus holds on it nearly as well (``bench/retrieval.py`` prints that curve for any corpora).
+All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of three public
+corpora, put to catalogues of 10 to 4,000 tools drawn from them: some with their tools, some without and without all that
+resembles those, and on requests of the other corpora. What was fitted without a corpus holds on it nearly as well where
+its requests are of a kind with the others (the same command prints that, by size).
 """
 
 from __future__ import annotations
@@ -14,13 +15,18 @@ from dataclasses import dataclass
 _CONSIDERED = 5
 """Hits by which a request is judged."""
 
-_FEWEST, _MOST = 20, 20_000
-"""Sizes of a catalogue between which more tools were seen to mean better chance hits."""
+_FEWEST, _MOST = 5, 20_000
+"""Sizes of a catalogue between which more tools mean better chance hits."""
 
-LEAST = 0.14
-"""The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on
-the three corpora, each with a query adapter fitted without it, 2 % of the tools that there are get lost by it and 40 %
-of the requests without one are told. By words alone it is 1 % and 6 %: words tell little about what is not there."""
+LEAST = 0.11
+"""The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
+three corpora, each with a query adapter fitted without it, 4 % of the tools that there are get lost by it and half of
+the requests without one are told, whether there are ten tools or thousands. By words alone it is 3 % and a quarter:
+words tell less about what is not there."""
+
+_BESIDE, _AT_LEAST = 0.1, 0.02
+"""What a hit's confidence must come to, beside that of the best hit for the same need, and at all, to be worth a place
+in view: one or two of five hits are then, and 2 % of the tools that were found are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,15 +36,17 @@ class Evidence:
     :param near: similarity of meaning, -1 to 1, or None where only words were searched
     :param shared: the part of what words could score at most, 0 to 1
     :param standing: how far it stands out among all tools, in standard deviations
+    :param part: the number of that part
     """
 
     near: float | None
     shared: float
     standing: float
+    part: int = 0
 
 
 def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
-    """For each hit the share of hits with such evidence that serve their request.
+    """For each hit the share of hits with such evidence that serve their request, where half of all requests have a tool.
 
     :param tools: in the catalogue
     """
@@ -48,10 +56,25 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         ahead = each.standing - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.shared))
         if each.near is None:
-            out.append(_logistic(-6.26 + 5.28 * words + 0.29 * ahead + 0.69 * _chance(tools)))
+            out.append(_logistic(-3.57 + 11.18 * words + 0.41 * ahead - 0.63 * _extent(tools)))
         else:
-            out.append(_logistic(-4.68 + 6.93 * each.near + 0.46 * words + 0.58 * ahead))
+            out.append(_logistic(-4.02 + 11.20 * each.near + 2.36 * words + 0.78 * ahead - 0.68 * _extent(tools)))
     return out
+
+
+def tail(hits: Sequence[Evidence], sure: Sequence[float]) -> list[bool]:
+    """For each hit whether so little speaks for it beside the others that it is not worth a place in view.
+
+    :param sure: their confidences
+    """
+    best: dict[int, float] = {}
+    for each, value in zip(hits, sure, strict=True):
+        best[each.part] = max(value, best.get(each.part, 0.0))
+    most = max(sure, default=0.0)
+    return [
+        value < most and value < max(_AT_LEAST, _BESIDE * best[each.part])
+        for each, value in zip(hits, sure, strict=True)
+    ]
 
 
 def fitting(hits: Sequence[Evidence], tools: int) -> float:
@@ -66,16 +89,14 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     rest = [each.standing for each in best[1:]]
     ahead = best[0].standing - (sum(rest) / len(rest) if rest else 0.0)
     words = math.sqrt(max(0.0, best[0].shared))
-    chance = _chance(tools)
     nears = [each.near for each in best if each.near is not None]
-    if not nears or best[0].near is None:
-        return _logistic(2.36 + 8.30 * words + 0.14 * ahead - 1.70 * chance)
-    return _logistic(2.30 + 4.84 * best[0].near + 7.01 * max(nears) + 2.82 * words + 0.26 * ahead - 2.47 * chance)
+    if not nears:
+        return _logistic(-2.90 + 11.44 * words + 0.21 * ahead - 0.53 * _extent(tools))
+    return _logistic(-3.45 + 13.34 * max(nears) + 1.02 * words + 0.55 * ahead - 0.68 * _extent(tools))
 
 
-def _chance(tools: int) -> float:
-    """How far the best of so many stands out by chance, in standard deviations."""
-    return math.sqrt(2 * math.log(min(max(tools, _FEWEST), _MOST)))
+def _extent(tools: int) -> float:
+    return math.log(min(max(tools, _FEWEST), _MOST))
 
 
 def _logistic(value: float) -> float:

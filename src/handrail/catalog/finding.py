@@ -106,6 +106,7 @@ class Searches:
                 relevance=min(1.0, max(0.0, hit.score / top)),
                 confidence=hit.confidence,
                 weak=hit.weak,
+                tail=hit.tail,
                 reason="; ".join(hit.reasons),
                 source=source(entry),
             )

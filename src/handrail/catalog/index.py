@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting
+from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting, tail
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag
@@ -46,6 +46,7 @@ class Hit:
     :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
     :param reasons: what speaks for it, each in a few words
     :param weak: whether it is more likely than not that it does not serve the request
+    :param tail: whether so little speaks for it beside the others that it is not worth a place in view
     """
 
     id: str
@@ -53,6 +54,7 @@ class Hit:
     confidence: float
     reasons: tuple[str, ...]
     weak: bool
+    tail: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +171,9 @@ class Index:
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
         evidence = [self._evidence(each, rows, wanted) for each in order]
         fit = fitting(evidence, len(self._documents))
-        hits = [
-            self._hit(each, given, sure, texts)
-            for each, given, sure in zip(
-                order[:limit], evidence, confidences(evidence, len(self._documents)), strict=False
-            )
-        ]
+        sure = confidences(evidence, len(self._documents))
+        judged = zip(order[:limit], evidence, sure, tail(evidence, sure), strict=False)
+        hits = [self._hit(*each, texts) for each in judged]
         return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning" if vicinity is not None else "lexical", note)
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
@@ -206,16 +205,16 @@ class Index:
         )
         near = [row.meaning.score(found.number) for row in rows if row.meaning is not None]
         standing = max(row.standing(found.number) for row in rows)
-        return Evidence(max(near) if near else None, shared, standing)
+        return Evidence(max(near) if near else None, shared, standing, found.row)
 
-    def _hit(self, found: Ranked, evidence: Evidence, sure: float, texts: Sequence[str]) -> Hit:
+    def _hit(self, found: Ranked, evidence: Evidence, sure: float, last: bool, texts: Sequence[str]) -> Hit:
         document = self._documents[found.number]
         reasons = self._shared(document, texts[found.row])
         if evidence.near is not None:
             reasons.append(f"meaning {evidence.near:.2f}")
         if found.row:
             reasons.append(f"for “{_short(texts[found.row])}”")
-        return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK)
+        return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
 
     def _shared(self, document: Document, text: str) -> list[str]:
         """Where the document has the request's words, as the request says them."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Protocol, cast
 
 from handrail.catalog.active import ActiveSet
@@ -256,6 +257,7 @@ class InteractionCatalog:
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
         if not found.nothing_fits:
+            found = replace(found, hits=tuple(hit for hit in found.hits if not hit.tail))
             await self._bring([hit.tool_id for hit in found.hits])
         return found
 

@@ -109,6 +109,7 @@ class Hit:
     :param relevance: how well, beside the other hits; between 0 and 1
     :param confidence: how sure it is that the tool serves the query, whatever else was found; between 0 and 1
     :param weak: it may well not fit
+    :param tail: so little speaks for it beside the others that a search does not bring it into view
     :param reason: what spoke for it, for people
     :param source: whose text the description is, where that is not the operator's; else ``""``
     """
@@ -120,6 +121,7 @@ class Hit:
     weak: bool = False
     reason: str = ""
     source: str = ""
+    tail: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +182,7 @@ class Catalog(Protocol):
         ...
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
-        """What fits ``query`` of all that can be called, and bring the hits into view.
+        """What fits ``query`` of all that can be called, and bring that into view; hits of the tail are left out.
 
         :param extensions_only: leave out what ships with Handrail
         :raises ToolError: ``invalid_input`` for a query without any words

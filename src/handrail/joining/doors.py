@@ -111,6 +111,7 @@ _hit = shape(
     weak=flag,
     reason=text,
     source=text,
+    tail=flag,
 )
 findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text)
 _manual = shape(

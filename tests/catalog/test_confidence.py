@@ -1,0 +1,46 @@
+"""How sure a hit is, when nothing fits, and what is not worth a place in view."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.catalog.confidence import Evidence, confidences, fitting, tail
+
+_FIGURE = st.floats(-1, 1, allow_nan=False)
+_EVIDENCE = st.builds(Evidence, st.none() | _FIGURE, st.floats(0, 1), st.floats(-5, 30), st.integers(0, 3))
+_HITS = st.lists(_EVIDENCE, min_size=1, max_size=8)
+
+
+@given(_HITS, st.integers(1, 200_000))
+def test_every_hit_has_a_confidence_and_the_best_is_never_of_the_tail(hits: list[Evidence], tools: int) -> None:
+    sure = confidences(hits, tools)
+    assert all(0 <= each <= 1 for each in sure) and 0 <= fitting(hits, tools) <= 1
+    last = tail(hits, sure)
+    assert not last[sure.index(max(sure))]
+    assert all(sure[at] < max(sure) for at, out in enumerate(last) if out)
+
+
+def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() -> None:
+    others = [Evidence(0.1, 0.05, 1.0)] * 4
+    base = [Evidence(0.3, 0.2, 4.0), *others]
+    for more in (Evidence(0.4, 0.2, 4.0), Evidence(0.3, 0.3, 4.0), Evidence(0.3, 0.2, 5.0)):
+        assert confidences([more, *others], 100)[0] > confidences(base, 100)[0]
+        assert fitting([more, *others], 100) > fitting(base, 100)
+
+
+def test_the_same_evidence_says_less_among_more_tools() -> None:
+    for near in (0.3, None):
+        hits = [Evidence(near, 0.2, 4.0), Evidence(near, 0.1, 2.0)]
+        assert fitting(hits, 20) > fitting(hits, 200) > fitting(hits, 20_000)
+
+
+def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
+    hits = [
+        Evidence(0.8, 0.5, 8.0, 1),
+        Evidence(0.75, 0.5, 7.8, 1),
+        Evidence(0.1, 0.0, 0.5, 1),
+        Evidence(0.35, 0.2, 3.5, 2),
+    ]
+    assert tail(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
+    assert tail(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
