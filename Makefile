@@ -53,7 +53,8 @@ doors: setup ## four processes edit one file through one kernel, and the one tha
 	@$(BIN)/python -m handrail.faces.cli.doors
 
 test: setup ## every test that is not marked slow
-	@$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
+	@$(BIN)/python -m compileall -q src
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 2 --dist loadgroup -m "not slow"
 
 attack: setup ## every attack of the suite, in a sandbox of its own, and a table of what held; JSON=file for the table as data
 	@$(BIN)/python -m tests.attacks $(if $(JSON),--json $(JSON))

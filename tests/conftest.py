@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, settings
+from tests.loading import pytest_collection as pytest_collection
+from tests.loading import pytest_collection_finish as pytest_collection_finish
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
 settings.register_profile("handrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -34,6 +36,9 @@ def a_machine_of_its_own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[N
         patch.setenv("XDG_CONFIG_HOME", str(place / "config"))
         patch.setenv("XDG_STATE_HOME", str(place / "xdg-state"))
         patch.setenv("NO_COLOR", "1")
+        patch.setenv(
+            "PYTHONDONTWRITEBYTECODE", "1"
+        )  # what a test starts leaves nothing where tests look for what is left
         for name, value in _IDENTITY.items():
             patch.setenv(name, value)
         yield

@@ -1,0 +1,40 @@
+"""Loading seven thousand tests: the processes of pytest-xdist share the work, and nobody looks for garbage in it.
+
+pytest rewrites each file's assertions, which takes longer than all its imports, and keeps the outcome beside the file.
+Every process needs all files. Where each began with the first, each would rewrite all of them at the same moment; so
+every second process begins at the end, and from the middle on finds what the other has kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+
+gc.disable()  # what is loaded stays; while tests run there is garbage again
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Before a second process looks for the tests of the whole suite. A file that cannot be loaded is told by pytest."""
+    number = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    whole = session.config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if sys.dont_write_bytecode or not whole or int(number) % 2 == 0:
+        return
+    for file in sorted(TESTS.rglob("test_*.py"), reverse=True):
+        try:
+            import_module(".".join(file.relative_to(TESTS.parent).with_suffix("").parts))
+        except (Exception, pytest.skip.Exception):
+            continue
+
+
+def pytest_collection_finish() -> None:
+    """What was loaded is not looked through at every collection of garbage that follows."""
+    gc.freeze()
+    gc.enable()
