@@ -125,24 +125,42 @@ class Lexical:
         :param kept: old number to new number, of the documents that stay
         :param added: new number to terms, of those that come
         """
-        postings: dict[str, list[tuple[int, float]]] = {}
-        for term, place in self.terms.items():
-            begin, end = self.starts[place], self.starts[place + 1]
-            stays = [
-                (kept[number], weight)
-                for number, weight in zip(self.documents[begin:end], self.weights[begin:end], strict=True)
-                if number in kept
-            ]
-            if stays:
-                postings[term] = stays
+        numbers = [-1] * len(self)
         lengths = array("f", bytes(4 * (len(kept) + len(added))))
         for old, new in kept.items():
+            numbers[old] = new
             lengths[new] = self.lengths[old]
+        coming: dict[str, list[tuple[int, float]]] = {}
         for number, each in added.items():
             lengths[number] = each.length
             for term, weight in each.weights.items():
-                postings.setdefault(term, []).append((number, weight))
-        return self._laid(postings, lengths)
+                coming.setdefault(term, []).append((number, weight))
+        renumbered = array("i", [numbers[number] for number in self.documents])
+        gone = iter([at for at, number in enumerate(renumbered) if number < 0])
+        places: dict[str, int] = {}
+        starts, documents, weights = array("i", [0]), array("i"), array("f")
+        next_gone = next(gone, len(renumbered))
+        for term, place in self.terms.items():  # in the order of their places
+            begin, end = self.starts[place], self.starts[place + 1]
+            while next_gone < end:
+                documents += renumbered[begin:next_gone]
+                weights += self.weights[begin:next_gone]
+                begin, next_gone = next_gone + 1, next(gone, len(renumbered))
+            documents += renumbered[begin:end]
+            weights += self.weights[begin:end]
+            if term in coming:
+                new_here = coming.pop(term)
+                documents.extend([number for number, _ in new_here])
+                weights.extend([weight for _, weight in new_here])
+            if len(documents) > starts[-1]:
+                places[term] = len(places)
+                starts.append(len(documents))
+        for term, held in coming.items():
+            documents.extend([number for number, _ in held])
+            weights.extend([weight for _, weight in held])
+            places[term] = len(places)
+            starts.append(len(documents))
+        return Lexical(places, starts, documents, weights, lengths)
 
     @classmethod
     def _laid(cls, postings: Mapping[str, Sequence[tuple[int, float]]], lengths: array[float]) -> Lexical:
