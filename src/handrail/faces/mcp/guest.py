@@ -129,8 +129,18 @@ class Guest:
                 self.parked.popitem(last=False)
 
     def end(self, exchange: Exchange) -> None:
-        """It has its answer, or nobody wants that."""
-        self.exchanges.pop(exchange.call_id, None)
+        """It has its answer, or nobody wants that; one that was stopped still counts until it has ended."""
+        task = exchange.task
+        if task is None or task.done():
+            self._forget(exchange)
+        else:
+            task.add_done_callback(lambda _: self._forget(exchange))
+
+    def _forget(self, exchange: Exchange) -> None:
+        if self.exchanges.get(exchange.call_id) is exchange:
+            del self.exchanges[exchange.call_id]
+        if exchange.task is not None and not exchange.task.cancelled():
+            exchange.task.exception()  # whoever followed it has been told; where nobody did, nobody wants to know
 
     # ── what happens ─────────────────────────────────────────────────────────────────────────────
 

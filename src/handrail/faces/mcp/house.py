@@ -185,8 +185,7 @@ class House:
         guest, _ = self._held.pop(state)
         exchange = guest.held.pop(state)
         exchange.abandon()
-        if exchange.task is not None:  # it ends by itself; an approval has been parked, and can be collected
-            exchange.task.add_done_callback(lambda _: guest.end(exchange))
+        guest.end(exchange)  # once its call has ended; an approval is parked by then, and can be collected
 
 
 def _connection_of(context: ServerRequestContext[Any]) -> Connection:

@@ -6,12 +6,15 @@ import asyncio
 import base64
 import os
 import stat
+import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import HandrailError
+from handrail.contract.offering import AT_SOURCE
 from handrail.contract.shapes import ARTIFACT_URI, artifact_uri
 from handrail.record.artifacts import Artifacts
 
@@ -20,6 +23,7 @@ if TYPE_CHECKING:
     from handrail.contract.result import Result
     from handrail.faces.mcp.guest import Guest
     from handrail.kernel import Kernel
+    from handrail.registry.generation import Generation
 
 OUTPUT_URI = "handrail://output/"
 MOST_KEPT = 200
@@ -45,6 +49,8 @@ class Outputs:
         self._kept: OrderedDict[str, dict[str, Any]] = OrderedDict()
         """By URI, as they are listed."""
         self._files: dict[str, Path] = {}
+        self.changes = 0
+        """How often there were others."""
 
     @property
     def listed(self) -> list[dict[str, Any]]:
@@ -68,6 +74,7 @@ class Outputs:
         return uri
 
     def _keep(self, uri: str, name: str, about: str, media_type: str) -> None:
+        self.changes += uri not in self._kept
         self._kept[uri] = {"uri": uri, "name": name, "description": about, "mimeType": media_type}
         self._kept.move_to_end(uri)
         while len(self._kept) > MOST_KEPT:
@@ -122,28 +129,70 @@ def _read(path: Path) -> bytes:
 # ── what sources offer ───────────────────────────────────────────────────────────────────────────
 
 
-def offerings_of(kernel: Kernel) -> Sequence[Offering]:
-    """Those of the tools that there are now."""
-    return cast("Sequence[Offering]", getattr(kernel.generation, "offerings", ()))
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """What all sources of one generation have beside tools, as MCP lists it; the operator's own first."""
+
+    resources: tuple[dict[str, Any], ...]
+    templates: tuple[dict[str, Any], ...]
+    prompts: tuple[dict[str, Any], ...]
 
 
-def as_resource(spec: ResourceSpec) -> dict[str, Any]:
-    told = {"uri": spec.uri, "name": spec.name, "title": spec.title, "description": spec.description}
-    return _told({**spec.more, **told, "mimeType": spec.media_type, "size": spec.size})
+_offered: weakref.WeakKeyDictionary[Generation, Offered] = weakref.WeakKeyDictionary()
 
 
-def as_template(spec: ResourceTemplate) -> dict[str, Any]:
+def offered_by(generation: Generation) -> Offered:
+    """Listed once for each generation. What two sources name alike has its source's name before it, and what is not the
+    operator's says whose it is."""
+    if (known := _offered.get(generation)) is not None:
+        return known
+    resources: list[dict[str, Any]] = []
+    templates: list[dict[str, Any]] = []
+    prompts: list[dict[str, Any]] = []
+    uris: set[str] = set()
+    names: set[str] = set()
+    for offering in sorted(generation.offerings, key=lambda one: one.foreign):
+        for resource in offering.resources:
+            resources.append({**_resource(resource, offering), "uri": _apart(resource.uri, offering, uris)})
+        templates += [_template(template, offering) for template in offering.templates]
+        for prompt in offering.prompts:
+            prompts.append({**_prompt(prompt, offering), "name": _apart(prompt.name, offering, names)})
+    found = _offered[generation] = Offered(tuple(resources), tuple(templates), tuple(prompts))
+    return found
+
+
+def _apart(name: str, offering: Offering, taken: set[str]) -> str:
+    if name in taken and offering.foreign:
+        return f"{AT_SOURCE}{offering.source}:{name}"
+    taken.add(name)
+    return name
+
+
+def _resource(spec: ResourceSpec, offering: Offering) -> dict[str, Any]:
+    told = {"name": spec.name, "title": spec.title, "description": spec.description}
+    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type, "size": spec.size})
+
+
+def _template(spec: ResourceTemplate, offering: Offering) -> dict[str, Any]:
     told = {"uriTemplate": spec.uri_template, "name": spec.name, "title": spec.title, "description": spec.description}
-    return _told({**spec.more, **told, "mimeType": spec.media_type})
+    return _told({**_more(spec.more, offering), **told, "mimeType": spec.media_type})
 
 
-def as_prompt(spec: PromptSpec) -> dict[str, Any]:
+def _prompt(spec: PromptSpec, offering: Offering) -> dict[str, Any]:
     arguments = [
         _told({"name": one.name, "title": one.title, "description": one.description}) | {"required": one.required}
         for one in spec.arguments
     ]
-    told = {"name": spec.name, "title": spec.title, "description": spec.description, "arguments": arguments}
-    return _told({**spec.more, **told})
+    told = {"title": spec.title, "description": spec.description, "arguments": arguments}
+    return _told({**_more(spec.more, offering), **told})
+
+
+def _more(more: Mapping[str, Any], offering: Offering) -> dict[str, Any]:
+    if not offering.foreign:
+        return dict(more)
+    meta: Any = more.get("_meta")
+    kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
+    return {**more, "_meta": {**kept, "handrail/origin": offering.source}}
 
 
 def _told(members: Mapping[str, Any]) -> dict[str, Any]:

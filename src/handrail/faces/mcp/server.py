@@ -33,7 +33,7 @@ from handrail.faces.mcp.listing import (
     unwrapped,
     with_schemas,
 )
-from handrail.faces.mcp.offers import TooLong, as_prompt, as_resource, as_template, offerings_of, with_bytes
+from handrail.faces.mcp.offers import TooLong, offered_by, with_bytes
 from handrail.faces.mcp.stdio import streams
 
 if TYPE_CHECKING:
@@ -177,7 +177,8 @@ class Doors:
             if (waits := result.metadata.get("parked")) is not None:
                 result = _to_collect(found.tool_id, waits, result)
             content = await rendered(self._kernel, visit, found.tool_id, result)
-            await visit.tell_of_changes()
+            if visit.may_have_changed():
+                await visit.tell_of_changes()
             return content
 
     async def _carried_out(
@@ -221,12 +222,10 @@ class Doors:
             return page_of("resources", self._resources(visit), params.cursor)
 
     def _resources(self, visit: Visit) -> list[dict[str, Any]]:
-        offered = [as_resource(spec) for offering in offerings_of(self._kernel) for spec in offering.resources]
-        return [*offered, *visit.outputs.listed]
+        return [*offered_by(self._kernel.generation).resources, *visit.outputs.listed]
 
     async def on_list_templates(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
-        offered = [as_template(spec) for offering in offerings_of(self._kernel) for spec in offering.templates]
-        return page_of("resourceTemplates", offered, params.cursor)
+        return page_of("resourceTemplates", offered_by(self._kernel.generation).templates, params.cursor)
 
     async def on_read_resource(self, context: Context, params: types.ReadResourceRequestParams) -> Any:
         async with self._house.visited(context) as visit:
@@ -308,8 +307,8 @@ class Doors:
 
     # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
 
-    def _prompts(self) -> list[dict[str, Any]]:
-        return [as_prompt(spec) for offering in offerings_of(self._kernel) for spec in offering.prompts]
+    def _prompts(self) -> Sequence[dict[str, Any]]:
+        return offered_by(self._kernel.generation).prompts
 
     async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:

@@ -49,6 +49,7 @@ class Visit:
         self._shown: dict[str, Callable[[], Sequence[object]]] = {}
         self._told: dict[str, Sequence[object]] = {}
         self._telling = False
+        self._mark: tuple[object, int, int] | None = None
         guest.changed = self.look_again
         guest.updated = lambda uri: house.spawn(self._tell_of_resource(uri))
 
@@ -90,6 +91,12 @@ class Visit:
             self.subscribed[uri] = left
             return False
         return self.subscribed.pop(uri, None) is not None
+
+    def may_have_changed(self) -> bool:
+        """Whether it is worth looking: after each call, so this is quick."""
+        now = (self._house.kernel.generation, self.outputs.changes, len(self.guest.session.view))
+        before, self._mark = self._mark, now
+        return before is None or before[0] is not now[0] or before[1:] != now[1:]
 
     def look_again(self) -> None:
         """Something may have changed."""
