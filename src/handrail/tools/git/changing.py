@@ -12,7 +12,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.tools.git import forms
-from handrail.tools.git.reading import MOST_LISTED, STATUS
+from handrail.tools.git.answers import MOST_LISTED, STATUS, check_conflicts, listed
 from handrail.tools.git.repository import (
     FOLDER,
     WRITES,
@@ -86,9 +86,7 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
             *("update-index", "--add", "--remove", "--replace", "-z", "--stdin"),
             stdin=b"".join(path + b"\0" for path in staged),
         )
-    answer: dict[str, Any] = {"staged": [repository.shown(path) for path in staged[:MOST_LISTED]]}
-    if len(staged) > MOST_LISTED:
-        answer["staged_not_listed"] = len(staged) - MOST_LISTED
+    answer = listed("staged", [repository.shown(path) for path in staged])
     left: dict[str, Iterable[bytes]] = {
         "rules keep it from being read": hidden,
         "it is a repository of its own": [path for path in state.untracked if path.endswith(b"/")],
@@ -139,13 +137,8 @@ class Commit(Tool):
         amend = args.get("amend", False)
         if args.get("all", False):
             await stage(repository, (), new=False)
-        state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
-        if state.unmerged:
-            raise ToolError(
-                "there are conflicts to solve first; give each file to git.add when it is solved",
-                kind="conflict",
-                data={"conflicts": [repository.shown(path) for path, _ in state.unmerged[:MOST_LISTED]]},
-            )
+        then = "give each file to git.add when it is solved"
+        state = await check_conflicts(repository, "there are conflicts to solve first", then)
         if (
             not amend
             and not any(one.index != "." for one in state.changed)
@@ -214,10 +207,8 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
     if commits:
         found |= {name: commits[0][name] for name in ("commit", "subject", "author")}
     for output in rest:
-        rows = forms.differences(output)
-        found["files"] = [{"path": repository.shown(one.path), "change": one.change} for one in rows[:MOST_LISTED]]
-        if len(rows) > MOST_LISTED:
-            found["files_not_listed"] = len(rows) - MOST_LISTED
+        rows = [{"path": repository.shown(one.path), "change": one.change} for one in forms.differences(output)]
+        found |= listed("files", rows)
     return found
 
 

@@ -9,8 +9,8 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.tools.git import forms
+from handrail.tools.git.answers import STATUS, check_conflicts
 from handrail.tools.git.changing import TIMEOUT_MS, check_writing, described, identity, in_the_way, refuse_hidden
-from handrail.tools.git.reading import MOST_LISTED, STATUS
 from handrail.tools.git.repository import FOLDER, MAX_OUTPUT, WRITES, Repository, commitish, opened, schema, text
 from handrail.tools.git.showing import difference
 
@@ -78,32 +78,14 @@ class Merge(Tool):
         except ToolError as error:
             raise in_the_way(error) from None
         if done.exit_code:
-            await _conflicts(
-                repository, "the merge", "solve each and give it to git.add, then git.commit; or git.merge with abort"
-            )
+            then = "solve each and give it to git.add, then git.commit; or git.merge with abort"
+            await check_conflicts(repository, "the merge left conflicts in {} files", then)
             raise in_the_way(await repository.failure((*words, ref), done))
         after = await described(repository)
         if before.get("commit") == after.get("commit"):
             return {"result": "already up to date", **after}
         parents = (await repository.output("rev-parse", "HEAD^@")).split()
         return {"result": "merged" if len(parents) > 1 else "fast-forwarded", **after}
-
-
-async def _conflicts(repository: Repository, what: str, then: str) -> None:
-    """
-    :raises ToolError: ``conflict`` with the files, where there are any
-    """
-    state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
-    if state.unmerged:
-        raise ToolError(
-            f"{what} left conflicts in {len(state.unmerged)} files; {then}",
-            kind="conflict",
-            data={
-                "conflicts": [
-                    {"path": repository.shown(path), "change": how} for path, how in state.unmerged[:MOST_LISTED]
-                ]
-            },
-        )
 
 
 class Stash(Tool):
@@ -165,9 +147,8 @@ class Stash(Tool):
         except ToolError as error:
             raise in_the_way(error) from None
         if done.exit_code:
-            await _conflicts(
-                repository, "taking the stash back", "the stash is kept; solve each and give it to git.add"
-            )
+            then = "the stash is kept; solve each and give it to git.add"
+            await check_conflicts(repository, "taking the stash back left conflicts in {} files", then)
             raise in_the_way(await repository.failure(("stash", action), done))
         return {"done": action, **chosen}
 

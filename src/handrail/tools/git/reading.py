@@ -10,6 +10,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.tools.git import forms
+from handrail.tools.git.answers import MOST_LISTED, STATUS, conflicts, filters_noted, hidden, listed
 from handrail.tools.git.repository import (
     MAX_OUTPUT,
     READ_FOLDER,
@@ -23,9 +24,7 @@ from handrail.tools.git.repository import (
 )
 from handrail.tools.git.urls import without_credentials
 
-MOST_LISTED = 500
 _LOCKS = (LockSpec("workspace", "S"),)
-STATUS = ("status", "--porcelain=v2", "--branch", "-z", "--ignore-submodules=dirty", "--find-renames")
 _STATES = {
     "MERGE_HEAD": "merging",
     "CHERRY_PICK_HEAD": "cherry-picking",
@@ -73,18 +72,12 @@ class Status(Tool):
             "staged": [_change(repository, one, one.index) for one in state.changed if one.index != "."],
             "unstaged": [_change(repository, one, one.worktree) for one in unstaged if one.path not in kept],
             "untracked": [repository.shown(path) for path in state.untracked],
-            "conflicts": [{"path": repository.shown(path), "change": how} for path, how in state.unmerged],
+            "conflicts": conflicts(repository, state),
         }
         answer["clean"] = not any(lists.values())
         for name, found in lists.items():
-            answer[name] = found[:MOST_LISTED]
-            if len(found) > MOST_LISTED:
-                answer[f"{name}_not_listed"] = len(found) - MOST_LISTED
-        if kept:
-            answer["hidden"] = {
-                "paths": sorted(map(repository.shown, kept))[:MOST_LISTED],
-                "why": "rules keep these from being read, so whether they changed cannot be told",
-            }
+            answer |= listed(name, found)
+        answer |= hidden(repository, kept, "whether they changed cannot be told")
         if "stash" in state.headers:
             answer["stashes"] = int(state.headers["stash"])
         return answer | filters_noted(repository)
@@ -114,17 +107,6 @@ def _change(repository: Repository, one: forms.Changed, letter: str) -> dict[str
     if one.before is not None and letter in "RC":
         found["from"] = repository.shown(one.before)
     return found
-
-
-def filters_noted(repository: Repository) -> dict[str, Any]:
-    """What a result says where filters were left out."""
-    if not repository.filters:
-        return {}
-    names = ", ".join(sorted(repository.filters)[:5])
-    return {
-        "filters_not_run": f"{names}: the repository's configuration names programs for these filters, and none is run; "
-        "files under them may show as changed though they are not"
-    }
 
 
 class Log(Tool):

@@ -14,7 +14,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
 from handrail.tools.git import forms
-from handrail.tools.git.reading import MOST_LISTED, filters_noted
+from handrail.tools.git.answers import filters_noted, hidden, listed
 from handrail.tools.git.repository import (
     MAX_OUTPUT,
     READ_FOLDER,
@@ -187,16 +187,10 @@ async def difference(
         _patch(repository, [*words, f"--unified={args.get('context', 3)}", "--", *about], args),
     )
     files = [_row(repository, one) for one in forms.differences(counts)]
-    answer: dict[str, Any] = {"files": files[:MOST_LISTED]}
-    if len(files) > MOST_LISTED:
-        answer["files_not_listed"] = len(files) - MOST_LISTED
+    answer = listed("files", files)
     answer["added"] = sum(row.get("added", 0) for row in files)
     answer["deleted"] = sum(row.get("deleted", 0) for row in files)
-    if kept:
-        answer["hidden"] = {
-            "paths": sorted(map(repository.shown, kept))[:MOST_LISTED],
-            "why": "rules keep these from being read, so their changes are left out",
-        }
+    answer |= hidden(repository, kept, "their changes are left out")
     if patch is not None:
         answer["patch"] = text(patch)
     return answer
