@@ -1,43 +1,131 @@
-"""Handrail's client for the client scenarios."""
+"""Handrail's client for the client scenarios: ``kernel.mcp.connect``, and calls that go through the kernel."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncGenerator
+import tempfile
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
-import httpx2
-from mcp.client.client import Client
-from mcp.client.streamable_http import streamable_http_client
 from tests.mcp_suite import client as scenarios
-from tests.mcp_suite import sdk_client
-from tests.mcp_suite.client import Server
+from tests.mcp_suite.client import Server, answers_to_form
 
-from handrail.registry.sources.mcp.flows import IdentityAssertion, PersonSignsIn
+from handrail.contract.errors import ToolError
+from handrail.contract.peer import Ask
+from handrail.contract.session import Session
+from handrail.gateway import ConnectedServer
+from handrail.registry.sources.mcp.oauth import Prompt
+from handrail.testing.kernels import temporary_kernel
+
+CALLBACK = "http://localhost:3000/callback"
+IDENTITY_DOCUMENT = "https://conformance-test.local/client-metadata.json"
+"""What the suite expects as the address of the client's own metadata."""
 
 
-def _authorization(url: str) -> httpx2.Auth:
-    known = scenarios.context()
-    if "idp_id_token" in known:
-        return IdentityAssertion(
-            url,
-            sdk_client.Remembered(),
-            client_id=known["client_id"],
-            client_secret=known["client_secret"],
-            id_token=known["idp_id_token"],
-            identity_client_id=known["idp_client_id"],
-            exchange=known["idp_token_endpoint"],
-        )
-    return sdk_client.authorization(url, PersonSignsIn)
+class Agreeing:
+    """A client at a face whose person agrees to what forms propose."""
+
+    def offers(self, call_id: str, method: str, params: Mapping[str, Any]) -> bool:
+        return method == "elicitation/create" and params.get("mode", "form") == "form"
+
+    async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
+        return {
+            key: {"action": "accept", "content": answers_to_form(ask.params["requestedSchema"])}
+            for key, ask in asks.items()
+        }
+
+    def let_go(self, call_id: str) -> None:
+        return
+
+
+class Connected:
+    def __init__(self, server: ConnectedServer, session: Session) -> None:
+        self._server = server
+        self._session = session
+
+    async def tools(self) -> list[tuple[str, Mapping[str, Any]]]:
+        off = self._server.tools
+        return [
+            (item["name"], item["inputSchema"])
+            for item in self._server.listing.tools
+            if item["name"] in off
+        ]
+
+    async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
+        result = await self._session.call(name, dict(arguments))
+        if not result.ok:
+            raise ToolError(result.error_text or "")
+        return result.data
+
+    async def rest(self) -> None:
+        for tool, key in (("resource", "uri"), ("prompt", "name")):
+            listed = await self._session.call(f"{tool}.list", {})
+            for one in listed.data if listed.ok else ():
+                await self._session.call("resource.read" if tool == "resource" else "prompt.get", {key: one[key]})
+
+
+def _oauth(known: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
+    """How this client signs in, as a configuration has it, and the secrets that it names."""
+    secrets: dict[str, str] = {}
+
+    def secret(name: str, value: str) -> dict[str, str]:
+        secrets[name] = value
+        return {"secret": name}
+
+    said: dict[str, Any] = {}
+    if "client_id" in known:
+        said["client_id"] = known["client_id"]
+    if "client_secret" in known:
+        said["client_secret"] = secret("CLIENT_SECRET", known["client_secret"])
+    if "private_key_pem" in known:
+        said |= {
+            "grant": "client_credentials",
+            "private_key": secret("PRIVATE_KEY", known["private_key_pem"]),
+            "signing_algorithm": known.get("signing_algorithm", "ES256"),
+        }
+    elif "idp_id_token" in known:
+        said |= {
+            "grant": "identity_assertion",
+            "identity_exchange": known["idp_token_endpoint"],
+            "identity_client_id": known["idp_client_id"],
+            "identity_token": secret("IDENTITY_TOKEN", known["idp_id_token"]),
+        }
+    elif os.environ["MCP_CONFORMANCE_SCENARIO"] == "auth/client-credentials-basic":
+        said["grant"] = "client_credentials"
+    else:
+        said["client_metadata_url"] = IDENTITY_DOCUMENT
+    return said, secrets
+
+
+async def _visited(url: str) -> str:
+    from tests.mcp_suite.sdk_client import signed_in
+
+    return f"{CALLBACK}?{urlencode(await signed_in(url))}"
 
 
 @asynccontextmanager
 async def connect(url: str) -> AsyncGenerator[Server]:
-    scenario = os.environ["MCP_CONFORMANCE_SCENARIO"]
-    protocol = os.environ.get("MCP_CONFORMANCE_PROTOCOL_VERSION", "")
-    auth = _authorization(url) if scenario.startswith("auth/") else None
-    async with httpx2.AsyncClient(auth=auth, timeout=20) as http:
-        transport = streamable_http_client(url, http_client=http)
-        mode = "legacy" if protocol < "2026-07-28" else "auto"
-        async with Client(transport, mode=mode, elicitation_callback=sdk_client.form) as client:
-            yield sdk_client.Connected(client)
+    oauth, secrets = _oauth(scenarios.context())
+    more: dict[str, Any] = {"oauth": oauth} if os.environ["MCP_CONFORMANCE_SCENARIO"].startswith("auth/") else {}
+    with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as folder:
+        async with (
+            temporary_kernel(Path(folder), rules=["allow *"], secrets=secrets) as kernel,
+            kernel.mcp.connect(
+                "server",
+                url=url,
+                prompt=Prompt(CALLBACK, _visited),
+                prefix="",
+                hosts=["localhost:*"],
+                elicitation=True,
+                **more,
+            ) as server,
+        ):
+            await server.approve()
+            session = await kernel.session(peer=Agreeing())
+            try:
+                yield Connected(server, session)
+            finally:
+                await session.close()

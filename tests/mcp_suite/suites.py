@@ -1,6 +1,6 @@
 """The official conformance suite, two releases of it, and the Node that they need: installed once, exactly, into a cache.
 
-``HANDRAIL_CONFORMANCE`` names another folder. With an older Node on PATH npm would silently take older releases of the
+``MCP_CONFORMANCE_CACHE`` names another folder. With an older Node on PATH npm would silently take older releases of the
 suite, so version and content of what was installed are compared with what is written here before anything is counted.
 """
 
@@ -125,7 +125,7 @@ def _reason(output: str) -> str:
 
 def installed(version: str) -> Suite:
     """:raises Unfit: when it cannot be installed, or is not what is written here"""
-    root = Path(os.environ.get("HANDRAIL_CONFORMANCE") or platformdirs.user_cache_path("handrail") / "conformance")
+    root = Path(os.environ.get("MCP_CONFORMANCE_CACHE") or platformdirs.user_cache_path("handrail") / "conformance")
     node = _node(root)
     folder = root / f"suite-{version}"
     _add(folder, SUITE, version, node)
