@@ -251,11 +251,13 @@ class HeldKernel(Kernel):
         turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
         session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)
         session.history = lasting.history(session_id)
+        session.news.follow(context.watchers)
         self._sessions[session_id] = session
         try:
             await rooms.store.sessions.open(row)
             await session.catalog.restore()
         except BaseException:
+            session.news.end()
             del self._sessions[session_id]
             raise
         opened = {"agent": context.agent, "face": face, "headless": headless, "mode": book.mode, **_parent(row)}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from handrail.contract.errors import ToolError
-from handrail.contract.offering import Offering
+from handrail.contract.offering import Offering, SourceRequest, Stamped, offered
 
 logger = logging.getLogger("handrail.arbiter")
 
@@ -17,6 +17,7 @@ MOST_SUBSCRIBED = 1_000
 TOLD_EVERY_S = 0.1
 """A session is told of one resource this often at most, and once more of what came meanwhile."""
 _ENDING_S = 5.0
+_SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
 
 Stop = Callable[[], Awaitable[None]]
 
@@ -30,6 +31,8 @@ class Subscriptions:
     def __init__(self, tell: Callable[[str], None]) -> None:
         self._tell = tell
         self._stops: dict[str, Stop | None] = {}
+        self._stamps: dict[str, str] = {}
+        """By URI, of those whose source can only be looked at."""
         self._quiet: dict[str, bool] = {}
         """By URI that was told of just now: whether it has changed again since."""
         self._over = False
@@ -51,6 +54,8 @@ class Subscriptions:
         before = uri[: len(uri) - len(named)] if uri.endswith(named) else ""
         try:
             stop = await offering.subscribe(named, lambda changed: self._updated(uri, before + changed))
+            if isinstance(offering, Stamped):
+                self._stamps[uri] = await asyncio.to_thread(offering.stamp, named)
         except BaseException:
             self._stops.pop(uri, None)
             raise
@@ -64,6 +69,7 @@ class Subscriptions:
         if uri not in self._stops:
             return False
         stop = self._stops.pop(uri)
+        self._stamps.pop(uri, None)
         if stop is not None:
             await stop()
         return True
@@ -77,6 +83,20 @@ class Subscriptions:
                 for failure in await asyncio.gather(*(stop() for stop in stops), return_exceptions=True):
                     if isinstance(failure, Exception):
                         logger.info("a source was not told that nobody listens any more: %s", failure)
+
+    async def look_again(self, offerings: Sequence[Offering]) -> None:
+        """Tell of what is other now, of sources that do not tell themselves.
+
+        :param offerings: those there are now
+        """
+        for uri, stamp in tuple(self._stamps.items()):
+            found = offered(offerings, _SUBSCRIBING, uri)
+            now = ""
+            if found is not None and isinstance(found[0], Stamped):
+                now = await asyncio.to_thread(found[0].stamp, found[1])
+            if now != stamp and uri in self._stamps:
+                self._stamps[uri] = now
+                self._updated(uri, uri)
 
     def _updated(self, uri: str, changed: str) -> None:
         if self._over or uri not in self._stops:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from handrail.catalog.categories import category_of
 from handrail.catalog.embedders import Chosen, encoder_of
-from handrail.catalog.view import is_extension
+from handrail.catalog.view import idle_in, is_extension
 from handrail.contract.doors import Findings, Hit
 from handrail.contract.errors import ToolError
 from handrail.registry.generation import BUILT_IN, Entry, Generation
@@ -183,6 +183,7 @@ def _documents(generation: Generation) -> dict[str, Document]:
     """What is searched: the tools that can be called."""
     from handrail.catalog.texts import Document
 
+    idle = idle_in(generation)
     aliases: dict[str, list[str]] = {}
     for alias, tool_id in generation.aliases.items():
         aliases.setdefault(tool_id, []).append(alias)
@@ -196,5 +197,5 @@ def _documents(generation: Generation) -> dict[str, Document]:
             version=entry.definition_hash,
         )
         for tool_id, entry in generation.entries.items()
-        if entry.withheld is None and not (entry.source == BUILT_IN and tool_id in _WAYS)
+        if entry.withheld is None and tool_id not in idle and not (entry.source == BUILT_IN and tool_id in _WAYS)
     }

@@ -7,7 +7,7 @@ the interaction's own matter (:mod:`handrail.catalog.interaction`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -23,8 +23,6 @@ MOST_IN_VIEW = 20
 """Up to so many tools in all are in view from the start."""
 FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 """The ways to a tool that is not in view."""
-_FOR_OFFERINGS = frozenset(OFFER_IDS)
-"""Of no use where no source has anything beside tools."""
 Standing = Literal["core", "in view", "to be loaded", "withheld"]
 
 
@@ -61,7 +59,7 @@ class View:
     __slots__ = ("__weakref__", "_category", "core", "first", "members", "native", "ready", "texts", "whole")
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
-        idle = () if generation.offerings else _FOR_OFFERINGS
+        idle = idle_in(generation)
         ready = {
             tool_id: entry
             for tool_id, entry in generation.entries.items()
@@ -121,6 +119,11 @@ class View:
 
 
 _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weakref.WeakKeyDictionary()
+
+
+def idle_in(generation: Generation) -> Collection[str]:
+    """Tools that are of no use, and no model is told of: those for offerings, where no source has anything beside tools."""
+    return () if generation.offerings else OFFER_IDS
 
 
 def view_of(generation: Generation, options: CatalogOptions) -> View:

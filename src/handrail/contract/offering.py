@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Literal, Protocol, cast, runtime_checkable
 
 if TYPE_CHECKING:
     from handrail.contract.runtime import Runtime
@@ -114,6 +114,15 @@ class Offering(Protocol):
 
         :raises ToolError: ``unavailable`` where the source does not tell
         """
+        ...
+
+
+@runtime_checkable
+class Stamped(Protocol):
+    """An offering that does not tell of changes by itself, and is looked at whenever sources are looked through."""
+
+    def stamp(self, uri: str) -> str:
+        """Another text when what is read there is other. Called in a thread."""
         ...
 
 

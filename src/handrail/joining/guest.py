@@ -243,7 +243,7 @@ class Guest:
         catalog = session.catalog
         if interaction or brought:  # it goes on with this holder; else with what was kept
             catalog.begin(interaction, brought)
-        catalog.changed = partial(self._brought_in, id, catalog)
+        session.news.when_brought = partial(self._brought_in, id, catalog)
         told: Message = {
             "turns": session.turns,
             "catalog": mirror.of_catalog_options(catalog.options),

@@ -20,6 +20,7 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import compile_schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.joining.offerings import of_offerings, offerings_of
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
@@ -81,6 +82,7 @@ def of_generation(generation: Generation) -> dict[str, Any]:
         "aliases": dict(generation.aliases),
         "quarantined": [asdict(fault) for fault in generation.quarantined],
         "beyond": sorted(generation.beyond),
+        "offerings": of_offerings(generation.offerings),
     }
 
 
@@ -92,7 +94,8 @@ def generation_of(data: Mapping[str, Any], before: Generation | None = None) -> 
     known: Mapping[str, Entry] = {} if before is None else before.entries
     entries = [_entry_of(told, known.get(told["spec"]["id"])) for told in data["entries"]]
     quarantined = [Fault(**fault) for fault in data["quarantined"]]
-    return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"])
+    offerings = offerings_of(data["offerings"])
+    return Generation(data["number"], entries, data["aliases"], quarantined, data["beyond"], offerings)
 
 
 def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:

@@ -153,6 +153,9 @@ class Context:
         self.shared = shared
         self.secrets = secrets
         shelf.authorities.append(authority)
+        self.watchers: list[Callable[[Generation], None]] = []
+        """Told of each new generation that its sessions work with."""
+        shelf.watchers.append(self._published)
 
     @property
     def agent(self) -> str:
@@ -168,14 +171,22 @@ class Context:
         """Go on, in sessions that are open as well, with the tools of ``own``, which nobody else has or will have."""
         before = self.shelf
         before.authorities.remove(self.authority)
+        before.watchers.remove(self._published)
         own.shelf.authorities[:] = [self.authority]
+        own.shelf.watchers[:] = [self._published]
         self.authority.agent_layer = own.authority.agent_layer
         self.shelf, self.shared = own.shelf, own.shared
         if before.is_on_record:
             own.shelf.begin()
+        self._published(self.generation)
+
+    def _published(self, generation: Generation) -> None:
+        for told in tuple(self.watchers):
+            told(generation)
 
     async def aclose(self) -> None:
         """Nobody opens sessions of it any more."""
         self.shelf.authorities.remove(self.authority)
+        self.shelf.watchers.remove(self._published)
         if not self.shared:
             await self.shelf.succession.aclose()

@@ -29,6 +29,7 @@ from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
+from handrail.session.news import News
 from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of
 from handrail.session.recalling import recalled
@@ -60,6 +61,8 @@ class HeldSession:
         if lane.catalog is None:
             lane.catalog = Interaction(lane.session_id, CatalogOptions(), lane.around.values)
         self._catalog = lane.catalog
+        self.news = News(lane)
+        """Tells its watchers of what is no call's."""
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
@@ -145,6 +148,7 @@ class HeldSession:
         self._check_open()
         if number is None or number != self._catalog.number:
             self._catalog.begin(number)
+            self.news.view_changed()
         await self._catalog.preload(self._generation(), text)
         await self._catalog.keep()
 
@@ -310,7 +314,10 @@ class HeldSession:
         """
         self.closed = True
         self._lane.closed = f"session {self.id} {why}"
+        self.news.end()
         self.cancel(reason)
+        if self._lane.subscribed is not None:
+            await self._lane.subscribed.aclose()
         # Work in the event loop that never heeds its cancellation must not keep everybody else from ending.
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):

@@ -1,0 +1,68 @@
+"""What a session's watchers are told beside its calls: that other tools, resources or prompts are there or in view."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+from handrail.arbiter.call import Lane
+from handrail.arbiter.offers import tell
+from handrail.registry.generation import Generation
+
+Watchers = list[Callable[[Generation], None]]
+
+
+class News:
+    """Of one session. What changes in one go is told once, and after everybody else has heard of it."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._told: dict[str, Any] | None = None
+        self._looking: set[asyncio.Task[None]] = set()
+        self._watchers: list[Watchers] = []
+        self.when_brought: Callable[[tuple[str, ...]], None] | None = None
+        """Told what was brought into view, at once."""
+        if lane.catalog is not None:
+            lane.catalog.changed = self._brought
+
+    def follow(self, watchers: Watchers) -> None:
+        """Hear of each new generation of the session's tools."""
+        watchers.append(self._published)
+        self._watchers.append(watchers)
+
+    def view_changed(self) -> None:
+        """Another interaction has begun."""
+        self._soon({})
+
+    def end(self) -> None:
+        for watchers in self._watchers:
+            if self._published in watchers:
+                watchers.remove(self._published)
+        self._watchers.clear()
+        self._told = None
+        for task in self._looking:
+            task.cancel()
+
+    def _published(self, generation: Generation) -> None:
+        self._soon({"generation": generation.number})
+        if (subscribed := self._lane.subscribed) is not None:
+            task = asyncio.get_running_loop().create_task(subscribed.look_again(generation.offerings))
+            self._looking.add(task)
+            task.add_done_callback(self._looking.discard)
+
+    def _brought(self, added: tuple[str, ...]) -> None:
+        if self.when_brought is not None:
+            self.when_brought(added)
+        self._soon({})
+
+    def _soon(self, what: dict[str, Any]) -> None:
+        if self._told is None:
+            asyncio.get_running_loop().call_soon(self._tell)
+            self._told = {}
+        self._told |= what
+
+    def _tell(self) -> None:
+        told, self._told = self._told, None
+        if told is not None and self._lane.closed is None:
+            tell(self._lane, "offers-changed", told)

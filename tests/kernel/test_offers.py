@@ -1,0 +1,228 @@
+"""Resources and prompts of several sources through one session: whose they are, what rules say, and what changes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.doors import Opens, by_both_doors
+from tests.registry.test_own_offering import OFFERING, put_offering
+
+from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
+from handrail.contract.offering import PromptSpec, ResourceSpec, ResourceTemplate
+from handrail.contract.requires import Requires
+from handrail.testing.kernels import temporary_kernel
+
+kernel_in = by_both_doors()
+
+
+class Elsewhere:
+    """A source that is not the operator's."""
+
+    foreign = True
+    templates = (ResourceTemplate("far:{id}", "far"),)
+    prompts = (PromptSpec("far_review"), PromptSpec("greet"))
+
+    def __init__(self, source: str = "far", gives: Any = None) -> None:
+        self.source = source
+        self.gives = gives
+        self.resources = (ResourceSpec("note:1", "the same"), ResourceSpec("far:1", "one"))
+        self.updated: list[Callable[[str], None]] = []
+        self.stopped = asyncio.Event()
+
+    def has(self, uri: str) -> bool:
+        return uri == "note:1" or uri.startswith("far:")
+
+    async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
+        return self.gives or {"contents": [{"uri": uri, "text": f"{self.source} says"}]}
+
+    async def prompt(self, name: str, arguments: Mapping[str, str], runtime: Runtime) -> Mapping[str, Any]:
+        return {"messages": [{"role": "user", "content": {"type": "text", "text": self.source}}]}
+
+    async def complete(
+        self, ref: Mapping[str, Any], argument: Mapping[str, str], context: Mapping[str, str], runtime: Runtime
+    ) -> Mapping[str, Any]:
+        return {"values": [str(n) for n in range(150)]}
+
+    async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
+        self.updated.append(updated)
+
+        async def stop() -> None:
+            self.stopped.set()
+
+        return stop
+
+
+def opened(
+    place: Path, *sources: Elsewhere, rules: tuple[str, ...] = (), **options: Any
+) -> AbstractAsyncContextManager[Kernel]:
+    put_offering(place)
+    (place / "ws").mkdir(exist_ok=True)
+    (place / "config" / "handrail.toml").write_text("")
+    return Kernel.open(
+        place / "ws",
+        state=place / "state",
+        config=place / "config" / "handrail.toml",
+        offerings=sources,
+        rules=rules,
+        **options,
+    )
+
+
+async def test_what_a_server_gives_is_asked_about_and_one_s_own_is_not(tmp_path: Path) -> None:
+    async with opened(tmp_path, Elsewhere()) as kernel:
+        session = await kernel.session()
+        own = await session.call("resource.read", {"uri": "note:1"})
+        assert own.data["contents"][0]["text"] == "A note." and "untrusted" not in own.metadata
+        for uri in ("far:1", "mcp+far:note:1"):
+            assert (await session.call("resource.read", {"uri": uri})).error_kind == "denied"
+        assert (await session.call("prompt.get", {"name": "far_review"})).error_kind == "denied"
+        assert (await session.call("resource.subscribe", {"uri": "far:1"})).error_kind == "denied"
+        complete = {"ref": {"type": "ref/prompt", "name": "far_review"}, "argument": {"name": "a", "value": ""}}
+        assert (await session.call("prompt.complete", complete)).error_kind == "denied"
+        for uri in ("mcp+none:note:1", "mcp+far:", "mcp+:note:1"):
+            assert (await session.call("resource.read", {"uri": uri})).error_kind == "invalid_input"
+
+
+async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: Path) -> None:
+    rules = (
+        "allow mcp:far:resources/read far:*",
+        "deny mcp:far:resources/read far:secret*",
+        "allow mcp:far:prompts/get far_*",
+    )
+    async with opened(tmp_path, Elsewhere(), rules=rules) as kernel:
+        session = await kernel.session()
+        read = await session.call("resource.read", {"uri": "far:1"})
+        assert read.data["contents"][0]["text"] == "far says" and read.metadata["untrusted"] == "it comes from far"
+        assert (await session.call("resource.read", {"uri": "mcp+far:far:1"})).ok
+        for uri in ("far:secret/1", "mcp+far:far:secret", "mcp+far:note:1"):
+            assert (await session.call("resource.read", {"uri": uri})).error_kind == "denied"
+        assert (await session.call("prompt.get", {"name": "far_review"})).ok
+        assert (await session.call("prompt.get", {"name": "mcp+far:greet"})).error_kind == "denied"
+        plan = await kernel.session(mode="plan")
+        assert (await plan.call("resource.read", {"uri": "note:1"})).ok  # one's own is only read
+        assert (await plan.call("resource.read", {"uri": "far:1"})).error_kind == "denied"
+
+
+async def test_an_answer_for_the_session_is_about_that_server_s_resource_alone(tmp_path: Path) -> None:
+    async with opened(tmp_path, Elsewhere(), Elsewhere("other")) as kernel:
+        told = await kernel.explain("resource.read", {"uri": "far:1"})
+        assert "allow mcp:far:resources/read far:1" in str(told)
+        await kernel.session(rules=["allow mcp:far:resources/read far:1"])
+        session = await kernel.session(rules=["allow mcp:far:resources/read far:1"])
+        assert (await session.call("resource.read", {"uri": "far:1"})).ok
+        assert (await session.call("resource.read", {"uri": "mcp+other:far:1"})).error_kind == "denied"
+
+
+async def test_a_list_says_whose_each_is_and_how_the_second_of_two_is_reached(tmp_path: Path) -> None:
+    async with opened(tmp_path, Elsewhere()) as kernel:
+        session = await kernel.session()
+        listed = await session.call("resource.list", {})
+        assert [(one["uri"], one.get("source")) for one in listed.data["resources"]][-2:] == [
+            ("mcp+far:note:1", "far"),
+            ("far:1", "far"),
+        ]
+        assert "far" in listed.metadata["untrusted"]
+        assert {"uriTemplate": "far:{id}", "name": "far", "source": "far"} in listed.data["resourceTemplates"]
+        prompts = await session.call("prompt.list", {"source": "far"})
+        assert [one["name"] for one in prompts.data["prompts"]] == ["far_review", "greet"]
+        assert (await session.call("prompt.list", {"source": "none"})).error_kind == "invalid_input"
+
+
+async def test_a_source_that_gives_what_is_no_result_is_an_error(tmp_path: Path) -> None:
+    async with opened(tmp_path, Elsewhere(gives={"contents": "much"}), rules=("allow mcp:far:*",)) as kernel:
+        session = await kernel.session()
+        assert (await session.call("resource.read", {"uri": "far:1"})).error_kind == "backend"
+        complete = {"ref": {"type": "ref/prompt", "name": "far_review"}, "argument": {"name": "a", "value": ""}}
+        told = (await session.call("prompt.complete", complete)).data
+        assert len(told["values"]) == 100 and told["total"] == 150 and told["hasMore"] is True
+
+
+async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: Path) -> None:
+    @tool(id="test.reach", side_effect="read", locks=[], requires=Requires(capabilities=("offers", "call")))
+    async def reach(uri: str, runtime: Runtime) -> object:
+        """Try both ways."""
+        with pytest.raises(ToolError, match=r"runtime\.call"):
+            await runtime.offers.read(uri)
+        result = await runtime.call("resource.read", {"uri": uri})
+        return result.data if result.ok else result.error_kind
+
+    async with opened(tmp_path, Elsewhere(), rules=("allow test.reach",), tools=[reach]) as kernel:
+        session = await kernel.session()
+        assert (await session.call("test.reach", {"uri": "far:1"})).data == "denied"
+
+
+async def test_subscriptions_are_told_in_bounds_and_end_with_the_session(tmp_path: Path) -> None:
+    far = Elsewhere()
+    async with opened(tmp_path, far, rules=("allow mcp:far:*",)) as kernel:
+        session, seen, again = await kernel.session(), list[Event](), asyncio.Event()
+
+        def heard(event: Event) -> None:
+            if event.kind == "resource-updated":
+                seen.append(event)
+            if len(seen) == 2:
+                again.set()
+
+        session.watch(heard)
+        for _ in range(2):
+            assert (await session.call("resource.subscribe", {"uri": "mcp+far:note:1"})).ok
+        assert len(far.updated) == 1
+        for _ in range(10_000):
+            far.updated[0]("note:1")
+        await again.wait()
+        assert {event.data["uri"] for event in seen} == {"mcp+far:note:1"} and len(seen) == 2
+        assert all((event.call_id, event.tool_id) == ("", "") for event in seen)
+        await session.close()
+        assert far.stopped.is_set()
+
+
+async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_there(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
+    folder = put_offering(tmp_path)
+    async with kernel_in(tmp_path) as kernel:
+        session, seen = await kernel.session(), list[str]()
+        offers, updated = asyncio.Event(), asyncio.Event()
+
+        def heard(event: Event) -> None:
+            seen.append(event.kind)
+            {"offers-changed": offers, "resource-updated": updated}.get(event.kind, asyncio.Event()).set()
+
+        session.watch(heard)
+        assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok
+        assert (await session.call("load_tools", {"category": "git"})).ok
+        await offers.wait()
+        offers.clear()
+        (folder / "notes" / "a.md").write_text("other\n")
+        (folder / "offering.json").write_text(json.dumps({**OFFERING, "prompts": []}))
+        await kernel.reload()
+        await offers.wait()
+        await updated.wait()
+        assert [len(one.prompts) for one in kernel.generation.offerings] == [0]
+        assert kernel.generation.offerings[0].resources[0].uri == "note:1"
+        assert seen.count("resource-updated") == 1
+
+
+async def test_tools_for_offers_are_in_no_model_s_view_where_nothing_is_offered(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path / "without") as kernel:
+        session = await kernel.session()
+        found = (await session.call("find_tools", {"query": "read a resource by its uri"})).data
+        assert "resource.read" not in str(found) and not any("resource" in spec.id for spec in session.view)
+        assert (await session.call("resource.list", {})).data == {"resources": [], "resourceTemplates": []}
+    put_offering(tmp_path / "with")
+    async with temporary_kernel(tmp_path / "with") as kernel:
+        session = await kernel.session()
+        found = (await session.call("find_tools", {"query": "read a resource by its uri"})).data
+        assert "resource.read" in str(found)
+
+
+async def test_offerings_in_code_are_refused_where_another_process_holds_the_workspace(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path):
+        with pytest.raises(UsageError, match=r"offering\.json"):
+            async with opened(tmp_path, Elsewhere()):
+                pass
