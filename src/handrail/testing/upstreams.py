@@ -159,11 +159,17 @@ class HttpServer:
     asked: list[Asked] = field(default_factory=list[Asked])
     sessions: set[str] = field(default_factory=set[str])
     port: int = 0
+    listening: asyncio.Server | None = None
     _began: int = 0
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}/mcp"
+
+    def port_closed(self) -> None:
+        """As a server that is gone."""
+        assert self.listening is not None
+        self.listening.close()
 
     def forget(self) -> None:
         """As a server that was restarted."""
@@ -222,6 +228,7 @@ async def http_server(**given: Any) -> AsyncGenerator[HttpServer]:
     """One on loopback until the block ends; whatever it still has open is cut off then."""
     server = HttpServer(**given)
     listening = await asyncio.start_server(server._serve, "127.0.0.1", 0)  # pyright: ignore[reportPrivateUsage]
+    server.listening = listening
     server.port = listening.sockets[0].getsockname()[1]
     try:
         yield server

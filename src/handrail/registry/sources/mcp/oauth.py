@@ -156,8 +156,8 @@ class SignIn(httpx2.Auth):
                 provider.context.current_tokens = await self._tokens.get_tokens()
                 provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
                 provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
+        flow = provider.async_auth_flow(request)
         try:
-            flow = provider.async_auth_flow(request)
             answer: httpx2.Response | None = None
             while True:
                 to_send = await (anext(flow) if answer is None else flow.asend(answer))
@@ -168,6 +168,8 @@ class SignIn(httpx2.Auth):
             raise
         except Exception as error:
             raise NeedsSignIn(f"signing in failed: {str(error)[:300]}") from None
+        finally:
+            await flow.aclose()  # it holds a lock until then
 
     def _made(self) -> OAuthClientProvider:
         from mcp.client.auth.extensions.client_credentials import (

@@ -106,6 +106,10 @@ class McpTool(Tool):
         schema = self.item.get("outputSchema")
         return cast("Mapping[str, Any]", schema) if isinstance(schema, dict) else None
 
+    def header_fields(self, args: Mapping[str, Any]) -> dict[str, str]:
+        """The arguments that its schema wants repeated in header fields, where it is reached over HTTP."""
+        return _headers_of(self._headers, args)
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         upstream = self._upstream
         if upstream is None:
@@ -119,7 +123,7 @@ class McpTool(Tool):
                 "look at the tools there are now",
                 kind="conflict",
             )
-        headers = _headers_of(self._headers, args) if self._headers else None
+        headers = self.header_fields(args) if self._headers else None
         try:
             answer = await upstream.call("tools/call", {"name": self.name, "arguments": args}, runtime, headers=headers)
         except RpcError as error:
