@@ -11,10 +11,10 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run doors test attack soak bench lint format docs clean
+.PHONY: help setup run doors test attack conformance upstreams soak bench lint format docs clean
 
 help: ## what there is
-	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-8s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## install into .venv, once; at once the second time
 	@:
@@ -58,6 +58,12 @@ test: setup ## every test that is not marked slow
 
 attack: setup ## every attack of the suite, in a sandbox of its own, and a table of what held; JSON=file for the table as data
 	@$(BIN)/python -m tests.attacks $(if $(JSON),--json $(JSON))
+
+conformance: setup ## the official MCP conformance suite: our server, our gateway, our client, beside the SDK's own; ONLY="server client" for some, JSON=file
+	@$(BIN)/python -m tests.mcp_suite $(if $(JSON),--json $(JSON)) $(ONLY)
+
+upstreams: setup ## nine public MCP servers from npm and PyPI, all at once behind the gateway, offline
+	@$(BIN)/python -m tests.mcp_suite.upstreams
 
 soak: setup ## the big counts
 	@$(BIN)/python -m pytest -m slow --timeout 1800

@@ -48,11 +48,7 @@ class Connected:
 
     async def tools(self) -> list[tuple[str, Mapping[str, Any]]]:
         off = self._server.tools
-        return [
-            (item["name"], item["inputSchema"])
-            for item in self._server.listing.tools
-            if item["name"] in off
-        ]
+        return [(item["name"], item["inputSchema"]) for item in self._server.listing.tools if item["name"] in off]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
         result = await self._session.call(name, dict(arguments))
