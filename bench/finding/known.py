@@ -19,11 +19,11 @@ class Known(MiniLM):
         super().__init__()
         self._file = file
         self._held: dict[bytes, Any] = {}
-        self._new = False
         if file is not None and file.is_file():
             with numpy.load(file, allow_pickle=False) as kept:
                 keys, rows = kept["keys"], kept["rows"]
             self._held = {key.tobytes(): row for key, row in zip(keys, rows, strict=True)}
+        self._kept = len(self._held)
 
     def encode(self, texts: Sequence[str]) -> Any:
         keys = [hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=16).digest() for text in texts]
@@ -33,7 +33,6 @@ class Known(MiniLM):
             some = several[begin : begin + 256]
             rows = super().encode([missing[key] for key in some])
             self._held.update(zip(some, rows.astype(numpy.float16), strict=True))
-            self._new = True
         if not keys:
             return numpy.zeros((0, DIMENSION), numpy.float32)
         return numpy.stack([self._held[key] for key in keys]).astype(numpy.float32)
@@ -46,7 +45,7 @@ class Known(MiniLM):
 
     def keep(self) -> None:
         """Write the file."""
-        if self._file is not None and self._new:
+        if self._file is not None and len(self._held) > self._kept:
             keys = numpy.frombuffer(b"".join(self._held), numpy.uint8).reshape(-1, 16)
             numpy.savez(self._file, keys=keys, rows=numpy.stack(list(self._held.values())))
-            self._new = False
+            self._kept = len(self._held)

@@ -1,0 +1,106 @@
+"""What the search knows of its hits, on many catalogues of many sizes, where it is known whether a tool serves the request.
+
+Catalogues are drawn from each corpus. Their requests are the corpus's own whose tools are all in, its own whose tools
+were kept out, and those of the other corpora; with a tool that is kept out go all that resemble it. Each corpus is
+searched with an adapter that was fitted on the others.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import handrail.catalog.index as searching
+from handrail.catalog.confidence import Evidence
+from handrail.catalog.encoding import Encoder
+from handrail.catalog.index import Index
+from handrail.catalog.texts import passage
+
+if TYPE_CHECKING:
+    from finding.known import Known
+    from retrieval import Corpus
+
+SIZES = {10: (50, 12), 20: (50, 12), 50: (40, 12), 200: (16, 32), 1_000: (6, 80), 4_000: (3, 160)}
+"""Tools of a catalogue: how many are drawn, and requests put to each, half of which it serves."""
+
+ALIKE = 0.45
+"""Cosine of two tools' vectors from which one resembles the other."""
+
+FEWEST = 0.5
+"""The part of a size that a corpus must at least come to."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One request put to one catalogue.
+
+    :param serves: of each hit, whether the request needs it
+    :param needs: tools that it needs and that the catalogue has
+    :param own: the request is one of the corpus that the catalogue is drawn from
+    """
+
+    hits: Sequence[Evidence]
+    serves: Sequence[bool]
+    needs: int
+    size: int
+    own: bool
+    tools: int
+
+
+def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, by_words: bool) -> Iterator[Judged]:
+    """:param turn: the adapter to search with"""
+    choose = random.Random(5)
+    rows = {each.name: model.encode([passage(one) for one in each.documents]) for each in every}
+    places = {each.name: {one["id"]: at for at, one in enumerate(each.tools)} for each in every}
+    others = [each for each in every if each.name != corpus.name]
+    documents = corpus.documents
+    encoder = None if by_words else Encoder(model.with_turn(turn))
+    for size, (count, asked) in SIZES.items():
+        if len(documents) < FEWEST * size:
+            continue
+        for _ in range(count):
+            cases = [(corpus, choose.choice(corpus.queries)) for _ in range(asked // 4)]
+            cases += [(each := choose.choice(others), choose.choice(each.queries)) for _ in range(asked // 4)]
+            out: set[int] = set()
+            for source, query in cases:
+                gold = rows[source.name][[places[source.name][one] for one in query["gold"]]]
+                out.update(int(at) for at in ((rows[corpus.name] @ gold.T).max(axis=1) >= ALIKE).nonzero()[0])
+                if source is corpus:
+                    out.update(places[corpus.name][one] for one in query["gold"])
+            left = [at for at in range(len(documents)) if at not in out]
+            there = {documents[at].id for at in left}
+            served = [
+                each for each in choose.sample(corpus.queries, len(corpus.queries)) if there.issuperset(each["gold"])
+            ]
+            served = served[: min(asked // 2, max(2, size // 4))]
+            held = dict.fromkeys(places[corpus.name][one] for each in served for one in each["gold"])
+            held.update(dict.fromkeys(choose.sample(left, len(left))))
+            catalogue = [documents[at] for at in list(held)[:size]]
+            index = Index(catalogue, encoder=encoder)
+            index.wait()
+            for query in served:
+                yield _put(index, query["query"], query["gold"], size, own=True)
+            for source, query in cases:
+                yield _put(index, query["query"], (), size, own=source is corpus)
+    if encoder is not None:
+        encoder.close()
+
+
+def _put(index: Index, query: str, gold: Sequence[str], size: int, *, own: bool) -> Judged:
+    seen: list[Sequence[Evidence]] = []
+    kept = searching.fitting
+
+    def fitting(hits: Sequence[Evidence], tools: int) -> float:
+        seen.append(hits)
+        return kept(hits, tools)
+
+    searching.fitting = fitting
+    try:
+        found = index.search(query, 5, patience_s=60)
+    finally:
+        searching.fitting = kept
+    hits = [hit.id for hit in found.hits]
+    evidence = seen[0][: len(hits)] if seen else []
+    return Judged(evidence, [one in gold for one in hits], len(gold), size, own, len(index))
