@@ -231,6 +231,8 @@ def test_ordinary_texts_are_plain(text: str) -> None:
         "a\x00b",
         "case",
         "exec ls",
+        "a[",
+        "true; b[1",
         "trap x EXIT",
     ],
 )

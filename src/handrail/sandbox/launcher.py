@@ -169,16 +169,18 @@ def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:
 
 
 # Never directly before another redirection: digits there would be its number.
-_WORD = r"""(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")++(?![<>])"""
+# Atomic groups, since possessive ones around groups match too much before Python 3.11.5.
+_WORD = r"""(?>(?:[\w.,/:@%+=^~*?\[\]-]|'[^']*'|"[^"$`\\!]*")+)(?![<>])"""
 _ELEMENT = rf"(?:{_WORD}|\d?>&\d(?![<>])|\d?(?:>>?|<)[ \t]*+{_WORD})"
-_COMMAND = rf"{_ELEMENT}(?:[ \t]*+{_ELEMENT})*+"
+_COMMAND = rf"{_ELEMENT}(?>(?:[ \t]*+{_ELEMENT})*)"
 _PLAIN = re.compile(
-    rf"\s*+{_COMMAND}(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*+[ \t]*+;?\s*+",
+    rf"\s*+{_COMMAND}(?>(?:[ \t]*+(?:&&|\|\||;|\||\n)[ \t\n]*+{_COMMAND})*)[ \t]*+;?\s*+",
     re.ASCII,
 )
 _TELLING = re.compile(
     r"(?<![\w-])(?:if|then|elif|else|fi|for|while|until|do|done|case|esac|select|function|time|coproc|"
-    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])",
+    r"set|shopt|eval|source|trap|exec|builtin|command|enable|alias)(?![\w-])|\[\[|\]\]|(?:^|[;&|\n])[ \t]*\.(?![\w./-])|"
+    r"(?<![\w.,/:@%+=^~*?\[\]'\"-])[A-Za-z_]\w*\[",  # what may be an array's name is read to its bracket's end
     re.ASCII,
 )
 
