@@ -19,6 +19,7 @@ from handrail.store.holder import holder_of
 OPENING: dict[str, Any] = {
     "agent": None,
     "headless": True,
+    "peer": None,
     "topic": None,
     "client": None,
     "rules": [],
