@@ -92,6 +92,12 @@ class Folder:
         """Run Python in the workspace, as somebody would whose configuration and state lie in this folder."""
         return self._done(sys.executable, *arguments)
 
+    def program(self, text: str) -> subprocess.CompletedProcess[str]:
+        """Run a program that uses Handrail, as :meth:`python` does."""
+        script = self.path / "program.py"
+        script.write_text(text, encoding="utf-8")
+        return self._done(*prefork.python(script))
+
     def _done(self, *argv: str) -> subprocess.CompletedProcess[str]:
         own = {"HANDRAIL_STATE": str(self.path / "state"), "XDG_CONFIG_HOME": str(self.path / "config")}
         own["HANDRAIL_HEADLESS"] = "0"  # as at somebody's desk, also where a build machine runs it

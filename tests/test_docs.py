@@ -51,7 +51,7 @@ def test_programs_run(name: str, text: str, tmp_path: Path) -> None:
         file.write_text(text, encoding="utf-8")
         done = folder.python("-m", "pytest", "-q", "-p", "asyncio", "-o", "asyncio_mode=auto", file.name)
     else:
-        done = folder.python("-c", text)
+        done = folder.program(text)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

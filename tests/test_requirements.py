@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
 from tests.conformance import ROW_ID, TABLE, Proof, UnreadableMark, proofs, render
 from tests.requirements import ROWS
 
+pytestmark = pytest.mark.xdist_group("requirements")  # all tests are read once
+
+
+@cache
+def claims() -> tuple[Proof, ...]:
+    return tuple(proofs())
+
 
 def test_every_listed_row_has_a_test_that_proves_it() -> None:
-    shown = {claim.row for claim in proofs()}
+    shown = {claim.row for claim in claims()}
     missing = sorted(set(ROWS) - shown)
     assert not missing, f"rows without a test: {', '.join(missing)}"
 
 
 def test_no_test_names_a_row_that_is_not_listed() -> None:
-    strangers = [claim for claim in proofs() if claim.row not in ROWS]
+    strangers = [claim for claim in claims() if claim.row not in ROWS]
     ids = sorted({claim.row for claim in strangers})
     assert not strangers, (
         f"{len(ids)} ids are named by tests and missing in tests/requirements.py: {', '.join(ids)}\n"
@@ -31,7 +39,7 @@ def test_each_row_is_an_id_and_one_sentence() -> None:
 
 
 def test_the_published_table_is_up_to_date() -> None:
-    assert TABLE.read_text(encoding="utf-8") == render(ROWS, proofs()), "run: make docs"
+    assert TABLE.read_text(encoding="utf-8") == render(ROWS, [*claims()]), "run: make docs"
 
 
 def test_marks_are_found_on_functions_classes_and_whole_files(tmp_path: Path) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.faces.conftest import OnATerminal, Terminals
+from tests.prefork import command as prefork
 
 from handrail.contract.people import ApprovalRequest
 from handrail.contract.runtime import Option, Question
@@ -71,7 +71,7 @@ def asking(on_a_terminal: Terminals, tmp_path: Path) -> Asking:
         script, asked = tmp_path / "asks.py", tmp_path / "asked.json"
         script.write_text(ASKS)
         asked.write_text(json.dumps(jobs))
-        return on_a_terminal(sys.executable, str(script), str(asked))
+        return on_a_terminal(*prefork.python(script), str(asked))
 
     return start
 

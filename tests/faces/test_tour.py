@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from tests.faces.conftest import Terminals
+from tests.prefork import command as prefork
 
 from handrail.agent.providers.script_file import Expectation
 from handrail.faces.cli.app import run
@@ -26,6 +27,7 @@ from handrail.record.verification import Verification
 from handrail.sandbox import tiers
 
 TOUR = (sys.executable, "-m", "handrail.faces.cli.tour")
+FILE = Path(guide.__file__).with_name("__main__.py")
 needs_sandbox = pytest.mark.skipif(not tiers.probe().confines, reason="programs cannot be confined on this machine")
 
 
@@ -70,7 +72,7 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
 
 @needs_sandbox
 def test_what_is_kept_can_be_verified_with_the_commands_that_are_shown(places: dict[str, str]) -> None:
-    done = toured(places, "--keep")
+    done = subprocess.run([*prefork.python(FILE), "--keep"], env=places, capture_output=True, text=True)
     assert done.returncode == 0
     (kept,) = Path(places["TMPDIR"]).iterdir()
     verify = next(line for line in done.stdout.splitlines() if " log verify " in line)
@@ -85,7 +87,7 @@ def test_what_is_kept_can_be_verified_with_the_commands_that_are_shown(places: d
 def test_on_a_terminal_there_are_colours_and_no_line_is_wider_than_it(
     on_a_terminal: Terminals, places: dict[str, str], columns: int
 ) -> None:
-    terminal = on_a_terminal(*TOUR, environment={**places, "NO_COLOR": "", "COLUMNS": str(columns)})
+    terminal = on_a_terminal(*prefork.python(FILE), environment={**places, "NO_COLOR": "", "COLUMNS": str(columns)})
     shown = terminal.wait_for("Where to go next")  # after it come commands to copy, each on one line
     assert terminal.end() == 0
     assert "\x1b[1;36m" in shown
@@ -103,7 +105,7 @@ def test_a_stream_without_unicode_gets_plain_signs(places: dict[str, str]) -> No
 
 
 def test_no_colours_where_none_are_wanted(on_a_terminal: Terminals, places: dict[str, str]) -> None:
-    terminal = on_a_terminal(*TOUR, environment={**places, "NO_COLOR": "1"})
+    terminal = on_a_terminal(*prefork.python(FILE), environment={**places, "NO_COLOR": "1"})
     terminal.end()
     assert "Looked up afterwards" in terminal.shown and "\x1b" not in terminal.shown
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import socket
 import subprocess
 import sys
@@ -14,7 +15,6 @@ COLD = (sys.executable, "-m", "handrail.faces.cli")
 id, and within a sandbox."""
 
 _HERE = Path(__file__).parent
-_running: list[subprocess.Popen[bytes]] = []
 
 
 @cache
@@ -29,5 +29,16 @@ def handrail() -> tuple[str, ...]:
         listening.bind(f"{folder}/socket")
         listening.listen(64)
         argv = [sys.executable, "-P", str(_HERE / "server.py"), str(listening.fileno()), folder]
-        _running.append(subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listening.fileno()]))
+        atexit.register(_end, subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=[listening.fileno()]))
     return (sys.executable, "-I", "-S", str(_HERE / "launch.py"), f"{folder}/socket", place())
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    server.communicate()
+
+
+def python(script: Path) -> tuple[str, ...]:
+    """A program in Python that uses Handrail, started in the same way."""
+    if sys.platform != "linux":
+        return (sys.executable, str(script))
+    return (*handrail(), "--script", str(script))

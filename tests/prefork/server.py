@@ -20,6 +20,7 @@ import threading
 from dataclasses import dataclass
 from importlib import import_module
 from pkgutil import iter_modules
+from runpy import run_path
 from shutil import rmtree
 from typing import BinaryIO, TextIO, cast
 
@@ -32,6 +33,9 @@ COMMON = (
     "handrail.tools",
     "platformdirs.unix",
 )
+SCRIPT = "--script"
+"""Before a file: the program is that file, as for Python itself."""
+
 ALONE = {"mcp": ("handrail.faces.mcp.server",)}
 """What a command loads that takes as long as everything else together: before its first fork only."""
 
@@ -55,7 +59,7 @@ def main(listening: socket.socket, folder: str) -> Start | None:
         selector.register(listening, selectors.EVENT_READ)
         selector.register(0, selectors.EVENT_READ)
         while True:
-            for key, _ in selector.select():
+            for key, _ in selector.select()[:1]:  # what is done about one may be the end of the next
                 if key.fd == 0:
                     for process, _ in doors.values():
                         os.kill(process, signal.SIGKILL)
@@ -166,7 +170,11 @@ def program() -> int | str | None:
     from handrail.faces.cli import main
 
     try:
-        main()
+        if sys.argv[1:2] == [SCRIPT]:
+            sys.argv = sys.argv[2:]
+            run_path(sys.argv[0], run_name="__main__")
+        else:
+            main()
     except SystemExit as ended:
         return ended.code
     return 0
