@@ -51,7 +51,8 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
         said = json.loads(offering.read_text())
         kept = [one for one in said["prompts"] if one["name"] != "test_dynamic_prompt"]
         if len(kept) == len(said["prompts"]):
-            kept.append({"name": "test_dynamic_prompt", "messages": [{"role": "user", "content": "Come and go."}]})
+            said_once = [{"role": "user", "content": "Come and go."}]
+            kept.append({"name": "test_dynamic_prompt", "description": "Come and go.", "messages": said_once})
         offering.write_text(json.dumps({**said, "prompts": kept}))
         await kernels[0].reload(own)
         return "another list of prompts"
