@@ -158,12 +158,14 @@ class Bubblewrap:
         def begin() -> None:
             process.begin(plan.call, plan.secrets or b"")
 
+        begun: Process = process
+        if capabilities.uses("net.fetch"):
+            begun = await network.fronted(process, begin, capabilities, profile, ahead)
+        else:
+            begin()
         if (bound := memory_of_call(plan.limits)) is not None:
             memory.Watch(process, bound)
-        if capabilities.uses("net.fetch"):
-            return await network.fronted(process, begin, capabilities, profile, ahead)
-        begin()
-        return process
+        return begun
 
     async def plan(
         self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False

@@ -144,10 +144,10 @@ class Confined(Piped):
             os.close(self._secrets)
             self._secrets = None
         _written(self._letter, call)
-        os.close(self._letter)
-        self._letter = -1
         with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
             os.write(self._channel, b"g")
+        os.close(self._letter)
+        self._letter = -1
 
     def let_go(self) -> None:
         """Close this end of the lifeline, as the end of this process would."""

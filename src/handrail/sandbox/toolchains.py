@@ -49,6 +49,8 @@ def find(workspace: str) -> Toolchains:
 
 
 def _stamp(path: str) -> int | None:
+    if not os.access(path, os.F_OK):  # mostly so, and sooner said
+        return None
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116 - at every start
     except OSError:
