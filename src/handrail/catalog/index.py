@@ -173,7 +173,7 @@ class Index:
         fit = fitting(evidence, len(self._documents))
         sure = confidences(evidence, len(self._documents))
         judged = zip(order[:limit], evidence, sure, tail(evidence, sure), strict=False)
-        hits = [self._hit(*each, texts) for each in judged]
+        hits = [self._hit(*each, texts, wanted) for each in judged]
         return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning" if vicinity is not None else "lexical", note)
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
@@ -207,22 +207,30 @@ class Index:
         standing = max(row.standing(found.number) for row in rows)
         return Evidence(max(near) if near else None, shared, standing, found.row)
 
-    def _hit(self, found: Ranked, evidence: Evidence, sure: float, last: bool, texts: Sequence[str]) -> Hit:
+    def _hit(
+        self,
+        found: Ranked,
+        evidence: Evidence,
+        sure: float,
+        last: bool,
+        texts: Sequence[str],
+        wanted: Sequence[Sequence[str]],
+    ) -> Hit:
         document = self._documents[found.number]
-        reasons = self._shared(document, texts[found.row])
+        reasons = self._shared(document, texts[found.row], wanted[found.row])
         if evidence.near is not None:
             reasons.append(f"meaning {evidence.near:.2f}")
         if found.row:
             reasons.append(f"for “{_short(texts[found.row])}”")
         return Hit(document.id, round(found.score, 4), round(sure, 3), tuple(reasons), sure < _WEAK, last)
 
-    def _shared(self, document: Document, text: str) -> list[str]:
-        """Where the document has the request's words, as the request says them."""
+    def _shared(self, document: Document, text: str, understood: Sequence[str]) -> list[str]:
+        """Where the document has the request's words, as the request says them; compounds as the documents do."""
         said: dict[str, str] = {}
         for word in words(text):
             if not filler(word):
                 said.setdefault(term_of(word) or word, word)
-        for term in self._lexical.understood(text):  # compounds, as the documents write them
+        for term in understood:
             said.setdefault(term, term)
         out: list[str] = []
         for name, there in self._places_of(document):

@@ -190,13 +190,12 @@ class Lexical:
         at = 0
         while at < len(found):
             word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
-            joined = term_of(word + after)
             at += 1
-            if word in _LETTERS and joined in self.terms:
+            if word in _LETTERS and (joined := term_of(word + after)) in self.terms:
                 out.append(joined)
                 at += 1
                 continue
-            if joined in self.terms and after and together(word, after):
+            if after and together(word, after) and (joined := term_of(word + after)) in self.terms:
                 whole.append(joined)
             if term := term_of(word):
                 out.extend([term] if term in self.terms else self._parts(word) or [term])
