@@ -1,0 +1,206 @@
+"""A tool of an upstream MCP server: called directly by the SDK's client, through a kernel, and by a client outside through the gateway.
+
+The upstream is a bare SDK server on stdio with one coroutine that only reads; directly it is started by the SDK's own
+client, behind Handrail in a sandbox. Rounds are interleaved. Then, how soon the first ``tools/list`` is answered with 50
+upstreams of 40 tools each, all of which were listed before, beside a bare SDK server with one tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any
+
+ROUNDS, CALLS = 30, 20
+STARTS = 7
+UPSTREAMS, TOOLS = 50, 40
+IN_PROCESS, OUTSIDE, FIRST_LIST = 1.25, 2.3, 1.3
+DIRECT, OURS, THROUGH = "SDK client, direct", "session.call", "outside client, through handrail"
+BARE, MANY = "bare SDK server, 1 tool", f"handrail mcp, {UPSTREAMS} x {TOOLS} tools"
+ROOT = Path(__file__).resolve().parent
+
+
+async def serve_bare() -> None:
+    import mcp_types as types
+    from mcp.server.lowlevel import Server
+    from mcp.server.stdio import stdio_server
+
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}
+    add = types.Tool(name="add", description="Add two numbers.", input_schema=schema)
+
+    async def on_list(_context: Any, _params: Any) -> types.ListToolsResult:
+        return types.ListToolsResult(tools=[add])
+
+    async def on_call(_context: Any, params: types.CallToolRequestParams) -> types.CallToolResult:
+        given = params.arguments or {}
+        text = types.TextContent(type="text", text=json.dumps({"sum": given["a"] + given["b"]}))
+        return types.CallToolResult(content=[text])
+
+    server = Server("bare", on_list_tools=on_list, on_call_tool=on_call)
+    async with stdio_server() as (incoming, outgoing):
+        await server.run(incoming, outgoing, server.create_initialization_options())
+
+
+def configured(folder: Path, names: list[str]) -> Path:
+    """A configuration with these servers, each the bare one."""
+    command = [sys.executable, str(ROOT / "mcp_gateway.py"), "--serve", "bare"]
+    lines: list[str] = []
+    for name in names:
+        lines += [f"[mcp.servers.{name}]", f"command = {json.dumps(command[0])}", f"args = {json.dumps(command[1:])}"]
+        lines += [
+            f"folders = {json.dumps([str(ROOT)])}",
+            'side_effects = { "*" = "read" }',
+            "connect_timeout_ms = 60000",
+        ]
+    file = folder / "config" / "handrail.toml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (folder / "workspace").mkdir(exist_ok=True)
+    file.write_text("\n".join(lines))
+    return file
+
+
+def opened(folder: Path, file: Path) -> Any:
+    from handrail import Kernel
+
+    return Kernel.open(folder / "workspace", rules=["allow mcp:*:*"], state=folder / "state", config=file, face="bench")
+
+
+async def serve_gateway(folder: Path) -> None:
+    from handrail.faces.mcp.house import Serving
+    from handrail.faces.mcp.server import serve
+
+    async with opened(folder, folder / "config" / "handrail.toml") as kernel:
+        await serve(kernel, Serving(discovery="all"))
+
+
+async def approved(folder: Path, name: str) -> None:
+    from handrail.testing.upstreams import approved as approve
+
+    async with opened(folder, folder / "config" / "handrail.toml") as kernel:
+        await approve(kernel, name)
+
+
+async def calls(folder: Path) -> dict[str, list[float]]:
+    from mcp import Client, StdioServerParameters
+
+    here, there = folder / "here", folder / "there"
+    for place in (here, there):
+        configured(place, ["bare"])
+        await approved(place, "bare")
+    taken: dict[str, list[float]] = {name: [] for name in (DIRECT, OURS, THROUGH)}
+    async with AsyncExitStack() as stack:
+        bare = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "bare"])
+        behind = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "gateway", str(there)])
+        direct = await stack.enter_async_context(Client(bare))
+        outside = await stack.enter_async_context(Client(behind, read_timeout_seconds=60))
+        kernel = await stack.enter_async_context(opened(here, here / "config" / "handrail.toml"))
+        session = await kernel.session()
+
+        async def by_client(client: Client, name: str, number: int) -> str:
+            result = await client.call_tool(name, {"a": number, "b": 1})
+            return str(getattr(result.content[0], "text", result))
+
+        async def by_session(number: int) -> str:
+            return str((await session.call("bare_add", {"a": number, "b": 1})).data)
+
+        ways = {
+            DIRECT: lambda number: by_client(direct, "add", number),
+            OURS: by_session,
+            THROUGH: lambda number: by_client(outside, "bare_add", number),
+        }
+        for round_ in range(ROUNDS + 1):
+            for name, way in ways.items():
+                for number in range(CALLS):
+                    began = time.perf_counter()
+                    answer = await way(number)
+                    took = time.perf_counter() - began
+                    if json.loads(answer) != {"sum": number + 1}:
+                        raise SystemExit(f"{name} gave {answer}")
+                    if round_:
+                        taken[name].append(took)
+    return taken
+
+
+async def first_lists(folder: Path) -> dict[str, list[float]]:
+    from mcp import Client, StdioServerParameters
+
+    from handrail.registry.pins import Definition, StoredPins
+    from handrail.registry.sources.mcp import listing
+    from handrail.registry.sources.mcp.listing import Listing
+    from handrail.registry.sources.mcp.tools import spec_of
+    from handrail.upstreams import configured as servers_in
+
+    names = [f"server{number}" for number in range(UPSTREAMS)]
+    file = configured(folder, names)
+    from handrail import config
+
+    schema = {"type": "object", "properties": {"query": {"type": "string"}, "limit": {"type": "integer"}}}
+    for definition in servers_in(config.load(file)):
+        items = tuple(
+            {
+                "name": f"tool_{number}",
+                "description": f"What {definition.name} knows of {number}.",
+                "inputSchema": schema,
+            }
+            for number in range(TOOLS)
+        )
+        kept = Listing(tools=items, capabilities={"tools": {}}, protocol="2025-11-25")
+        state = folder / "state"
+        state.mkdir(mode=0o700, exist_ok=True)
+        listing.write(state, definition.name, definition.hash, kept)
+        specs = [spec_of(item, definition, definition.requires) for item in items]
+        StoredPins(state).approve(definition.name, [Definition.of(spec) for spec in specs])
+    taken: dict[str, list[float]] = {BARE: [], MANY: []}
+    ways = {BARE: ["--serve", "bare"], MANY: ["--serve", "gateway", str(folder)]}
+    for _ in range(STARTS + 1):
+        for name, args in ways.items():
+            started = StdioServerParameters(command=sys.executable, args=[str(ROOT / "mcp_gateway.py"), *args])
+            began = time.perf_counter()
+            async with Client(started, mode="legacy", read_timeout_seconds=120) as client:
+                found = 0
+                page = await client.list_tools()
+                took = time.perf_counter() - began
+                found = len(page.tools)
+            if name == MANY and found < UPSTREAMS * TOOLS and page.next_cursor is None:
+                raise SystemExit(f"{found} tools were listed, expected {UPSTREAMS * TOOLS}")
+            taken[name].append(took)
+    return {name: times[1:] for name, times in taken.items()}
+
+
+def told(taken: dict[str, list[float]], base: str, bounds: dict[str, float]) -> bool:
+    floor = statistics.median(taken[base])
+    print(f"{'':36} {'ms p50':>8} {'ms min':>8}   x {base}")
+    for name, times in taken.items():
+        print(
+            f"{name:36} {statistics.median(times) * 1e3:8.2f} {min(times) * 1e3:8.2f}   {statistics.median(times) / floor:.2f}"
+        )
+    met = True
+    for name, bound in bounds.items():
+        ratio = statistics.median(taken[name]) / floor
+        met = met and ratio <= bound
+        print(f"{name}: {ratio:.2f} x {base} (bound {bound}): {'met' if ratio <= bound else 'MISSED'}")
+    print()
+    return met
+
+
+def main() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        one = told(asyncio.run(calls(Path(folder))), DIRECT, {OURS: IN_PROCESS, THROUGH: OUTSIDE})
+    with tempfile.TemporaryDirectory() as folder:
+        other = told(asyncio.run(first_lists(Path(folder))), BARE, {MANY: FIRST_LIST})
+    return 0 if one and other else 1
+
+
+if __name__ == "__main__":
+    if sys.argv[1:3] == ["--serve", "bare"]:
+        asyncio.run(serve_bare())
+    elif sys.argv[1:3] == ["--serve", "gateway"]:
+        asyncio.run(serve_gateway(Path(sys.argv[3])))
+    else:
+        sys.exit(main())
