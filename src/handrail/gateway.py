@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from handrail.registry.sources.mcp.listing import Listing
     from handrail.registry.sources.mcp.oauth import Prompt
     from handrail.registry.sources.mcp.source import McpSource
+    from handrail.runtime.secrets import SecretStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +127,10 @@ class McpServers(ABC):
 class HeldServers(McpServers):
     """In the process that holds the workspace."""
 
-    def __init__(self, kernel: Kernel, rooms: Rooms) -> None:
+    def __init__(self, kernel: Kernel, rooms: Rooms, secrets: SecretStore) -> None:
         self._kernel = kernel
         self._rooms = rooms
+        self._secrets = secrets
 
     @property
     def servers(self) -> Sequence[ServerStatus]:
@@ -146,7 +148,7 @@ class HeldServers(McpServers):
     ) -> AsyncGenerator[ConnectedServer]:
         rooms = self._rooms
         definition = definition_of(
-            name, _settings(name, command=command, url=url, **settings), "Kernel.mcp.connect", rooms.secrets
+            name, _settings(name, command=command, url=url, **settings), "Kernel.mcp.connect", self._secrets
         )
         source = rooms.upstreams.add(definition, prompt)
         upstream = rooms.upstreams[name]
@@ -193,7 +195,11 @@ def servers_of(kernel: Kernel) -> McpServers:
     """Those of an open kernel."""
     from handrail.holding import HeldKernel
 
-    return HeldServers(kernel, kernel.rooms) if isinstance(kernel, HeldKernel) else JoinedServers(kernel)
+    return (
+        HeldServers(kernel, kernel.rooms, kernel.own.secrets)
+        if isinstance(kernel, HeldKernel)
+        else JoinedServers(kernel)
+    )
 
 
 def _settings(name: str, **settings: Any) -> McpServer:

@@ -57,10 +57,10 @@ class Connected:
         return result.data
 
     async def rest(self) -> None:
-        for tool, key in (("resource", "uri"), ("prompt", "name")):
-            listed = await self._session.call(f"{tool}.list", {})
-            for one in listed.data if listed.ok else ():
-                await self._session.call("resource.read" if tool == "resource" else "prompt.get", {key: one[key]})
+        for resource in self._server.listing.resources:
+            await self._session.call("resource.read", {"uri": resource["uri"]})
+        for prompt in self._server.listing.prompts:
+            await self._session.call("prompt.get", {"name": prompt["name"]})
 
 
 def _oauth(known: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
@@ -114,7 +114,7 @@ async def connect(url: str) -> AsyncGenerator[Server]:
                 url=url,
                 prompt=Prompt(CALLBACK, _visited),
                 prefix="",
-                hosts=["localhost:*"],
+                hosts=["localhost:*", "127.0.0.1:*", "[::1]:*"],
                 elicitation=True,
                 **more,
             ) as server,
