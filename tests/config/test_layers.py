@@ -164,7 +164,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "search.secret": ("KEY", "KEY"),
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
         "mcp.files": ('["~/mcp.json"]', ["~/mcp.json"]),
-        "mcp.servers": ("{}", {}),
+        "mcp.servers": ("{}", dict[str, str]()),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
             {"mail.send": {"enabled": True, "config": {"password": {"secret": "MAIL"}}}},
