@@ -79,9 +79,13 @@ class View:
         few = own if len(self.core) + len(own) <= MOST_IN_VIEW else []
         self.first = frozenset(others if self.whole else few)
         members: dict[str, list[str]] = {}
-        for tool_id, entry in sorted(ready.items(), key=lambda one: one[1].foreign is not None):
-            if tool_id not in self.core:
-                members.setdefault(_apart(category_of(entry), entry, members, ready), []).append(tool_id)
+        named: dict[tuple[str, str | None], list[str]] = {}
+        for tool_id in sorted(others, key=lambda tool_id: ready[tool_id].foreign is not None):
+            entry = ready[tool_id]
+            key = category_of(entry), None if entry.foreign is None else entry.foreign.name
+            if (ids := named.get(key)) is None:
+                ids = named[key] = members.setdefault(_apart(key[0], entry, members, ready), [])
+            ids.append(tool_id)
         ordered = [*(name for name in SHIPPED if name in members), *sorted(members.keys() - SHIPPED.keys())]
         given = dict(options.texts)
         self.members: Mapping[str, tuple[str, ...]] = MappingProxyType({n: tuple(members[n]) for n in ordered})

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from handrail.catalog.view import CatalogOptions
+from handrail.catalog.view import CatalogOptions, view_of
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
 from handrail.contract.requires import Layer
@@ -58,6 +58,8 @@ class Shelf:
         self._changed: list[Source] = []
         self._next: asyncio.Task[Difference] | None = None
         """Looks through what has changed, once it is its turn."""
+        self.options: set[CatalogOptions] = set()
+        """How its tools are arranged for models."""
         self.watchers: list[Callable[[Generation], None]] = []
         """Told of each new generation."""
 
@@ -106,6 +108,8 @@ class Shelf:
         self, sources: ToolSources, only: Collection[Source] | None, number: int, living: Iterable[Generation]
     ) -> tuple[Generation, Layer]:
         generation = sources.load(number, only)
+        for options in tuple(self.options):
+            view_of(generation, options)  # here, so that the first turn with it does not keep others waiting
         return generation, self._layer((generation, *living))
 
     def _follow(self, sources: ToolSources, generation: Generation, layer: Layer) -> Difference:
@@ -153,6 +157,7 @@ class Context:
         self.shared = shared
         self.secrets = secrets
         shelf.authorities.append(authority)
+        shelf.options.add(self.catalog)
         self.watchers: list[Callable[[Generation], None]] = []
         """Told of each new generation that its sessions work with."""
         shelf.watchers.append(self._published)
@@ -173,6 +178,7 @@ class Context:
         before.authorities.remove(self.authority)
         before.watchers.remove(self._published)
         own.shelf.authorities[:] = [self.authority]
+        own.shelf.options.add(self.catalog)
         own.shelf.watchers[:] = [self._published]
         self.authority.agent_layer = own.authority.agent_layer
         self.shelf, self.shared = own.shelf, own.shared
