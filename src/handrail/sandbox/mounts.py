@@ -122,7 +122,7 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
         raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
     found: dict[str, Access] = {}
     for folder in toolchains.mounts:
-        if os.path.exists(folder):  # noqa: PTH110 - at every start, and canonical already
+        if os.access(folder, os.F_OK):  # at every start, and canonical already
             found[folder] = "ro"
     for folder in profile.readable:
         real = os.path.realpath(folder)
@@ -140,7 +140,12 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
             if not any(is_beneath(part, other) for other in writable):
                 found[part] = "ro"
     found[profile.scratch] = "rw"
-    return dict(sorted(found.items(), key=lambda item: (item[0].count("/"), item[0])))
+    return dict(_outer_first(tuple(found.items())))
+
+
+@lru_cache(maxsize=64)
+def _outer_first(folders: tuple[tuple[str, Access], ...]) -> tuple[tuple[str, Access], ...]:
+    return tuple(sorted(folders, key=lambda item: (item[0].count("/"), item[0])))
 
 
 _Patterned = Literal["fs.read", "fs.write"]
