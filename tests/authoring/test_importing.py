@@ -1,0 +1,149 @@
+"""Other programs' MCP servers as tables of ``handrail.toml``: what is taken over, what is kept apart, what is left out."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.authoring.importing import Imported, as_toml, servers_of
+from handrail.config.settings import Settings
+from handrail.contract.errors import UsageError
+
+
+def read(folder: Path, servers: object, key: str = "mcpServers") -> dict[str, Imported]:
+    file = folder / "other.json"
+    file.write_text(json.dumps({key: servers}))
+    return {one.name: one for one in servers_of(file, folder)}
+
+
+def test_a_server_by_command_and_one_by_url_are_taken_over(tmp_path: Path) -> None:
+    found = read(
+        tmp_path,
+        {
+            "time": {
+                "command": "uvx",
+                "args": ["mcp-server-time"],
+                "env": {"TZ": "UTC"},
+                "disabled": True,
+                "timeout": 30,
+            },
+            "old": {"type": "sse", "url": "https://example.org/sse"},
+        },
+    )
+    assert found["time"].table == {
+        "command": "uvx",
+        "args": ["mcp-server-time"],
+        "env": {"TZ": "UTC"},
+        "enabled": False,
+        "timeout_ms": 30_000,
+    }
+    assert found["old"].table == {"url": "https://example.org/sse", "transport": "sse"}
+
+
+@pytest.mark.parametrize("key", ["mcpServers", "servers"])
+def test_the_objects_of_several_programs_are_read(tmp_path: Path, key: str) -> None:
+    assert list(read(tmp_path, {"a": {"command": "x"}}, key)) == ["a"]
+
+
+def test_comments_and_trailing_commas_of_editors_are_read_and_strings_are_left_alone(tmp_path: Path) -> None:
+    file = tmp_path / "mcp.json"
+    file.write_text('{ // mine\n "servers": {"a": {"command": "x", "args": ["//not", "/* a comment */", ",}"],},},}')
+    (one,) = servers_of(file, tmp_path)
+    assert one.table["args"] == ["//not", "/* a comment */", ",}"]
+
+
+def test_a_projects_own_servers_in_a_common_file_count_for_that_project_alone(tmp_path: Path) -> None:
+    file = tmp_path / "claude.json"
+    other = {"mcpServers": {"theirs": {"command": "x"}}}
+    own = {"mcpServers": {"ours": {"command": "y"}}}
+    file.write_text(
+        json.dumps({"mcpServers": {"all": {"command": "z"}}, "projects": {str(tmp_path): own, "/other": other}})
+    )
+    assert [one.name for one in servers_of(file, tmp_path)] == ["all", "ours"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("API_KEY", "0123"),
+        ("GITHUB_TOKEN", "ghp_abcdefghijklmnop"),
+        ("PLAIN", "sk-abcdefghijklmnop"),
+        ("URL", "postgres://somebody:hunter2@db/x"),
+    ],
+)
+def test_what_looks_like_a_secret_is_named_and_not_written(tmp_path: Path, key: str, value: str) -> None:
+    one = read(tmp_path, {"a": {"command": "x", "env": {key: value}}})["a"]
+    (name,) = one.secrets
+    assert one.table["env"] == {key: {"secret": name}}
+    text = as_toml([one], {name: tmp_path / name})
+    assert value not in text
+    assert value not in repr(one)
+    assert tomllib.loads(text)["secrets"][name] == {"file": str(tmp_path / name)}
+
+
+def test_a_bearer_token_keeps_its_scheme_outside_the_secret(tmp_path: Path) -> None:
+    one = read(tmp_path, {"a": {"url": "https://x.example/mcp", "headers": {"Authorization": "Bearer abc.def"}}})["a"]
+    assert one.table["headers"] == {"Authorization": {"secret": "A_AUTHORIZATION", "prefix": "Bearer "}}
+    assert one.secrets == {"A_AUTHORIZATION": "abc.def"}
+
+
+@pytest.mark.parametrize(
+    ("value", "variable"), [("${MY_KEY}", "MY_KEY"), ("${env:MY_KEY}", "MY_KEY"), ("${input:my-key}", "MY_KEY")]
+)
+def test_a_variable_stays_a_variable(tmp_path: Path, value: str, variable: str) -> None:
+    one = read(tmp_path, {"a": {"command": "x", "env": {"KEY": value}}})["a"]
+    assert one.table["env"] == {"KEY": {"secret": variable}}
+    assert tomllib.loads(as_toml([one], {}))["secrets"] == {variable: {"env": variable}}
+
+
+@pytest.mark.parametrize(
+    ("server", "why"),
+    [
+        ({"command": "x", "args": ["--api-key", "abc"]}, "looks like a secret"),
+        ({"command": "x", "args": ["--token=abc"]}, "looks like a secret"),
+        ({"command": "x", "args": ["ghp_abcdefghijklmnop"]}, "looks like a secret"),
+        ({"command": "x", "args": ["${input:where}"]}, "only env and headers"),
+        ({"command": "x", "args": "not a list"}, "not a list"),
+        ({"url": "https://x.example", "type": "ws"}, "'http' or 'sse'"),
+        ({"env": {}}, "neither command nor url"),
+        ("text", "no object"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_left_out_and_says_why(tmp_path: Path, server: object, why: str) -> None:
+    assert why in read(tmp_path, {"a": server})["a"].problem
+
+
+def test_rights_of_other_programs_are_told_and_give_none(tmp_path: Path) -> None:
+    one = read(tmp_path, {"a": {"command": "x", "autoApprove": ["*"], "alwaysAllow": ["y"], "cwd": "/"}})["a"]
+    assert one.table == {"command": "x"}
+    assert [left.partition(":")[0] for left in one.left] == ["autoApprove", "alwaysAllow", "cwd"]
+
+
+def test_names_are_made_to_fit_and_said(tmp_path: Path) -> None:
+    assert list(read(tmp_path, {"my server!": {"command": "x"}})) == ["my-server"]
+    assert read(tmp_path, {"!!": {"command": "x"}})["!!"].problem
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b"{", b'{"mcpServers": []}', b"\xff"])
+def test_a_file_without_servers_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "other.json"
+    file.write_bytes(content)
+    with pytest.raises(UsageError):
+        servers_of(file, tmp_path)
+
+
+TEXT = st.text(st.characters(exclude_categories=("Cs",)), max_size=20)
+
+
+@given(command=TEXT.filter(bool), args=st.lists(TEXT, max_size=3), env=st.dictionaries(TEXT, TEXT, max_size=3))
+def test_whatever_is_written_reads_back_as_it_was(command: str, args: list[str], env: dict[str, str]) -> None:
+    table: dict[str, Any] = {"command": command, "args": args, "env": env}
+    written = as_toml([Imported("a", table)], {})
+    server = Settings.model_validate(tomllib.loads(written)).mcp.servers["a"]
+    assert (server.command, list(server.args), dict(server.env)) == (command, args, env)
