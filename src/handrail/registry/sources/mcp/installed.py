@@ -72,10 +72,11 @@ def fetches(command: str, args: tuple[str, ...]) -> bool:
     return name in _FETCHING or first in _FETCHING_BY.get(name, ())
 
 
-def resolve(definition: ServerDefinition, state: Path, workspace: str) -> Resolved:
+def resolve(definition: ServerDefinition, state: Path, workspace: str, *, to_start: bool = True) -> Resolved:
     """The program of a server.
 
     :param state: the root of all state
+    :param to_start: whether its folders are needed too
     :raises Refused: where it would fetch something, lies where calls can write, or is not there
     """
     record = _installed(state, definition, workspace)
@@ -99,7 +100,8 @@ def resolve(definition: ServerDefinition, state: Path, workspace: str) -> Resolv
             raise Refused(f"there is no program {command!r} on PATH outside of the workspace; write its absolute path")
         program = found
     real = f"{os.path.realpath(os.path.dirname(program))}/{os.path.basename(program)}"  # noqa: PTH119, PTH120
-    return _apart(Resolved((real, *definition.args), around(program, workspace)), workspace)
+    folders = around(program, workspace) if to_start else ()
+    return _apart(Resolved((real, *definition.args), folders), workspace)
 
 
 def _apart(found: Resolved, workspace: str) -> Resolved:

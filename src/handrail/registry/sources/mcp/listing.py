@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+import orjson
+
 from handrail.contract.errors import StartError
 from handrail.store import private
 
@@ -74,11 +76,14 @@ def read(state: Path, name: str, definition: str) -> Listing | None:
     if content is None:
         return None
     try:
-        data: Any = json.loads(content)
+        data: Any = orjson.loads(content)
         if data["version"] != VERSION or data["name"] != name or data["definition"] != definition:
             return None
         found: Any = data["listing"]
-        lists = {key: kept_items(found[key])[0] for key in ("tools", "resources", "templates", "prompts")}
+        lists = {
+            key: tuple(cast("Item", one) for one in found[key] if isinstance(one, dict))
+            for key in ("tools", "resources", "templates", "prompts")
+        }
         return Listing(
             **lists,
             capabilities=_object(found["capabilities"]),

@@ -57,7 +57,7 @@ class McpSource:
             return self.definition.missing
         if self.definition.transport == "stdio":
             try:
-                resolve(self.definition, self._state, self._workspace)
+                resolve(self.definition, self._state, self._workspace, to_start=False)
             except Refused as error:
                 return str(error)
         return ""
