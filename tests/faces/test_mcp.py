@@ -341,3 +341,35 @@ async def test_a_client_that_does_not_listen_can_call_what_is_not_listed(handrai
         assert wrong["metadata"]["error_kind"] == "invalid_input"
         assert "repository" in wrong["data"]["parameters"]["properties"]
         assert "git__status" in await listed(client)
+
+
+@pytest.mark.proves("F-03")
+@pytest.mark.parametrize("mode", ["auto", "legacy"])
+async def test_it_serves_over_http_until_a_signal(handrail: Program, mode: Mode) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp", "--http", "127.0.0.1:0"), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    line = (await process.stderr.readline()).decode()
+    assert "serving at http://127.0.0.1:" in line
+    async with Client(line.split()[-1], mode=mode) as client:
+        result = envelope(await client.call_tool("read", {"path": "note.txt"}))
+        assert "second line" in json.dumps(result["data"])
+        process.send_signal(signal.SIGTERM)  # with the client still there
+        assert await process.wait() == 130
+    assert b"Traceback" not in await process.stderr.read()
+    assert handrail("log", "verify").code == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--http", "here"), "HOST:PORT"),
+        (("--http", "0.0.0.0:0"), "--token-file"),
+        (("--token-file", "tokens"), "--http"),
+        (("--wait", "0"), "--wait"),
+    ],
+)
+def test_options_that_cannot_be_are_refused(handrail: Program, options: tuple[str, ...], said: str) -> None:
+    done = handrail("mcp", *options)
+    assert done.code == 2 and said in done.err and "Traceback" not in done.err
