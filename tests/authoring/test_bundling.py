@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.registry.test_own_offering import put_offering
 
 from handrail import Kernel
 from handrail.authoring.bundling import Bundle, build
@@ -86,6 +87,20 @@ async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
         session = await kernel.session()
         results = await session.call_all([("greet", {}), ("whisper", {}), ("say", {})])
         assert [result.data["said"] for result in results] == ["its own", "psst", "from beside it"]
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: Path) -> None:
+    put_offering(place)
+    manifest = place / "config" / "agents" / "speaker" / "agent.toml"
+    manifest.write_text('id = "speaker"\ntools = ["greet", "resource.read"]\n')
+    bundle = built(place)
+    assert {"tools/offering.json", "tools/notes/a.md"} <= set(bundle.files)
+    shutil.rmtree(place / "config")
+    async with Kernel.open(place / "ws", config=bundle.folder / "handrail.toml", state=place / "state") as kernel:
+        read = await (await kernel.session()).call("resource.read", {"uri": "note:file"})
+        assert read.data["contents"][0]["text"] == "# From a file\n"
 
 
 @pytest.mark.proves("R-15")

@@ -26,7 +26,9 @@ from handrail.registry.agents import AGENT_FILE
 from handrail.registry.bundles import BUNDLE_FILE, Sealed, seal_of, sealed_text
 from handrail.registry.generation import Entry, Generation
 from handrail.registry.sources.executables import Confinement, ExecutableTool
+from handrail.registry.sources.folders import content_of
 from handrail.registry.sources.modules import ModuleTool
+from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, read_offering
 from handrail.store.folders import Folders
 
 _AGENT_KEY = re.compile(r"^agent\s*=.*$", re.MULTILINE)
@@ -100,6 +102,9 @@ def _written(
             real = Path(os.path.realpath(folder))
             if Path(entry.source).parent == real:
                 wanted |= {f"{name}/{path.relative_to(real)}": path for path in _files_of(entry, real)}
+    for folder, name in zip(tool_folders, names, strict=True):
+        real = Path(os.path.realpath(folder))
+        wanted |= {f"{name}/{path.relative_to(real)}": path for path in _offered(real)}
     manifest = config.folder / "agents" / agent / AGENT_FILE
     if agent != DEFAULT_AGENT or manifest.exists():
         wanted[f"agents/{agent}/{AGENT_FILE}"] = manifest
@@ -133,6 +138,15 @@ def _files_of(entry: Entry, folder: Path) -> Iterator[Path]:
                 yield path
     if isinstance(tool, ModuleTool):
         yield from (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
+
+
+def _offered(folder: Path) -> Iterator[Path]:
+    """The folder's resources and prompts, and the files that these name."""
+    file = folder / OFFERING_FILE
+    if file.exists():
+        yield file
+        offering = read_offering(content_of(file, MAX_OFFERING_BYTES), str(file), folder, content_of)
+        yield from (folder / name for name in offering.files)
 
 
 def _settings(config: Configuration, agent: str) -> str:

@@ -123,6 +123,8 @@ def _fault_in_permission(permission: str, known: Iterable[str] | None) -> str | 
         )
     if problem := fault_in_pattern(permission):
         return problem
+    if "/" in permission and not permission.startswith("mcp:"):
+        return f"{permission!r} is no tool's id; a '/' is only in mcp:SERVER:resources/read and the like"
     if permission.startswith("mcp:"):
         parts = permission.split(":")
         return None if len(parts) == 3 and all(parts) else f"{permission!r} is not of the form mcp:SERVER:TOOL"

@@ -40,7 +40,7 @@ ReadFile = Callable[[Path, int], bytes]
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class _Listed(_Part):
@@ -131,6 +131,14 @@ class OwnOffering:
             )
             for one in told.prompts
         )
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Those that it names, by their ways beneath its folder."""
+        named = [one.file for one in self._resources.values() if one.file is not None]
+        contents = [message.content for prompt in self._prompts.values() for message in prompt.messages]
+        named += [str(one["file"]) for one in contents if isinstance(one, dict) and one.get("file") is not None]
+        return tuple(dict.fromkeys(named))
 
     def has(self, uri: str) -> bool:
         return uri in self._resources or any(matching.fullmatch(uri) for _, matching in self._templates)
