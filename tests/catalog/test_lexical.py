@@ -151,6 +151,10 @@ def test_a_compound_is_found_however_it_is_written(request_: str, number: int) -
     assert list(COMPOUNDS.scores(COMPOUNDS.understood(request_), 5).best) == [number]
 
 
+def test_a_request_of_very_many_words_is_read_as_far_as_terms_are_looked_up() -> None:
+    assert len(COMPOUNDS.understood(" ".join(f"word{chr(97 + n % 26)}{chr(97 + n // 26)}" for n in range(600)))) == 64
+
+
 def test_what_no_tool_has_together_is_no_compound() -> None:
     assert COMPOUNDS.understood("a carpet") == ["carpet"]
     assert COMPOUNDS.understood("well-known") == ["well", "known"]

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.catalog.texts import Fields
-from handrail.catalog.words import compounds, term_of, terms, together, words
+from handrail.catalog.words import MOST_LETTERS, compounds, term_of, terms, together, words
 
 K1, B = 1.5, 0.75
 """BM25's saturation of repetitions and its weight of length: the values of the literature."""
@@ -185,25 +185,27 @@ class Lexical:
         "website" is "web" and "site" where no document has the one word and one has both.
         """
         found = words(text)
-        out: list[str] = []
+        out: dict[str, None] = {}
         whole = [term for word in compounds(text, found) if (term := term_of(word)) in self.terms]
         at = 0
-        while at < len(found):
+        while at < len(found) and len(out) < _MOST_TERMS:
             word, after = found[at], found[at + 1] if at + 1 < len(found) else ""
             at += 1
             if word in _LETTERS and (joined := term_of(word + after)) in self.terms:
-                out.append(joined)
+                out[joined] = None
                 at += 1
                 continue
             if after and together(word, after) and (joined := term_of(word + after)) in self.terms:
                 whole.append(joined)
             if term := term_of(word):
-                out.extend([term] if term in self.terms else self._parts(word) or [term])
+                out.update(dict.fromkeys([term] if term in self.terms else self._parts(word) or [term]))
         return list(dict.fromkeys((*out, *whole)))
 
     def _parts(self, word: str) -> list[str]:
         """Two terms that ``word`` is made of, where one document has both."""
-        for cut in range(_PART, len(word) - _PART + 1) if word.isalpha() else ():
+        if len(word) > MOST_LETTERS or not word.isalpha():
+            return []
+        for cut in range(_PART, len(word) - _PART + 1):
             first, second = term_of(word[:cut]), term_of(word[cut:])
             if first in self.terms and second in self.terms and self._having(first) & self._having(second):
                 return [first, second]

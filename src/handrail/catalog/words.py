@@ -60,7 +60,7 @@ _APART: dict[str, frozenset[str]] = {
 """Words that are written together as often as apart; "to do" counts before what is done with one."""
 _PARTICLES = frozenset(["down", "in", "off", "on", "out", "over", "under", "up"])
 """Filler that is part of many a compound."""
-_COMPOUND = 14
+MOST_LETTERS = 14
 """Letters of a compound at most."""
 _TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
 
@@ -121,7 +121,7 @@ def compounds(text: str, found: Sequence[str]) -> list[str]:
 
 def together(word: str, after: str) -> bool:
     """Whether two neighbouring words of a request may be one that others write together."""
-    if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= _COMPOUND):
+    if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MOST_LETTERS):
         return False
     return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
 
