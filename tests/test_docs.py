@@ -32,6 +32,7 @@ PAGES = (
     "docs/approve.md",
     "docs/git.md",
     "docs/many-tools.md",
+    "docs/mcp.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")
