@@ -159,3 +159,13 @@ def test_what_holds_no_tool_says_what_was_expected(tmp_path: Path, name: str, te
         lint(tmp_path / name, SANDBOX)
     with pytest.raises(UsageError, match="does not exist"):
         lint(tmp_path / "gone", SANDBOX)
+
+
+@pytest.mark.proves("K-12")
+def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> None:
+    file = tmp_path / "offering.json"
+    file.write_text('{"resources": [{"uri": "a:b", "name": "x", "text": "t"}]}')
+    assert lint(file, tiers.choose()) == lint(tmp_path, tiers.choose()) == (["offering.json"], [])
+    file.write_text('{"resources": [{"uri": "a:b", "name": "x"}]}')
+    (found,) = lint(file, tiers.choose())[1]
+    assert (found.severity, found.where) == ("error", "resources[0]")

@@ -31,6 +31,7 @@ from handrail.registry.loading import load_generation
 from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.folders import FolderSource
 from handrail.registry.sources.modules import METADATA, ModuleTool, declared_in, is_module
+from handrail.registry.sources.own_offering import OFFERING_FILE
 from handrail.registry.sources.python import tools_among
 from handrail.registry.sources.source import Found, Loaded, Rank, Source
 
@@ -67,7 +68,8 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
     """Check the tools at ``path``: a manifest, a module, a Python file that makes tools, or a folder of them.
 
     :param sandbox: what programs would run in; nothing is started
-    :return: the ids of the tools that were looked at, and what was found, errors first
+    :return: the ids of the tools that were looked at, the name of a file of resources and prompts among them, and what was
+        found, errors first
     :raises UsageError: when there is nothing that could be checked
     """
     if not path.exists():
@@ -78,6 +80,8 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
     for source in found:
         loaded = source.load()
         findings += [Finding("error", fault.source, fault.where, fault.problem) for fault in loaded.faults]
+        if loaded.offering is not None:
+            tools.append(OFFERING_FILE)
         for one in loaded.tools:
             tools.append(one.tool.spec.id)
             faults = list(_faults(one, source.rank, sandbox))
@@ -122,6 +126,7 @@ class _Only:
         return Loaded(
             tuple(found for found in loaded.tools if found.place == self.file),
             tuple(fault for fault in loaded.faults if fault.source in (self.file, str(Path(self.file).parent))),
+            offering=loaded.offering if Path(self.file).name == OFFERING_FILE else None,
         )
 
 
