@@ -13,12 +13,14 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from handrail import Result, ToolError
+from handrail import Result, ToolError, config
 from handrail.contract.session import Session
 from handrail.holding import HeldKernel
 from handrail.registry.sources.mcp.oauth import Prompt
+from handrail.signing_in import sign_in, sign_out
+from handrail.store.folders import locate
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
-from handrail.testing.upstreams import Answering, Asked, HttpServer, http_server, listed
+from handrail.testing.upstreams import Answering, Asked, HttpServer, approved, http_server, listed
 
 Opened = tuple[HeldKernel, Session, HttpServer]
 Opens = Callable[..., AbstractAsyncContextManager[Opened]]
@@ -309,3 +311,36 @@ def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
     definition = ServerDefinition("h", "here", "http", url="http://127.0.0.1:1/mcp")
     tool = McpTool(listed("echo") | {"inputSchema": schema}, None, definition, definition.requires)
     assert tool.header_fields({"region": "north", "other": 1}) == {"mcp-param-Region": "north"}
+
+
+async def test_signing_in_from_the_command_line_leaves_a_token_that_a_kernel_then_uses(tmp_path: Path) -> None:
+    guard = SignInServer()
+    async with http_server(any_request=guard) as http:
+        file = tmp_path / "config" / "handrail.toml"
+        file.parent.mkdir()
+        (tmp_path / "ws").mkdir()
+        settings = f'[mcp.servers.h]\nurl = "{http.url}"\n'
+        file.write_text(settings)
+        folders = locate(tmp_path / "ws", tmp_path / "state")
+        visits: set[asyncio.Task[None]] = set()
+
+        def browser(address: str) -> None:
+            visits.add(asyncio.create_task(_agrees(address)))
+
+        assert await sign_in(config.load(file), folders, "h", browser) == 1
+        await asyncio.gather(*visits)
+        async with temporary_kernel(tmp_path, settings=settings, rules=["allow mcp:h:*"]) as kernel:
+            await approved(kernel, "h")
+            assert text_of(await (await kernel.session()).call("h_echo", {"text": "x"})) == "x"
+        assert guard.grants == ["authorization_code"]
+        assert sign_out(config.load(file), folders, "h") and not sign_out(config.load(file), folders, "h")
+
+
+async def _agrees(address: str) -> None:
+    """What a browser does: it goes where it is sent back to."""
+    asked = parse_qs(urlsplit(address).query)
+    back = urlsplit(asked["redirect_uri"][0])
+    reader, writer = await asyncio.open_connection(back.hostname, back.port)
+    writer.write(f"GET {back.path}?code=c&state={asked['state'][0]} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+    assert b"You are signed in" in await reader.read()
+    writer.close()

@@ -11,6 +11,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.driving import Interruption, drive, opened
+from handrail.faces.cli.mcp_login import login_command
 from handrail.faces.cli.mcp_servers import import_command, install_command, list_command
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
@@ -33,10 +34,10 @@ if TYPE_CHECKING:
     "--wait",
     "wait_s",
     type=click.FloatRange(1, 86_400),
-    default=300.0,
+    default=50.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a call waits for its client's user; an approval is parked then, and collected by the same call again.",
+    help="How long a request stays open for its user's answer: an approval is parked then, and collected by the same call again. Most clients give a request up after a minute.",
 )
 @click.option("--http", "address", metavar="HOST:PORT", help="Serve over streamable HTTP, at http://HOST:PORT/mcp.")
 @click.option(
@@ -110,5 +111,5 @@ async def _listen(setting: Setting, serving: Serving, listening: Listening, inte
     return OUTPUT
 
 
-for _further in (import_command, install_command, list_command):
+for _further in (import_command, install_command, list_command, login_command):
     command.add_command(_further)

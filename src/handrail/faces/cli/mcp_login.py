@@ -1,0 +1,49 @@
+"""``handrail mcp login``: signing in at a server that asks for it, once."""
+
+from __future__ import annotations
+
+import asyncio
+
+import click
+
+from handrail.faces.cli.app import OUTPUT
+from handrail.faces.cli.config import read
+from handrail.faces.cli.options import Setting, configured
+from handrail.faces.cli.show import note, out, out_json
+
+
+@click.command("login")
+@click.argument("name")
+@click.option("--forget", is_flag=True, help="Forget what it was signed in with.")
+@configured
+def login_command(setting: Setting, name: str, forget: bool) -> int:
+    """Sign in at an MCP server that asks for it.
+
+    The address to visit is shown; once you have agreed there, the server is connected without you from then on. What it was
+    signed in with is kept in the state folder, which only you can read, and shown nowhere.
+    """
+    from handrail.signing_in import sign_in, sign_out
+    from handrail.store.folders import locate
+
+    config = read(setting)
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    if forget:
+        gone = sign_out(config, folders, name)
+        out_json({"name": name, "forgotten": gone}) if setting.json else out(
+            f"{name} is signed out" if gone else f"{name} was not signed in"
+        )
+        return OUTPUT
+    if setting.headless:
+        raise click.UsageError("somebody has to sign in with a browser; leave --headless out")
+
+    def show(address: str) -> None:
+        note("handrail mcp login: visit this address")
+        note(address)
+        click.launch(address)
+
+    tools = asyncio.run(sign_in(config, folders, name, show))
+    if setting.json:
+        out_json({"name": name, "tools": tools})
+    else:
+        out(f"{name} is signed in; it has {tools} tools. Look at them with: handrail sources review {name}")
+    return OUTPUT

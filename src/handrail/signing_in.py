@@ -1,0 +1,97 @@
+"""Signing in at an upstream MCP server, once, by a person with a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+
+from handrail.config import Configuration
+from handrail.config.secrets import resolve
+from handrail.confining import sandbox_of
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.requires import Variables
+from handrail.policy.capabilities import ceiling_layer
+from handrail.policy.rules import RuleBook
+from handrail.registry.sources.mcp.oauth import Prompt, Tokens
+from handrail.store.folders import Folders
+from handrail.upstreams import Ground, Upstreams, configured
+
+PATIENCE_S = 300.0
+_MAX_HEAD = 16 * 1024
+_DONE = b"You are signed in. You can close this page and go back to the terminal."
+
+
+async def sign_in(config: Configuration, folders: Folders, name: str, show: Callable[[str], None]) -> int:
+    """Connect a configured server, with a person to sign in where it asks. What it gives is kept for all later starts.
+
+    :param show: brings the person to an address
+    :return: how many tools the server has
+    :raises UsageError: when there is no such server, it is none with a url, or it does not let anybody in
+    """
+    definition = next(
+        (one for one in configured(config, await resolve(config.settings.secrets, os.environ)) if one.name == name),
+        None,
+    )
+    if definition is None or not definition.url:
+        raise UsageError(f"there is no MCP server {name!r} with a url in the configuration; see: handrail mcp list")
+    variables = Variables(workspace=(str(folders.workspace),))
+    ceiling = ceiling_layer(config.settings.ceiling, variables)
+    upstreams = Upstreams(Ground(folders, sandbox_of(config), variables, ceiling, RuleBook()))
+    async with _callback(show) as prompt:
+        upstreams.add(definition, prompt)
+        try:
+            return len((await upstreams[name].listed()).tools)
+        except ToolError as error:
+            raise UsageError(error.text) from None
+        finally:
+            await upstreams.aclose()
+
+
+def sign_out(config: Configuration, folders: Folders, name: str) -> bool:
+    """Forget what a server was signed in with. Whether there was anything.
+
+    :raises UsageError: when there is no such server
+    """
+    names = [one for one in configured(config) if one.name == name]
+    if not names:
+        raise UsageError(f"there is no MCP server {name!r} in the configuration; see: handrail mcp list")
+    return Tokens(names[0], folders.state).forget()
+
+
+@asynccontextmanager
+async def _callback(show: Callable[[str], None]) -> AsyncGenerator[Prompt]:
+    """A page on this machine's loopback that the person is sent back to."""
+    loop = asyncio.get_running_loop()
+    came: asyncio.Future[str] = loop.create_future()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
+            head = await reader.readuntil(b"\r\n\r\n")
+            method, target, _ = head.split(b"\r\n", 1)[0].decode("ascii").split(" ")
+            known = method == "GET" and target.startswith("/callback?")
+            body = _DONE if known else b"There is nothing here."
+            status = b"200 OK" if known else b"404 Not Found"
+            writer.write(
+                b"HTTP/1.1 %s\r\ncontent-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s"
+                % (status, len(body), body)
+            )
+            await writer.drain()
+            if known and not came.done():
+                came.set_result(target)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=_MAX_HEAD)
+    origin = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+    async def visit(address: str) -> str:
+        show(address)
+        async with asyncio.timeout(PATIENCE_S):
+            return origin + await came
+
+    try:
+        yield Prompt(f"{origin}/callback", visit)
+    finally:
+        server.close()
