@@ -139,7 +139,7 @@ async def test_what_a_client_did_not_declare_is_named(tmp_path: Path) -> None:
 
 async def test_calls_are_held_within_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guest, "MOST_HELD", 3)
-    async with running(tmp_path, Serving(wait_s=0.5)) as rpc:
+    async with running(tmp_path, Serving()) as rpc:
         held = [await rpc.call() for _ in range(3)]
         assert all(one["result"]["resultType"] == "input_required" for one in held)
         refused = (await rpc.call())["result"]

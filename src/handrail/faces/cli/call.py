@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -157,5 +158,8 @@ def _shown(event: Event) -> None:
         fraction = event.data.get("fraction")
         share = f" {fraction:.0%}" if isinstance(fraction, float) else ""
         note(f"{event.tool_id}{share}: {event.data.get('message', '')}")
+    elif event.kind == "log":
+        said = event.data.get("data", "")
+        note(f"{event.tool_id} {event.data.get('level', '')}: {said if isinstance(said, str) else json.dumps(said)}")
     elif event.kind == "waiting":
         note(f"{event.tool_id} waits for locks")

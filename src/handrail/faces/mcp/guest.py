@@ -42,11 +42,12 @@ class Guest:
     session.
 
     :param desk: where what its questions wait on can be looked up
-    :param wait_s: how long an approval or a question may take before its call is parked
+    :param wait_s: how long an approval or a question may take on an open request before its call is parked
+    :param hold_s: the same where the call is held
     :param hold: whether one more call may be held, over all clients
     """
 
-    def __init__(self, desk: ApprovalDesk, wait_s: float, hold: Callable[[], bool]) -> None:
+    def __init__(self, desk: ApprovalDesk, wait_s: float, hold_s: float, hold: Callable[[], bool]) -> None:
         self.exchanges: dict[str, Exchange] = {}
         self.held: dict[str, Exchange] = {}
         """By the state that the client has of it."""
@@ -60,6 +61,7 @@ class Guest:
         """Requests of its that are being answered."""
         self._desk = desk
         self._wait_s = wait_s
+        self._hold_s = hold_s
         self._hold = hold
         self._session: Session | None = None
         self._asked: set[str] = set()
@@ -192,8 +194,9 @@ class Guest:
 
     async def _filled(self, exchange: Exchange, key: str, form: Ask) -> Mapping[str, Any] | None:
         """The form as it was filled in, or None where nobody has done so in time."""
+        held = exchange.latest is not None and exchange.latest.modern
         try:
-            async with asyncio.timeout(self._wait_s):
+            async with asyncio.timeout(self._hold_s if held else self._wait_s):
                 return (await exchange.ask({key: form}, believed=False))[key]
         except (TimeoutError, ToolError):
             return None

@@ -37,7 +37,9 @@ class Serving:
     """How clients are served.
 
     :param discovery: which tools are listed: the core and the ways to the rest, or all
-    :param wait_s: how long a call may wait for a client's answer; an approval is parked then
+    :param wait_s: how long an approval or a question may keep a request of the older era open: it is parked then, before
+        the client gives the request up and so the call, which most do after a minute
+    :param hold_s: how long a call of the stateless era is held for its client to come back
     :param headless: nobody is asked, whatever clients say that they can
     :param most_guests: sessions of the stateless era at once
     :param most_held: calls over all clients that wait for these to come back
@@ -45,7 +47,8 @@ class Serving:
     """
 
     discovery: Discovery = "core"
-    wait_s: float = 300.0
+    wait_s: float = 50.0
+    hold_s: float = 600.0
     headless: bool = False
     most_guests: int = 1_000
     most_held: int = 1_000
@@ -142,7 +145,10 @@ class House:
     async def _open(self, answers_forms: bool) -> Visit:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "this server is closing")
-        guest = Guest(self.kernel.approvals, self.serving.wait_s, lambda: len(self._held) < self.serving.most_held)
+        serving = self.serving
+        guest = Guest(
+            self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held) < serving.most_held
+        )
         attendant = guest if answers_forms else None
         guest.enter(await self.kernel.session(headless=attendant is None, attendant=attendant, peer=guest))
         visit = Visit(self, guest)
@@ -165,7 +171,7 @@ class House:
         """Keep a call until its client comes back. Gives the state that the client is to bring, once."""
         state = secrets.token_urlsafe(18)
         guest.held[state] = exchange
-        timer = asyncio.get_running_loop().call_later(self.serving.wait_s, self._give_up, state)
+        timer = asyncio.get_running_loop().call_later(self.serving.hold_s, self._give_up, state)
         self._held[state] = (guest, timer)
         return state
 

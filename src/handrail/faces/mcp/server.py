@@ -102,7 +102,7 @@ async def build(house: House) -> Server[dict[str, Any]]:
     )
     for method, params_type, handler in faces.handlers():
         server.add_request_handler(method, params_type, handler)
-    security = RequestStateSecurity.ephemeral(ttl=house.serving.wait_s + _GIVE_UP_S)
+    security = RequestStateSecurity.ephemeral(ttl=house.serving.hold_s + _GIVE_UP_S)
     server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
     return server
 
