@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 
 import pytest
 from hypothesis import given
@@ -18,7 +19,12 @@ from handrail.contract.hosts import (
 )
 
 LABELS = st.text("abcxyz019-_", min_size=1, max_size=12).filter(lambda label: label[0] != "-" and label[-1] != "-")
-NAMES = st.lists(LABELS, min_size=1, max_size=5).map(".".join).filter(lambda n: not n.rsplit(".", 1)[-1].isdigit())
+NUMBER = re.compile(r"[0-9]+|0x[0-9a-f]*")
+NAMES = (
+    st.lists(LABELS, min_size=1, max_size=5)
+    .map(".".join)
+    .filter(lambda name: not NUMBER.fullmatch(name.rsplit(".", 1)[-1]))
+)
 PORTS = st.integers(1, 65535)
 
 NO_HOSTS = [
