@@ -18,6 +18,8 @@ ROWS: dict[str, str] = {
     "K-10": "An agent has what its manifest and its tools require, cut by the ceiling; a call what its tool, its agent, its caller and the ceiling all allow: disjoint sets allow nothing, another tool extends the agent and no other tool, hosts are given to a tool by name.",
     "K-11a": "A tool has the doors of the runtime that it declared (files, search, shell, state, people, calls) and no others.",
     "K-11b": "A tool fetches through its runtime: each hop is judged, each address checked, each answer bounded, in this process and in one that joined.",
+    "K-11c": "A tool asks the client at a face through its runtime, by a capability each and within bounds, and never gets an answer that does not fit.",
+    "K-11d": "A tool gets what sources offer beside tools only as a call that rules judge.",
     "K-13": "An agent is a TOML manifest, checked whole: prompt, requires, tools, core, rules, roots, budgets, aliases; its tools, roots and denies hold in every session of it.",
     "K-12": "handrail lint tells an author what keeps a tool from loading and what will be regretted: description, schema, ignored parameters, missing side effect or locks, rules that can never match.",
     "R-01": "Sources load in a fixed order, and all faults of an operator's own sources are listed at once and stop the start.",

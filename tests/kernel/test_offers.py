@@ -89,6 +89,7 @@ async def test_what_a_server_gives_is_asked_about_and_one_s_own_is_not(tmp_path:
             assert (await session.call("resource.read", {"uri": uri})).error_kind == "invalid_input"
 
 
+@pytest.mark.proves("P-02", "O-05")
 async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: Path) -> None:
     rules = (
         "allow mcp:far:resources/read far:*",
@@ -109,6 +110,7 @@ async def test_a_rule_names_a_server_its_request_and_the_uri_or_name(tmp_path: P
         assert (await plan.call("resource.read", {"uri": "far:1"})).error_kind == "denied"
 
 
+@pytest.mark.proves("P-13")
 async def test_an_answer_for_the_session_is_about_that_server_s_resource_alone(tmp_path: Path) -> None:
     async with opened(tmp_path, Elsewhere(), Elsewhere("other")) as kernel:
         told = await kernel.explain("resource.read", {"uri": "far:1"})
@@ -143,6 +145,7 @@ async def test_a_source_that_gives_what_is_no_result_is_an_error(tmp_path: Path)
         assert len(told["values"]) == 100 and told["total"] == 150 and told["hasMore"] is True
 
 
+@pytest.mark.proves("K-11d", "P-01")
 async def test_a_tool_reaches_offers_only_as_a_call_that_rules_judge(tmp_path: Path) -> None:
     @tool(id="test.reach", side_effect="read", locks=[], requires=Requires(capabilities=("offers", "call")))
     async def reach(uri: str, runtime: Runtime) -> object:

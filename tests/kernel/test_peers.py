@@ -39,6 +39,7 @@ def asking(work: Callable[[Runtime], Any], requires: Requires = ALL, **spec: Any
     return ask
 
 
+@pytest.mark.proves("K-11c")
 async def test_what_a_client_answers_reaches_the_tool_that_asked(tmp_path: Path, kernel_in: Opens) -> None:
     peer = ScriptedPeer(
         [
@@ -81,6 +82,7 @@ async def test_a_tool_is_told_what_its_client_answers_and_what_it_may_ask(tmp_pa
         assert (await (await kernel.session()).call("test.ask", {})).data == []
 
 
+@pytest.mark.proves("K-11c")
 async def test_a_tool_may_ask_only_for_what_it_requires_and_its_client_answers(
     tmp_path: Path, kernel_in: Opens
 ) -> None:
@@ -183,6 +185,7 @@ GARBAGE: list[tuple[str, Ask, Any]] = [
 ]
 
 
+@pytest.mark.proves("K-11c")
 @pytest.mark.parametrize(("what", "ask", "answer"), GARBAGE, ids=[one[0] for one in GARBAGE])
 async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, ask: Ask, answer: Any) -> None:
     peer = ScriptedPeer([answer])
@@ -196,6 +199,7 @@ async def test_a_client_that_answers_garbage_is_an_error_of_the_call(what: str, 
         assert "the client's answer cannot be taken" in (result.error_text or "")
 
 
+@pytest.mark.proves("K-11c")
 async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path: Path) -> None:
     async def work(runtime: Runtime) -> object:
         found: list[str] = []
@@ -227,6 +231,7 @@ async def test_a_tool_that_asks_without_end_or_for_too_much_is_refused(tmp_path:
         assert sum(map(len, peer.asks)) == 256
 
 
+@pytest.mark.proves("O-07")
 async def test_secrets_do_not_leave_by_a_question_a_message_or_progress(tmp_path: Path, kernel_in: Opens) -> None:
     secret = "correct-horse-battery"
 
