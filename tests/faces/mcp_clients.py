@@ -123,7 +123,7 @@ async def serving(
 ) -> AsyncGenerator[tuple[HeldKernel, House, Callable[..., Client]]]:
     async with temporary_kernel(folder, tools=TOOLS, rules=rules) as kernel:
         house = House(kernel, serving or Serving())
-        server = await build(house)
+        server = build(house)
 
         def client(era: Era, person: Person | None = None, **more: Any) -> Client:
             elicit = None if person is None else person.elicit

@@ -81,7 +81,7 @@ async def with_shelf(folder: Path) -> AsyncGenerator[tuple[Shelf, Kernel, Callab
     opened = Kernel.open(folder / "ws", state=folder / "state", config=folder / "handrail.toml", offerings=[shelf])
     async with opened as kernel:
         house = House(kernel, Serving())
-        server = await build(house)
+        server = build(house)
 
         def client(era: Era, hear: Any = None) -> Client:
             return Client(server, mode=era, message_handler=hear)
@@ -178,7 +178,7 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
         async with joining as kernel:
             house = House(kernel, Serving())
             joined = Client(
-                await build(house),
+                build(house),
                 mode=era,
                 elicitation_callback=person.elicit,
                 sampling_callback=sample,

@@ -166,7 +166,7 @@ async def served(
     house = House(kernel, serving)
     try:
         manager = StreamableHTTPSessionManager(
-            app=await build(house),
+            app=build(house),
             event_store=Replay(),
             retry_interval=RETRY_MS,
             security_settings=_security(listening, port),

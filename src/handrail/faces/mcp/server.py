@@ -17,6 +17,8 @@ from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
+from handrail.catalog.prompt import index_of
+from handrail.catalog.view import view_of
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
@@ -60,7 +62,7 @@ async def serve(kernel: Kernel, serving: Serving | None = None) -> None:
     """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile."""
     house = House(kernel, serving or Serving())
     try:
-        server = await build(house)
+        server = build(house)
         async with streams() as (incoming, outgoing):
             await server.run(incoming, outgoing, options_of(server))
     finally:
@@ -90,13 +92,13 @@ class _Server(Server[dict[str, Any]]):
         )
 
 
-async def build(house: House) -> Server[dict[str, Any]]:
+def build(house: House) -> Server[dict[str, Any]]:
     """The server, for every client of a house."""
     faces = Doors(house)
     server = _Server(
         "handrail",
         version=version("handrail"),
-        instructions=await _instructions(house.kernel),
+        instructions=_instructions(house.kernel),
         get_tool_input_schema=faces.input_schema,
         cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
     )
@@ -107,13 +109,11 @@ async def build(house: House) -> Server[dict[str, Any]]:
     return server
 
 
-async def _instructions(kernel: Kernel) -> str:
+def _instructions(kernel: Kernel) -> str:
     """What there is beside the tools in view, as a model reads it."""
-    session = await kernel.session(headless=True)
-    try:
-        return "\n\n".join(filter(None, (INSTRUCTIONS, session.turn().index)))
-    finally:
-        await session.close()
+    options = kernel.config.settings.catalog.options(kernel.agent.core)
+    index = index_of(view_of(kernel.generation, options), options.index_tokens)
+    return "\n\n".join(filter(None, (INSTRUCTIONS, index)))
 
 
 class Doors:
