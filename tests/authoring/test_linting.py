@@ -68,6 +68,7 @@ def test_there_is_nothing_to_say_about_a_good_tool(tmp_path: Path) -> None:
             {"runtime": {"side_effect": "read", "requires": {"fs": {"write": ["a"]}}}},
             "side_effect: is read, and requires.fs.write names files",
         ),
+        ({"runtime": {"requires": {"capabilities": ["elicit"]}}}, "locks: notes:X are held while the client thinks"),
         ({"runtime": {"timeout_ms": 3_600_000}}, "timeout_ms: is 60 minutes"),
         ({"llm": property_("line", type="string")}, "parameters.line: has no description"),
         ({"llm": property_("line", description="What to add")}, "parameters.line: has no type"),

@@ -249,6 +249,12 @@ def _about_effects(spec: ToolSpec, declared: Mapping[str, Any] | None) -> Iterat
         yield "side_effect", "is external, and it requires no hosts; a tool that changes only this machine is a write"
     if spec.locks is None and spec.side_effect != "read":
         yield "locks", "are missing, so each call waits for the whole workspace; name what it changes, or say locks: []"
+    if {"elicit", "sample"} & set(spec.requires.capabilities) and spec.effective_locks:
+        held = ", ".join(map(str, spec.effective_locks))
+        yield (
+            "locks",
+            f"{held} are held while the client thinks, and everybody else waits; say locks: [] if it can do without",
+        )
     if spec.side_effect == "read" and spec.requires.fs.write:
         yield "side_effect", "is read, and requires.fs.write names files; drop one of the two"
     if spec.timeout_ms > 600_000:
