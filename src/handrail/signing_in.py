@@ -1,4 +1,4 @@
-"""Signing in at an upstream MCP server, once, by a person with a browser."""
+"""Looking at an upstream MCP server without a kernel: signing in by a person with a browser, and seeing what it has."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from handrail.contract.requires import Variables
 from handrail.policy.capabilities import ceiling_layer
 from handrail.policy.rules import RuleBook
 from handrail.registry.sources.mcp.oauth import Prompt, Tokens
-from handrail.store.folders import Folders
+from handrail.runtime.guard import Guarded
+from handrail.store.folders import Folders, prepare
 from handrail.upstreams import Ground, Upstreams, configured
 
 PATIENCE_S = 300.0
@@ -31,23 +32,36 @@ async def sign_in(config: Configuration, folders: Folders, name: str, show: Call
     :return: how many tools the server has
     :raises UsageError: when there is no such server, it is none with a url, or it does not let anybody in
     """
-    definition = next(
-        (one for one in configured(config, await resolve(config.settings.secrets, os.environ)) if one.name == name),
-        None,
-    )
-    if definition is None or not definition.url:
+    async with _callback(show) as prompt:
+        tools = await look_at(config, folders, name, prompt)
+    if tools is None:
         raise UsageError(f"there is no MCP server {name!r} with a url in the configuration; see: handrail mcp list")
+    return tools
+
+
+async def look_at(config: Configuration, folders: Folders, name: str, prompt: Prompt | None = None) -> int | None:
+    """Connect a configured server once, to know what it has: its listing is kept.
+
+    :param prompt: how a person signs in; only servers with a url are looked at then
+    :return: how many tools it has; None where there is no such server
+    :raises UsageError: where it cannot be reached
+    """
+    known = await resolve(config.settings.secrets, os.environ)
+    definition = next((one for one in configured(config, known) if one.name == name), None)
+    if definition is None or (prompt is not None and not definition.url):
+        return None
+    folders = prepare(folders.workspace, folders.state, allow_home=True)  # which was judged when they were found
     variables = Variables(workspace=(str(folders.workspace),))
     ceiling = ceiling_layer(config.settings.ceiling, variables)
-    upstreams = Upstreams(Ground(folders, sandbox_of(config), variables, ceiling, RuleBook()))
-    async with _callback(show) as prompt:
-        upstreams.add(definition, prompt)
-        try:
-            return len((await upstreams[name].listed()).tools)
-        except ToolError as error:
-            raise UsageError(error.text) from None
-        finally:
-            await upstreams.aclose()
+    upstreams = Upstreams(Ground(folders, Guarded(sandbox_of(config)), variables, ceiling, RuleBook()))
+    upstreams.add(definition, prompt)
+    try:
+        await upstreams[name].connected()
+        return len((await upstreams[name].listed()).tools)
+    except ToolError as error:
+        raise UsageError(error.text) from None
+    finally:
+        await upstreams.aclose()
 
 
 def sign_out(config: Configuration, folders: Folders, name: str) -> bool:

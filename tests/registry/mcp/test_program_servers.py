@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, Result
+from handrail import Event, Result, config
 from handrail.contract.session import Session
 from handrail.holding import HeldKernel
 from handrail.registry.sources.mcp.owner import Upstream
 from handrail.sandbox.process import settled
+from handrail.signing_in import look_at
+from handrail.store.folders import locate
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
 from handrail.testing.upstreams import Program, approved, listed
 
@@ -350,3 +352,18 @@ async def test_connecting_and_disconnecting_leaves_nothing_behind(tmp_path: Path
         await settled()
         assert len(os.listdir("/proc/self/fd")) <= files and len(asyncio.all_tasks()) <= tasks
         assert kernel.mcp.servers == [] and kernel.generation.resolve("t_echo") is None
+
+
+async def test_a_server_that_nobody_was_connected_to_is_asked_what_it_has_before_it_is_reviewed(tmp_path: Path) -> None:
+    server = Program(tmp_path, ["echo", "pid"])
+    file = tmp_path / "config" / "handrail.toml"
+    file.parent.mkdir()
+    (tmp_path / "ws").mkdir()
+    file.write_text(server.settings("t"))
+    folders = locate(tmp_path / "ws", tmp_path / "state")
+    assert await look_at(config.load(file), folders, "t") == 2
+    assert await look_at(config.load(file), folders, "other") is None
+    async with temporary_kernel(tmp_path, settings=server.settings("t")) as kernel:
+        assert kernel.rooms.upstreams["t"].state == "idle"
+        entry = kernel.generation.resolve("t_pid")
+        assert entry is not None and entry.status == "quarantined"

@@ -127,10 +127,29 @@ def _looked(setting: Setting) -> tuple[Generation, StoredPins]:
     return generation, StoredPins(folders.state)
 
 
+def _connect_unknown(setting: Setting, source: str) -> None:
+    """Ask an MCP server that nobody was ever connected to what it has."""
+    import asyncio
+
+    from handrail.agents import as_configured
+    from handrail.registry.sources.mcp.listing import read as listed
+    from handrail.signing_in import look_at
+    from handrail.store.folders import locate
+    from handrail.upstreams import configured as servers_in
+
+    config = read(setting)
+    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
+    for server in servers_in(config, as_configured(config)):
+        if server.name == source and listed(folders.state, source, server.hash) is None:
+            note(f"handrail sources: connecting to {source}, to see what it has")
+            asyncio.run(look_at(config, folders, source))
+
+
 def _waiting(setting: Setting, source: str, tools: Iterable[str]) -> tuple[dict[str, Review], StoredPins]:
     from handrail.contract.names import nearest
     from handrail.registry.pins import reviews
 
+    _connect_unknown(setting, source)
     generation, pins = _looked(setting)
     by_source = _by_source(generation)
     if source not in by_source:
