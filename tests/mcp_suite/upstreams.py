@@ -14,7 +14,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,7 +35,7 @@ class Server:
 
     :param settings: more of its ``[mcp.servers.NAME]``, as TOML
     :param beside: packages that it needs in other versions than it asks for
-    :param calls: tool, arguments, and what the answer has in it; None where an error is the right answer without a network
+    :param calls: tool, arguments, and what the answer has in it, after ``!`` what the refusal has in it; None for any answer
     """
 
     name: str
@@ -92,7 +91,7 @@ def servers(workspace: Path) -> list[Server]:
             ("uvx", "mcp-server-time", "--local-timezone", "UTC"),
             [("get_current_time", {"timezone": "UTC"}, "UTC")],
         ),
-        Server("fetch", ("uvx", "mcp-server-fetch"), [("fetch", {"url": "http://127.0.0.1:9/"}, None)]),
+        Server("fetch", ("uvx", "mcp-server-fetch"), [("fetch", {"url": "http://127.0.0.1:9/"}, "!outside what")]),
         Server(
             "sqlite",
             ("uvx", "mcp-server-sqlite", "--db-path", "/tmp/test.db"),
@@ -145,35 +144,34 @@ async def tried(root: Path) -> int:
     """How much did not go as it is to go; a line is printed for each server."""
     workspace = root / "ws"
     wrong = 0
-    with tempfile.TemporaryDirectory(prefix="handrail-upstreams-") as _:
-        rules = [f"allow {one.name}_{tool.replace('.', '_')}" for one in servers(workspace) for tool, _, _ in one.calls]
-        async with Kernel.open(
-            workspace, state=root / "state", config=root / "config" / "handrail.toml", rules=rules
-        ) as kernel:
-            assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
-            upstreams = kernel.rooms.upstreams
-            names = [one.name for one in servers(workspace)]
-            async with asyncio.timeout(CONNECT_S):
-                ended = await asyncio.gather(*(upstreams[name].connected() for name in names), return_exceptions=True)
-            for name, problem in zip(names, ended, strict=True):
-                if isinstance(problem, BaseException):
-                    wrong += 1
-                    print(f"{name:12} NOT CONNECTED: {problem}", flush=True)
-            pins = StoredPins(kernel.rooms.store.folders.state)
-            for source in upstreams.sources:
-                await kernel.rooms.look_again(source)
-                own = [
-                    entry.spec
-                    for entry in kernel.generation.entries.values()
-                    if entry.foreign is not None and entry.foreign.name == source.name
-                ]
-                pins.approve(source.name, [Definition.of(spec) for spec in own])
-                await kernel.rooms.look_again(source)
-            session = await kernel.session(headless=True)
-            try:
-                wrong += sum(await asyncio.gather(*(_used(kernel, session, one) for one in servers(workspace))))
-            finally:
-                await session.close()
+    rules = [f"allow mcp:{one.name}:{tool}" for one in servers(workspace) for tool, _, _ in one.calls]
+    async with Kernel.open(
+        workspace, state=root / "state", config=root / "config" / "handrail.toml", rules=rules
+    ) as kernel:
+        assert isinstance(kernel, HeldKernel), "somebody else holds this workspace"
+        upstreams = kernel.rooms.upstreams
+        names = [one.name for one in servers(workspace)]
+        async with asyncio.timeout(CONNECT_S):
+            ended = await asyncio.gather(*(upstreams[name].connected() for name in names), return_exceptions=True)
+        for name, problem in zip(names, ended, strict=True):
+            if isinstance(problem, BaseException):
+                wrong += 1
+                print(f"{name:12} NOT CONNECTED: {problem}", flush=True)
+        pins = StoredPins(kernel.rooms.store.folders.state)
+        for source in upstreams.sources:
+            await kernel.rooms.look_again(source)
+            own = [
+                entry.spec
+                for entry in kernel.generation.entries.values()
+                if entry.foreign is not None and entry.foreign.name == source.name
+            ]
+            pins.approve(source.name, [Definition.of(spec) for spec in own])
+            await kernel.rooms.look_again(source)
+        session = await kernel.session(headless=True)
+        try:
+            wrong += sum(await asyncio.gather(*(_used(kernel, session, one) for one in servers(workspace))))
+        finally:
+            await session.close()
     return wrong
 
 
@@ -188,10 +186,9 @@ async def _used(kernel: HeldKernel, session: Any, server: Server) -> int:
     for tool, arguments, wanted in server.calls:
         result: Result = await session.call(f"{server.name}_{tool}", dict(arguments))
         said = json.dumps(result.data, default=str) if result.ok else str(result.error_text)
-        if wanted is not None and (not result.ok or wanted not in said):
+        refusal = wanted is not None and wanted.startswith("!")
+        if wanted is not None and (result.ok is refusal or wanted.lstrip("!") not in said):
             told.append(f"{tool} answered {said[:300]}")
-        if wanted is None and result.error_kind == "denied":
-            told.append(f"{tool} was denied: {said[:300]}")
     others = [tool_id for tool_id in entries if tool_id not in {f"{server.name}_{tool}" for tool, _, _ in server.calls}]
     if others:
         refused: Result = await session.call(others[0], {})
