@@ -11,7 +11,7 @@ NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,39}$"
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class SecretValue(_Table):

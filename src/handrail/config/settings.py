@@ -30,7 +30,7 @@ SHIPPED: tuple[Literal["exfiltration", "secrets", "repeats"], ...] = ("exfiltrat
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class LimitSettings(_Table):
@@ -191,7 +191,7 @@ class NamedSecret(_Table):
 class ToolSettings(BaseModel):
     """``[tools."ID"]``: what an operator sets for one tool."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     enabled: Annotated[bool, Field(description="Whether it is there at all; false puts it out.")] = True
     config: Annotated[

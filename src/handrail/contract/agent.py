@@ -37,7 +37,7 @@ _MAX_DEPTH = 16
 
 
 class _Table(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class Addition(_Table):

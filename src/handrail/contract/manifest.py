@@ -43,7 +43,7 @@ _OTHER_NAMES = {"llm": {"input_schema": "parameters"}, "runtime": {"secret_resou
 
 
 class _View(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ConfigView(_View):

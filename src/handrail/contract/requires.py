@@ -49,7 +49,7 @@ _VARIABLE = re.compile(r"\{([^{}]*)\}")
 
 
 class _Model(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class FsRequires(_Model):

@@ -14,7 +14,7 @@ Example = str | Sequence[str] | Mapping[str, Any]
 class RuleEntry(BaseModel):
     """``{ rule = "allow bash git diff *", match = ["git diff src"], not_match = ["git diff --output=f"] }``"""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
     rule: Annotated[str, Field(description="The rule, as 'ACTION PERMISSION [PATTERN]'.")]
     match: Annotated[tuple[Any, ...], Field(description="Examples that it has to match, or it is not loaded.")] = ()

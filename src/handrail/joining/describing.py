@@ -15,13 +15,12 @@ from handrail.contract.requires import CapabilitySet
 from handrail.contract.schema import path_text
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.joining.adapters import adapter
 from handrail.joining.framing import Message
 from handrail.joining.values import Malformed, an_object, flag, text
 from handrail.registry.sources.python import tools_among
 from handrail.registry.sources.source import Found
 
-_SPEC = pydantic.TypeAdapter(ToolSpec)
-_SET = pydantic.TypeAdapter(CapabilitySet)
 _SPEC_FIELDS = frozenset(field.name for field in fields(ToolSpec))
 _MAX_SOURCE = 300
 
@@ -63,7 +62,7 @@ def describe(tools: Sequence[object]) -> list[Message]:
     for found in usable(tools):
         tool = found.tool
         try:
-            spec = _SPEC.dump_python(tool.spec, mode="json")
+            spec = adapter(ToolSpec).dump_python(tool.spec, mode="json")
             definition = tool.spec.definition_hash
         except (ValueError, TypeError, RecursionError, pydantic.PydanticSchemaGenerationError) as error:
             faults.append(Fault(found.place, "spec", f"is not JSON: {str(error)[:300]}"))
@@ -113,7 +112,7 @@ def _description(told: object) -> Description:
         raise Malformed(
             f"its spec has the unknown fields {', '.join(sorted(unknown))[:200]}; use one version of Handrail"
         )
-    spec = _SPEC.validate_python(spec_fields)
+    spec = adapter(ToolSpec).validate_python(spec_fields)
     definition = spec.definition_hash
     if definition != given.get("definition"):
         raise Malformed(f"{spec.id[:80]!r} does not arrive as it was declared; use one version of Handrail")
@@ -129,7 +128,7 @@ def _shown(error: Exception) -> str:
 
 def of_capabilities(capabilities: CapabilitySet) -> Any:
     """A capability set as JSON."""
-    return _SET.dump_python(capabilities, mode="json")
+    return adapter(CapabilitySet).dump_python(capabilities, mode="json")
 
 
 def capabilities_of(told: object) -> CapabilitySet:
@@ -137,4 +136,4 @@ def capabilities_of(told: object) -> CapabilitySet:
 
     :raises ValueError: for what is none
     """
-    return _SET.validate_python(told)
+    return adapter(CapabilitySet).validate_python(told)

@@ -7,8 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
-from pydantic import TypeAdapter
-
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
@@ -20,6 +18,7 @@ from handrail.contract.sandbox import Tier
 from handrail.contract.schema import compile_schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.joining.adapters import adapter
 from handrail.joining.offerings import of_offerings, offerings_of
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
@@ -27,13 +26,8 @@ from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.checking import OfSpecs
 from handrail.registry.generation import Difference, Entry, Foreign, Generation
 
-_SPEC = TypeAdapter(ToolSpec)
-_dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: _SPEC.dump_python(spec, mode="json"))
+_dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))
 """Most tools of a generation were told with the one before."""
-_EXPLANATION = TypeAdapter(Explanation)
-_TIER = TypeAdapter(Tier)
-_DIFFERENCE = TypeAdapter(Difference)
-_CATALOG = TypeAdapter(CatalogOptions)
 
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
@@ -55,11 +49,11 @@ class Shown(Tool):
 
 
 def of_tier(tier: Tier) -> dict[str, Any]:
-    return _TIER.dump_python(tier, mode="json")
+    return adapter(Tier).dump_python(tier, mode="json")
 
 
 def tier_of(data: Mapping[str, Any]) -> Tier:
-    return _TIER.validate_python(data)
+    return adapter(Tier).validate_python(data)
 
 
 def of_generation(generation: Generation) -> dict[str, Any]:
@@ -107,7 +101,7 @@ def _entry_of(told: Mapping[str, Any], before: Entry | None) -> Entry:
             return before
         spec, tool, schema = before.spec, before.tool, before.schema
     else:
-        spec = _SPEC.validate_python(told["spec"])
+        spec = adapter(ToolSpec).validate_python(told["spec"])
         tool, schema = Shown(spec), compile_schema(spec.parameters)
     source, withheld, confined_by, blocking, _, status = state
     return Entry(
@@ -130,7 +124,7 @@ def of_catalog_options(options: CatalogOptions) -> dict[str, Any]:
 
 def catalog_options_of(data: Any) -> CatalogOptions:
     """The inverse of :func:`of_catalog_options`."""
-    return _CATALOG.validate_python(data)
+    return adapter(CatalogOptions).validate_python(data)
 
 
 def of_rules(rules: RuleBook) -> dict[str, Any]:
@@ -220,19 +214,19 @@ def of_decision(answer: ApprovalAnswer) -> dict[str, Any]:
 
 
 def of_explanation(explanation: Explanation) -> Any:
-    return _EXPLANATION.dump_python(explanation, mode="json")
+    return adapter(Explanation).dump_python(explanation, mode="json")
 
 
 def explanation_of(data: Any) -> Explanation:
-    return _EXPLANATION.validate_python(data)
+    return adapter(Explanation).validate_python(data)
 
 
 def of_difference(difference: Difference) -> Any:
-    return _DIFFERENCE.dump_python(difference, mode="json")
+    return adapter(Difference).dump_python(difference, mode="json")
 
 
 def difference_of(data: Any) -> Difference:
-    return _DIFFERENCE.validate_python(data)
+    return adapter(Difference).validate_python(data)
 
 
 def refusal_of(error: HandrailError) -> Refused:

@@ -7,11 +7,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from pydantic import TypeAdapter
-
 from handrail.contract.errors import UsageError
 from handrail.contract.offering import Offering, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.runtime import Runtime
+from handrail.joining.adapters import adapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,18 +44,15 @@ class ShownOffering:
         raise UsageError("what a source offers is read by a call, as session.call('resource.read', {'uri': …})")
 
 
-_SHOWN = TypeAdapter(tuple[ShownOffering, ...])
-
-
 def of_offerings(offerings: Iterable[Offering]) -> Any:
     """What they list, as data."""
     shown = (
         ShownOffering(one.source, one.foreign, tuple(one.resources), tuple(one.templates), tuple(one.prompts))
         for one in offerings
     )
-    return _SHOWN.dump_python(tuple(shown), mode="json")
+    return adapter(tuple[ShownOffering, ...]).dump_python(tuple(shown), mode="json")
 
 
 def offerings_of(data: Any) -> tuple[ShownOffering, ...]:
     """The inverse of :func:`of_offerings`."""
-    return _SHOWN.validate_python(data)
+    return adapter(tuple[ShownOffering, ...]).validate_python(data)

@@ -50,7 +50,7 @@ REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 
 
 class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, defer_build=True)
 
 
 class ScriptedCall(_Strict):
