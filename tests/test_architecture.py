@@ -65,6 +65,20 @@ def test_the_command_line_loads_no_kernel_before_a_command_runs() -> None:
     assert not [name for name in loaded if name.startswith("handrail.") and not name.startswith("handrail.faces")]
 
 
+def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
+    """Each of these made a call from a shell slower for whoever types it: what a call does not use is loaded later."""
+    place = f"['--workspace', {str(tmp_path)!r}, '--state', {str(tmp_path) + '-state'!r}]"
+    loaded = loaded_by(
+        "from handrail.faces.cli.app import run\n"
+        f"assert run(['call', 'glob', '{{\"pattern\": \"*\"}}', '--json', *{place}]) == 0\n"
+        "import handrail.joining.adapters as adapters\nassert adapters._made == {}"
+    )
+    assert "handrail.holding" in loaded
+    assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
+    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "joined", "registry.sources.mcp")
+    assert not [name for name in features if f"handrail.{name}" in loaded]
+
+
 def test_rooms_import_downwards_only() -> None:
     program = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run(
