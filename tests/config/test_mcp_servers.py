@@ -1,0 +1,102 @@
+"""Upstream servers as their operator writes them: tables, other programs' files, and everything wrong with both at once."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.config.places import Layers
+
+from handrail.contract.errors import LoadError
+from handrail.registry.sources.mcp.installed import fetches
+from handrail.upstreams import configured
+
+FILE = {
+    "mcpServers": {
+        "files": {"command": "mcp-files", "args": ["${ROOT:-/data}"], "env": {"TOKEN": "${KEY}"}, "autoApprove": ["*"]},
+        "web": {"type": "streamable-http", "url": "https://web.example/mcp"},
+        "old": {"url": "https://old.example/sse", "type": "sse", "disabled": True},
+    }
+}
+
+
+def test_a_file_of_another_program_gives_servers_and_a_table_of_the_same_name_gives_them_rights(layers: Layers) -> None:
+    (layers.config.parent / "mcp.json").write_text(json.dumps(FILE))
+    layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n[mcp.servers.files]\nread = ["docs"]\nelicitation = true\n')
+    learned: list[str] = []
+    found = {
+        one.name: one for one in configured(layers.load(), learn=learned.append, environment={"KEY": "sesame-1234"})
+    }
+    assert set(found) == {"files", "web"}, "what is disabled is not there"
+    files, web = found["files"], found["web"]
+    assert (files.command, files.args, files.environment) == ("mcp-files", ("/data",), {"TOKEN": "sesame-1234"})
+    assert files.read == ("docs",) and files.grants == {"elicitation"} and not files.hosts and "sesame-1234" in learned
+    assert (web.transport, web.reached) == ("http", ("web.example:443",))
+    assert "sesame" not in repr(files)
+
+
+def test_everything_wrong_with_servers_is_told_at_once(layers: Layers) -> None:
+    (layers.config.parent / "mcp.json").write_text(
+        '{"mcpServers": {"bad name": {}, "none": {}, "var": {"command": "${NO}"}}}'
+    )
+    tables = '[mcp.servers.a]\n[mcp.servers.b]\ncommand = "x"\nprefix = ""\nhosts = ["ho st"]\nread = ["../up"]\n'
+    layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + tables + '[mcp.servers.c]\ncommand = "y"\nprefix = ""\n')
+    with pytest.raises(LoadError) as caught:
+        configured(layers.load(), environment={})
+    text = str(caught.value)
+    for part in ("bad name", "neither command nor url", "variable NO", "servers.a", "ho st", "climbs", "prefix"):
+        assert part in text, (part, text)
+
+
+def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
+    layers.own.write_text('[mcp.servers.a]\ncommand = "x"\n')
+    assert any("cannot name MCP servers" in text for text in layers.faults())
+
+
+@pytest.mark.parametrize(
+    ("argv", "does"),
+    [
+        (("npx", "-y", "some-server"), True),
+        (("/usr/bin/uvx", "mcp-server-git"), True),
+        (("uv", "run", "server.py"), True),
+        (("docker", "run", "image"), True),
+        (("npm", "exec", "server"), True),
+        (("node", "/opt/server/index.js"), False),
+        (("python3", "-m", "server"), False),
+        (("npm", "start"), False),
+    ],
+)
+def test_what_would_fetch_its_program_is_known(argv: tuple[str, ...], does: bool) -> None:
+    assert fetches(argv[0], argv[1:]) is does
+
+
+def test_the_record_of_an_installed_server_holds_for_the_command_that_it_was_made_for(tmp_path: Path) -> None:
+    from handrail.registry.sources.mcp.definition import ServerDefinition
+    from handrail.registry.sources.mcp.installed import Refused, resolve
+
+    folder, state = tmp_path / "pkg", tmp_path / "state"
+    folder.mkdir()
+    program = folder / "server"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    record = state / "mcp" / "installed" / "s.json"
+    record.parent.mkdir(parents=True)
+    digest = "0" * 64
+    held = {
+        "of": ["npx", "s"],
+        "command": str(program),
+        "args": ["--x"],
+        "folder": str(folder),
+        "hashes": {"server": digest},
+    }
+    record.write_text(json.dumps(held))
+    record.chmod(0o600)
+    found = resolve(ServerDefinition("s", "", "stdio", command="npx", args=("s",)), state, str(tmp_path / "ws"))
+    assert found.argv == (str(program), "--x") and str(folder) in found.folders
+    with pytest.raises(Refused, match="not what was installed"):
+        found.check()
+    with pytest.raises(Refused, match="handrail mcp install s"):
+        resolve(ServerDefinition("s", "", "stdio", command="npx", args=("other",)), state, str(tmp_path / "ws"))
+    with pytest.raises(Refused, match="lies in the workspace"):
+        resolve(ServerDefinition("p", "", "stdio", command=str(program)), state, str(folder))
