@@ -75,7 +75,7 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     )
     assert "handrail.holding" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
-    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "joined", "registry.sources.mcp")
+    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "joined")
     assert not [name for name in features if f"handrail.{name}" in loaded]
 
 
