@@ -344,3 +344,78 @@ async def _agrees(address: str) -> None:
     writer.write(f"GET {back.path}?code=c&state={asked['state'][0]} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
     assert b"You are signed in" in await reader.read()
     writer.close()
+
+
+class Apart(SignInServer):
+    """A server that names an authorization server elsewhere.
+
+    :param elsewhere: its origin
+    """
+
+    def __init__(self, elsewhere: str, issued: SignInServer) -> None:
+        super().__init__()
+        self.elsewhere = elsewhere
+        self.issued = issued
+        self.told: list[str] = []
+
+    async def __call__(self, asked: Asked, answering: Answering) -> bool:
+        path = urlsplit(asked.path).path
+        self.tokens = self.issued.tokens
+        if path == "/.well-known/oauth-protected-resource":
+            about = {"resource": f"http://{asked.headers['host']}/mcp", "authorization_servers": [self.elsewhere]}
+            await self.say(answering, about)
+            return True
+        if path != "/mcp":
+            self.told.append(path)
+            await answering.send(404)
+            return True
+        return await super().__call__(asked, answering)
+
+
+def origin_of(url: str) -> str:
+    return f"http://{urlsplit(url).netloc}"
+
+
+async def agreed(address: str) -> str:
+    asked = parse_qs(urlsplit(address).query)
+    return f"{asked['redirect_uri'][0]}?code=c&state={asked['state'][0]}"
+
+
+async def test_what_refreshes_a_token_goes_to_nobody_but_who_gave_it_also_after_a_new_start(tmp_path: Path) -> None:
+    issuer = SignInServer()
+    async with http_server(any_request=issuer) as other:
+        server = Apart(origin_of(other.url), issuer)
+        async with http_server(any_request=server) as http, temporary_kernel(tmp_path) as kernel:
+            settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc]}
+            prompt = Prompt("http://127.0.0.1:9/callback", agreed)
+            async with kernel.mcp.connect("h", prompt=prompt, **settings):
+                assert issuer.grants == ["authorization_code"]
+            issuer.tokens += 1  # what it was given is refused from now on
+            async with kernel.mcp.connect("h", **settings):
+                assert issuer.grants == ["authorization_code", "refresh_token"]
+            assert "/token" not in server.told
+
+
+async def test_a_client_with_an_id_signs_in_as_that_and_at_the_authorization_server_that_its_operator_trusts(
+    tmp_path: Path,
+) -> None:
+    issuer, visited = SignInServer(), list[str]()
+
+    async def visit(address: str) -> str:
+        visited.append(address)
+        return await agreed(address)
+
+    async with (
+        http_server(any_request=issuer) as other,
+        http_server(any_request=Apart(origin_of(other.url), issuer)) as http,
+        temporary_kernel(tmp_path) as kernel,
+    ):
+        prompt = Prompt("http://127.0.0.1:9/callback", visit)
+        settings: dict[str, Any] = {"url": http.url, "hosts": [urlsplit(other.url).netloc], "prompt": prompt}
+        oauth = {"client_id": "ours", "issuer": "https://auth.example.org"}
+        with pytest.raises(ToolError, match=r"https://auth\.example\.org is configured"):
+            async with kernel.mcp.connect("h", oauth=oauth, **settings):
+                pass
+        assert not visited
+        async with kernel.mcp.connect("h", oauth={**oauth, "issuer": origin_of(other.url)}, **settings):
+            assert parse_qs(urlsplit(visited[0]).query)["client_id"] == ["ours"]

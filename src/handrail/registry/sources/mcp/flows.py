@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 import orjson
 from mcp.client.auth import OAuthClientProvider, OAuthFlowError, TokenStorage
+from mcp.client.auth.utils import issuers_match
 from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
 ID_TOKEN = "urn:ietf:params:oauth:token-type:id_token"  # noqa: S105 - the name of a kind of token
@@ -28,7 +29,25 @@ class PersonSignsIn(OAuthClientProvider):
 
     Such a server publishes no protected-resource metadata, and its metadata lie at the root of its origin whatever its
     issuer's path is. An issuer of that very origin is taken for it; one of any other origin is refused as ever.
+
+    :ivar known: the client's id, where the operator has one
+    :ivar trusted: the one authorization server that a person is sent to and that is given the client's secret; empty for
+        the one that the server names
     """
+
+    known: OAuthClientInformationFull | None = None
+    trusted: str = ""
+
+    async def _initialize(self) -> None:
+        await super()._initialize()
+        self.context.client_info = self.known or self.context.client_info
+
+    async def _perform_authorization(self) -> httpx2.Request:
+        metadata = self.context.oauth_metadata
+        named = str(metadata.issuer) if metadata is not None else _origin(self.context.server_url)
+        if self.trusted and not issuers_match(named, self.trusted):
+            raise OAuthFlowError(f"the server names the authorization server {named}; {self.trusted} is configured")
+        return await super()._perform_authorization()
 
     async def _auth_flow(self, request: httpx2.Request) -> AsyncGenerator[httpx2.Request, httpx2.Response]:
         flow = super()._auth_flow(request)

@@ -23,7 +23,7 @@ from handrail.store import private
 
 if TYPE_CHECKING:
     from mcp.client.auth import AuthorizationCodeResult, OAuthClientProvider
-    from mcp.shared.auth import OAuthClientInformationFull, OAuthToken
+    from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
 
 _MAX_BYTES = 1024 * 1024
 
@@ -78,7 +78,21 @@ class Tokens:
         return None if found is None else OAuthToken.model_validate(found)
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
+        self._held = {key: value for key, value in self._all().items() if key != "giver"}
         self._write("tokens", tokens.model_dump(mode="json", exclude_none=True))
+
+    @property
+    def giver(self) -> dict[str, Any] | None:
+        """The authorization server that gave the token, in its own words; empty where it says nothing of itself, None
+        where it is not known which that was."""
+        found: Any = self._all().get("giver")
+        return cast("dict[str, Any]", found) if isinstance(found, dict) else None
+
+    def given_by(self, metadata: OAuthMetadata | None) -> None:
+        """
+        :param metadata: None for the server itself, by the places that need no metadata
+        """
+        self._write("giver", {} if metadata is None else metadata.model_dump(mode="json", exclude_none=True))
 
     async def get_client_info(self) -> OAuthClientInformationFull | None:
         from mcp.shared.auth import OAuthClientInformationFull
@@ -153,9 +167,8 @@ class SignIn(httpx2.Auth):
             provider = self._provider = await asyncio.to_thread(self._made)
         if refreshing:
             with contextlib.suppress(ValueError):
-                provider.context.current_tokens = await self._tokens.get_tokens()
-                provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
-                provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
+                await self._to_be_refreshed(provider)
+        before = self._tokens.access
         flow = provider.async_auth_flow(request)
         try:
             answer: httpx2.Response | None = None
@@ -170,6 +183,24 @@ class SignIn(httpx2.Auth):
             raise NeedsSignIn(f"signing in failed: {str(error)[:300]}") from None
         finally:
             await flow.aclose()  # it holds a lock until then
+            if self._tokens.access != before:
+                self._tokens.given_by(provider.context.oauth_metadata)
+
+    async def _to_be_refreshed(self, provider: OAuthClientProvider) -> None:
+        """Have the provider refresh the token, at the server that gave it: nobody else is shown what refreshes it.
+
+        :raises ValueError: where what is kept is none
+        """
+        from mcp.client.auth.utils import issuers_match
+        from mcp.shared.auth import OAuthMetadata
+
+        giver, trusted = self._tokens.giver, self._definition.oauth.issuer
+        if giver is None or (trusted and not issuers_match(str(giver.get("issuer", "")), trusted)):
+            return
+        provider.context.oauth_metadata = OAuthMetadata.model_validate(giver) if giver else None
+        provider.context.current_tokens = await self._tokens.get_tokens()
+        provider.context.client_info = await self._tokens.get_client_info() or provider.context.client_info
+        provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
 
     def _made(self) -> OAuthClientProvider:
         from mcp.client.auth.extensions.client_credentials import (
@@ -231,10 +262,9 @@ class SignIn(httpx2.Auth):
         async def returned() -> AuthorizationCodeResult:
             return back[0]
 
-        at = said.client_metadata_url or None
-        provider = PersonSignsIn(url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        known: OAuthClientInformationFull | None = None
         if said.client_id:
-            provider.context.client_info = OAuthClientInformationFull.model_validate(
+            known = OAuthClientInformationFull.model_validate(
                 {
                     **metadata.model_dump(mode="json", exclude_none=True),
                     "client_id": said.client_id,
@@ -242,7 +272,10 @@ class SignIn(httpx2.Auth):
                     "token_endpoint_auth_method": "client_secret_basic" if said.client_secret else "none",
                 }
             )
-        return provider
+        at = said.client_metadata_url or None
+        ways = PersonSignsIn(url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        ways.known, ways.trusted = known, said.issuer
+        return ways
 
 
 def _came_back(address: str) -> AuthorizationCodeResult:
