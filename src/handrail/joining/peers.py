@@ -82,8 +82,8 @@ class RemotePeer:
             del self._by_call[next(iter(self._by_call))]
 
     def offers(self, call_id: str, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        known = self._by_call.get(call_id) or self._by_call.get(call_id.rpartition(".")[0], self._latest)
-        return kind_of(method, params) in known
+        turn = call_id if call_id in self._by_call else call_id.rpartition(".")[0]
+        return kind_of(method, params) in self._by_call.get(turn, self._latest)
 
     async def ask(self, call_id: str, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         body = {"session": self._session_id, "call": call_id, "asks": of_asks(asks)}
