@@ -28,9 +28,9 @@ from finding.evidence import Judged, judged
 from finding.known import Known
 from retrieval import corpora
 
-from handrail.catalog.confidence import LEAST, confidences, fitting, tail
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, confidences, fitting, tail
 
-FLOORS = (0.04, 0.06, 0.08, 0.11, 0.14, 0.18)
+FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 
 
 def of_request(each: Judged) -> list[float]:
@@ -38,7 +38,7 @@ def of_request(each: Judged) -> list[float]:
     best = each.hits[0]
     nears = [hit.near for hit in each.hits if hit.near is not None]
     told = [max(nears)] if nears else []
-    return [1.0, *told, math.sqrt(max(0.0, best.shared)), _ahead(each, 0), _extent(each)]
+    return [1.0, *told, math.sqrt(max(0.0, best.shared)), best.standing, _extent(each)]
 
 
 def of_hit(each: Judged, at: int) -> list[float]:
@@ -120,7 +120,7 @@ def main() -> None:
         print("  fitting    ", fit_requests(list(held.values())).round(2))
         print("  confidences", fit_hits(list(held.values())).round(2))
         for floor in FLOORS:
-            shipped = " (shipped)" if floor == LEAST else ""
+            shipped = " (shipped)" if floor == (LEAST_BY_WORDS if by_words else LEAST) else ""
             for name, some in held.items():
                 print(
                     f"  floor {floor}{shipped}, {name}, told/lost in %  ",
@@ -162,7 +162,7 @@ def apart(alone: Any) -> Callable[[Sequence[Judged]], str]:
 def brought(some: Sequence[Judged]) -> str:
     count = kept = found = asked = 0
     for each in some:
-        if not each.needs or shipped_fit(each) < LEAST:
+        if not each.needs or shipped_fit(each) < (LEAST_BY_WORDS if each.hits[0].near is None else LEAST):
             continue
         last = tail(each.hits, confidences(each.hits, each.tools))
         asked += 1

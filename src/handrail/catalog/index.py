@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.confidence import LEAST, Evidence, confidences, fitting, tail
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag
@@ -174,7 +174,9 @@ class Index:
         sure = confidences(evidence, len(self._documents))
         judged = zip(order[:limit], evidence, sure, tail(evidence, sure), strict=False)
         hits = [self._hit(*each, texts, wanted) for each in judged]
-        return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning" if vicinity is not None else "lexical", note)
+        if vicinity is None:
+            return Found(tuple(hits), fit < LEAST_BY_WORDS, fit, "lexical", note)
+        return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning", note)
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:
