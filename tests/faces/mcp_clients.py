@@ -13,7 +13,7 @@ import mcp.types as types
 import pytest
 from mcp import Client
 
-from handrail import tool
+from handrail import ToolError, tool
 from handrail.contract.peer import Ask
 from handrail.contract.result import Blob
 from handrail.contract.runtime import Runtime
@@ -53,6 +53,20 @@ async def interview(runtime: Runtime) -> str:
     return f"{name}, {line}, {answers['where']['roots'][0]['uri']}, {again['who']['content']['name']}"
 
 
+@tool(side_effect="read", locks=[], requires={"capabilities": ["sample", "elicit"]})
+async def insist(params: dict[str, Any] | None, runtime: Runtime) -> str:
+    """Ask, and ask again where there is no answer."""
+    form = Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME})
+    wanted = form if params is None else Ask("sampling/createMessage", params)
+    reasons: list[str] = []
+    for _ in range(2):
+        try:
+            await runtime.peer.ask({"who": wanted})
+        except ToolError as error:
+            reasons.append(error.text)
+    return "; ".join(reasons)
+
+
 @tool(side_effect="read", locks=[])
 async def work(runtime: Runtime) -> str:
     """Say how far it is."""
@@ -85,8 +99,17 @@ async def count(good: bool) -> dict[str, Any]:
     return {"n": 1} if good else {"n": "one"}
 
 
-TOOLS = (launch, interview, work, flood, paint, count)
-ALLOWED = ("allow interview", "allow work", "allow flood", "allow paint", "allow count", "ask launch", "allow question")
+TOOLS = (launch, interview, insist, work, flood, paint, count)
+ALLOWED = (
+    "allow interview",
+    "allow insist",
+    "allow work",
+    "allow flood",
+    "allow paint",
+    "allow count",
+    "ask launch",
+    "allow question",
+)
 
 
 @dataclass

@@ -256,3 +256,22 @@ async def test_a_storm_of_cancellations_leaves_nothing_behind(tmp_path: Path, er
             while visit.guest.exchanges:
                 await asyncio.sleep(0)
         assert said(await one.call_tool("work", {})) == "done"
+
+
+async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_answered_and_ends(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Serving(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
+        asked = await one.session.call_tool("insist", {"params": None}, allow_input_required=True)
+        assert isinstance(asked, types.InputRequiredResult)
+        (visit,) = house.visits
+        while visit.guest.exchanges:
+            await asyncio.sleep(0.005)
+
+
+@ERAS
+async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_asks_it(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (_, house, client), client(era, Person(), sampling_callback=sample) as one:
+        refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
+        assert refused.count("sampling/createMessage cannot be asked so: params.messages") == 2
+        assert not any(visit.guest.exchanges for visit in house.visits)

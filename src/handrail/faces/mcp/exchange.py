@@ -114,6 +114,8 @@ class Exchange:
         """What the client would have had to declare for requests that were looked for, by their methods."""
         self.may_hold: Callable[[], bool] = lambda: True
         """Whether one more call may be held."""
+        self._gone = False
+        """The client did not come back in time."""
         self._given = dict(given or {})
         self._groups: list[_Group] = []
         self._outbox: deque[Event] = deque()
@@ -199,7 +201,7 @@ class Exchange:
 
     def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
         """Whether its client answers this; while it is held, as it said last."""
-        if self.latest is None:
+        if self.latest is None or self._gone:
             return False
         lacks = lacking(self.latest.context.session.client_capabilities, method, params)
         if lacks is not None:
@@ -211,8 +213,10 @@ class Exchange:
 
         :param believed: whether answers may be taken that the client gave before it was asked
         """
-        if (line := self.latest) is None:
+        if (line := self.latest) is None or self._gone:
             raise ToolError("the client has gone", kind="unavailable")
+        for ask in asks.values():
+            as_request(ask)  # what cannot be put at all is told to whoever asks it, not to the client
         if not line.modern:
             return await self._ask_now(line, asks)
         answers: dict[str, Mapping[str, Any]] = {}
@@ -274,7 +278,8 @@ class Exchange:
                 group.waiting.set_result(None)
 
     def abandon(self) -> None:
-        """The client did not come back: whoever waits for its answers goes without."""
+        """The client did not come back: whoever waits for its answers goes without, and whoever asks from now on."""
+        self._gone = True
         for group in self._groups:
             if not group.waiting.done():
                 gone = ToolError("the client did not come back with an answer in time", kind="unavailable")

@@ -192,7 +192,6 @@ class Doors:
         given = _responses(line.context)
         if params.request_state is not None:
             exchange = self._house.take_up(guest, params.request_state)
-            exchange.answered(given)
         else:
             entry = self._kernel.generation.resolve(proposed.name)
             begun = guest.begin(entry.id if entry is not None else proposed.name, proposed, given)
@@ -201,6 +200,8 @@ class Doors:
             exchange = begun
         held = False
         try:
+            if params.request_state is not None:
+                exchange.answered(given)
             found = await exchange.follow(line)
             if isinstance(found, Answer):
                 if line.modern and (lacked := _lacked(exchange, found)):
