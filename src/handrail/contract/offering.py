@@ -143,7 +143,8 @@ AT_SOURCE = "mcp+"
 
 
 def offered(offerings: Sequence[Offering], request: SourceRequest, named: object) -> tuple[Offering, str] | None:
-    """The first of ``offerings`` that has what is named, the operator's own before others, and what it calls it.
+    """The first of ``offerings`` that has what is named, and what it calls it: the operator's own before others, and of
+    others who lists a URI before whose template makes it.
 
     :param named: a URI, a prompt's name, or MCP's reference to either
     """
@@ -160,10 +161,10 @@ def offered(offerings: Sequence[Offering], request: SourceRequest, named: object
         for one in ordered:
             if colon and one.foreign and one.source == source and _has(one, kind, rest, request):
                 return one, rest
-    for one in ordered:
-        if _has(one, kind, name, request):
-            return one, name
-    return None
+    found = [one for one in ordered if _has(one, kind, name, request)]
+    if len(found) > 1 and found[0].foreign and kind == "uri":  # a template may make what another lists
+        found.sort(key=lambda one: not any(spec.uri == name for spec in one.resources))
+    return (found[0], name) if found else None
 
 
 def _has(offering: Offering, kind: str, name: str, request: SourceRequest) -> bool:

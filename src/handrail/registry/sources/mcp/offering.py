@@ -6,6 +6,8 @@ import base64
 import binascii
 import re
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
@@ -23,16 +25,8 @@ if TYPE_CHECKING:
 MAX_URI = 4096
 _MOST_EXPRESSIONS = 8
 _EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
-_ANYTHING = {
-    "": r"[^/?#]*",
-    "+": r".*",
-    "#": r"(?:#.*)?",
-    ".": r"(?:\.[^/?#]*)?",
-    "/": r"(?:/[^?#]*)?",
-    ";": r"(?:;[^/?#]*)?",
-    "?": r"(?:\?[^#]*)?",
-    "&": r"(?:&[^#]*)?",
-}
+_STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
+"""By the kind of an expression: what no value of it holds. The kinds but the first two begin with themselves, or are empty."""
 _SAID = ("annotations", "icons", "_meta")
 
 
@@ -52,8 +46,8 @@ class McpOffering:
         self.prompts = tuple(spec for spec, _ in prompts)
         self._own_names = {spec.name: own for spec, own in prompts}
         self._uris = frozenset(one.uri for one in self.resources)
-        patterns = [pattern_of(template.uri_template) for template in self.templates]
-        self._patterns = [pattern for pattern in patterns if pattern is not None]
+        shapes = [shape_of(template.uri_template) for template in self.templates]
+        self._shapes = [shape for shape in shapes if shape is not None]
 
     @property
     def source(self) -> str:
@@ -62,7 +56,7 @@ class McpOffering:
     def has(self, uri: str) -> bool:
         if uri in self._uris:
             return True
-        return len(uri) <= MAX_URI and any(pattern.match(uri) is not None for pattern in self._patterns)
+        return len(uri) <= MAX_URI and any(shape.makes(uri) for shape in self._shapes)
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         found = await self._ask("resources/read", {"uri": uri}, runtime)
@@ -129,16 +123,60 @@ class McpOffering:
             raise failed(self.source, error) from None
 
 
-def pattern_of(template: str) -> re.Pattern[str] | None:
-    """What URIs a template makes, read generously; None for one that makes too many to be judged."""
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What URIs a template makes, read generously.
+
+    A template is its server's, and a URI a model's: so no expression that backtracks, which the two could make run for
+    ever. The places that were reached in a URI are the bits of one number instead.
+
+    :param first: what every URI begins with
+    :param rest: each expression's kind, and the text behind it
+    """
+
+    first: str
+    rest: tuple[tuple[str, str], ...]
+
+    def makes(self, uri: str) -> bool:
+        if not self.rest:
+            return uri == self.first
+        if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
+            return False
+        reached = 1 << len(self.first)
+        for kind, text in self.rest:
+            free = _places(uri, _STOPS[kind])
+            begun = reached if kind in ("", "+") else (reached & _starts(uri, kind)) << 1
+            # Adding carries each place over the run of free ones that it stands in, and so over whatever is between.
+            reached |= begun | (((begun & free) + free) ^ free)
+            reached = (reached & _starts(uri, text)) << len(text)
+        return bool(reached >> len(uri) & 1)
+
+
+def shape_of(template: str) -> Shape | None:
+    """None for a template that makes too many URIs to be judged."""
     expressions = list(_EXPRESSION.finditer(template))
     if len(template) > MAX_URI or len(expressions) > _MOST_EXPRESSIONS:
         return None
-    source, at = "", 0
-    for expression in expressions:
-        source += re.escape(template[at : expression.start()]) + _ANYTHING[expression[1]]
-        at = expression.end()
-    return re.compile(source + re.escape(template[at:]) + r"\Z", re.DOTALL)
+    ends = [expression.start() for expression in expressions] + [len(template)]
+    texts = [template[expression.end() : end] for expression, end in zip(expressions, ends[1:], strict=True)]
+    kinds = [expression[1] for expression in expressions]
+    return Shape(template[: ends[0]], tuple(zip(kinds, texts, strict=True)))
+
+
+@lru_cache(maxsize=64)
+def _places(uri: str, stops: str) -> int:
+    """The places of a URI at which a character stands that is none of ``stops``."""
+    return int("0" + "".join("01"[one not in stops] for one in reversed(uri)), 2)
+
+
+@lru_cache(maxsize=256)
+def _starts(uri: str, text: str) -> int:
+    """The places of a URI at which ``text`` stands."""
+    found, at = 0, uri.find(text)
+    while at >= 0:
+        found |= 1 << at
+        at = uri.find(text, at + 1)
+    return found
 
 
 def _resource(item: Item) -> ResourceSpec | None:
