@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from handrail.catalog.splitting import MOST_PARTS, parts
 from handrail.catalog.stemming import stem
-from handrail.catalog.words import terms, words
+from handrail.catalog.texts import Document, passage
+from handrail.catalog.words import spelled, terms, words
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,11 @@ def test_filler_is_no_term() -> None:
 )
 def test_a_compound_is_also_the_word_that_it_is_written_together(written: str, as_one: str) -> None:
     assert stem(as_one) in terms(written)
+
+
+def test_a_model_is_given_an_e_mail_as_one_word() -> None:
+    assert spelled("Send an e-mail, E-Books; re-use e-2, the-mail") == "Send an email, E-Books; re-use e-2, the-mail"
+    assert passage(Document("send", "An e‑mail.")) == "send: An email."
 
 
 @pytest.mark.parametrize("apart", ["get-current-weather", "a-1", "what to do", "x - y", "2-3"])

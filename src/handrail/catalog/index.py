@@ -18,7 +18,7 @@ from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
-from handrail.catalog.words import filler, term_of, terms, words
+from handrail.catalog.words import filler, spelled, term_of, terms, words
 
 if TYPE_CHECKING:
     from handrail.catalog.vectors import Vicinity
@@ -193,7 +193,7 @@ class Index:
             return None, None, self._without
         if vicinity is None:
             return None, None, encoder.state
-        vectors = encoder.request(texts, patience_s)
+        vectors = encoder.request([spelled(text) for text in texts], patience_s)
         if vectors is None:
             return None, None, encoder.state or f"no vector of the request within {patience_s:g} s"
         return vicinity, vectors, ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
 
-from handrail.catalog.words import words
+from handrail.catalog.words import spelled, words
 
 _NAME, _DESCRIPTION, _PARAMETER, _PARAMETERS = 200, 2_000, 300, 40
 """Characters of a name, of a description, of one parameter's text; parameters of one tool."""
@@ -90,7 +90,7 @@ def passage(document: Document) -> str:
     told = f"{name}: {description}" if description else name
     takes = (" ".join(words(each)) for each, _ in islice(_parameters(document.parameters, _DEPTH), _TAKEN))
     taken = ", ".join(dict.fromkeys(each for each in takes if each))
-    return f"{told} ({taken})" if taken else told
+    return spelled(f"{told} ({taken})" if taken else told)
 
 
 def _parameters(schema: object, depth: int) -> Iterator[tuple[str, str]]:

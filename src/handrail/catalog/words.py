@@ -24,6 +24,7 @@ _LONGEST = 40
 _HYPHENATED = re.compile(
     r"(?<![^\W_])(?<![-\u2010\u2011])([^\W\d_]+)[-\u2010\u2011]([^\W\d_]+)(?![^\W_]|[-\u2010\u2011])"
 )
+_E_WORD = re.compile(r"(?<![^\W_])([eE])[-\u2010\u2011](?=[a-z]{3})")
 _APART: dict[str, frozenset[str]] = {
     first: frozenset(rest.split())
     for first, rest in {
@@ -117,6 +118,11 @@ def compounds(text: str, found: Sequence[str]) -> list[str]:
         if done and found[at + 1] in _APART.get(word, ()) and joined not in hyphenated:
             out.append(joined)
     return out
+
+
+def spelled(text: str) -> str:
+    """``text`` with "e-mail" and its like in one word, which models know better."""
+    return _E_WORD.sub(r"\1", text)
 
 
 def together(word: str, after: str) -> bool:
