@@ -32,6 +32,8 @@ DRAIN_S = 2.0
 """How long the requests that are under way may take to be told that the server has forgotten their session."""
 MOST_ASKS = 16
 """Requests of a server that are under way at once."""
+MOST_REPLIES = 256
+"""Answers that wait for a server to take them, after which it is given up: it asks, and does not read."""
 MOST_TOLD = 10_000
 """Notifications about one request that are passed on."""
 _ABANDON_S = 5.0
@@ -91,6 +93,7 @@ class Conversation:
         self._pending: dict[int, _Pending] = {}
         self._theirs: dict[object, asyncio.Task[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._replies: set[asyncio.Task[None]] = set()
 
     async def begin(self, hint: Era | None, timeout_s: float) -> None:
         """Agree on a version.
@@ -267,7 +270,7 @@ class Conversation:
                 self._asked(number, method, params, related)
             return
         pending = self._pending.get(number) if isinstance(number, int) else None
-        if pending is None and isinstance(number, str) and number.isdecimal():
+        if pending is None and isinstance(number, str) and len(number) < 19 and number.isdecimal():
             pending = self._pending.get(int(number))
         if pending is None or pending.answer.done():
             return
@@ -361,10 +364,10 @@ class Conversation:
 
     def _asked(self, number: str | int, method: str, params: dict[str, Any], related: int | None) -> None:
         if method == "ping":
-            self._spawn(self._reply({"jsonrpc": "2.0", "id": number, "result": {}}))
+            self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
             return
         if len(self._theirs) >= MOST_ASKS or number in self._theirs:
-            self._spawn(self._reply(_refusal(number, INTERNAL, "too many requests are under way")))
+            self._reply_soon(_refusal(number, INTERNAL, "too many requests are under way"))
             return
         pending = self._behalf(params, related)
         task = self._spawn(self._answered(number, method, params, pending))
@@ -391,6 +394,13 @@ class Conversation:
         except ToolError as error:
             answer = _refusal(number, INVALID_REQUEST, error.text)
         await self._reply(answer)
+
+    def _reply_soon(self, message: Message) -> None:
+        if len(self._replies) >= MOST_REPLIES:
+            self.lost(Lost(f"it asked {MOST_REPLIES} times and does not read the answers"))
+        else:
+            self._replies.add(task := self._spawn(self._reply(message)))
+            task.add_done_callback(self._replies.discard)
 
     async def _reply(self, message: Message) -> None:
         try:

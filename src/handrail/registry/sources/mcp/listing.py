@@ -24,6 +24,8 @@ MAX_BYTES = 64 * 1024 * 1024
 MOST_ITEMS = 5_000
 """Tools, resources, templates or prompts of one server."""
 MAX_ITEM_BYTES = 1024 * 1024
+MAX_LIST_BYTES = 12 * 1024 * 1024
+"""Of all of them together, so that what is kept can be read again."""
 Item = Mapping[str, Any]
 
 
@@ -48,22 +50,31 @@ class Listing:
         return next((one for one in self.tools if one.get("name") == name), None)
 
 
-def kept_items(given: Iterable[object]) -> tuple[tuple[Item, ...], int]:
-    """Those that are objects within bounds, and how many are not."""
-    kept: list[Item] = []
-    left_out = 0
-    for one in given:
-        fits = isinstance(one, dict) and len(kept) < MOST_ITEMS
-        if fits:
-            try:
-                fits = len(json.dumps(one)) <= MAX_ITEM_BYTES
-            except (ValueError, RecursionError):
-                fits = False
-        if fits:
-            kept.append(cast("Item", one))
-        else:
-            left_out += 1
-    return tuple(kept), left_out
+class Kept:
+    """Of what a server lists, what is an object within bounds."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self.left_out = 0
+        self._bytes = 0
+
+    def add(self, given: Iterable[object]) -> None:
+        for one in given:
+            size = _size(one) if len(self.items) < MOST_ITEMS else None
+            if size is not None and self._bytes + size <= MAX_LIST_BYTES:
+                self.items.append(cast("Item", one))
+                self._bytes += size
+            else:
+                self.left_out += 1
+
+
+def _size(one: object) -> int | None:
+    """None for what is no object, or too large."""
+    try:
+        size = len(json.dumps(one)) if isinstance(one, dict) else None
+    except (ValueError, RecursionError):
+        return None
+    return size if size is not None and size <= MAX_ITEM_BYTES else None
 
 
 def read(state: Path, name: str, definition: str) -> Listing | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.registry.sources.mcp.channel import RpcError
-from handrail.registry.sources.mcp.listing import MOST_ITEMS, Item, Listing, kept_items
+from handrail.registry.sources.mcp.listing import MOST_ITEMS, Item, Kept, Listing
 
 if TYPE_CHECKING:
     from handrail.registry.sources.mcp.conversation import Conversation
@@ -47,16 +47,16 @@ async def listed(conversation: Conversation) -> Listing:
 
 
 async def _all_of(conversation: Conversation, method: str, field: str) -> tuple[tuple[Item, ...], int]:
-    items: list[Any] = []
+    kept = Kept()
     seen: set[str] = set()
     params: dict[str, Any] = {}
     for _ in range(MOST_PAGES):
         page = await conversation.request(method, params)
         given = page.get(field)
-        items += cast("list[Any]", given) if isinstance(given, list) else []
+        kept.add(cast("list[Any]", given) if isinstance(given, list) else ())
         cursor = page.get("nextCursor")
-        if not isinstance(cursor, str) or cursor in seen or len(items) > MOST_ITEMS:
+        if not isinstance(cursor, str) or cursor in seen or len(kept.items) + kept.left_out > MOST_ITEMS:
             break
         seen.add(cursor)
         params = {"cursor": cursor}
-    return kept_items(items)
+    return tuple(kept.items), kept.left_out

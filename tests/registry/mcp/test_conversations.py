@@ -1,0 +1,102 @@
+"""What a server may make of one connection: floods, numbers that are none, pages without end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from handrail.registry.sources.mcp import listing as listings
+from handrail.registry.sources.mcp import pages
+from handrail.registry.sources.mcp.channel import Ears, Lost, Message
+from handrail.registry.sources.mcp.conversation import MOST_ASKS, MOST_REPLIES, Conversation, Hooks
+
+Answers = Callable[[Message], dict[str, Any]]
+
+
+class Wire:
+    """A channel to a server that answers as it is told to, or takes nothing any more."""
+
+    def __init__(self, answers: Answers | None = None) -> None:
+        self.answers = answers
+        self.ears: Ears | None = None
+        self.sent: list[Message] = []
+
+    async def open(self, ears: Ears) -> None:
+        self.ears = ears
+
+    async def send(self, message: Message, headers: Mapping[str, str] | None = None) -> None:
+        self.sent.append(message)
+        if self.answers is None:
+            await asyncio.Event().wait()
+        elif self.ears is not None and "method" in message:
+            self.ears.heard({"jsonrpc": "2.0", "id": message.get("id"), "result": self.answers(message)}, None)
+
+    def abandon(self, request: int) -> bool:
+        return True
+
+    def watched(self) -> AbstractAsyncContextManager[None]:
+        return contextlib.nullcontext()
+
+    def settled(self, protocol: str, *, modern: bool) -> None:
+        pass
+
+    async def aclose(self) -> None:
+        pass
+
+
+async def begun(wire: Wire) -> tuple[Conversation, list[Lost]]:
+    ended: list[Lost] = []
+    conversation = Conversation(wire, "s", frozenset(), "0", Hooks(lambda: None, lambda _: None, ended.append))
+    await wire.open(conversation)
+    return conversation, ended
+
+
+async def test_one_that_asks_without_reading_the_answers_is_given_up() -> None:
+    conversation, ended = await begun(Wire())
+    for number in range(100_000):
+        conversation.heard({"jsonrpc": "2.0", "id": number, "method": ("ping", "odd/method")[number % 2]}, None)
+    assert len(ended) == 1 and "does not read" in ended[0].why
+    assert len(asyncio.all_tasks()) <= MOST_REPLIES + MOST_ASKS + 2
+    await conversation.aclose()
+
+
+async def test_an_answer_to_a_number_that_is_none_is_nobodys() -> None:
+    conversation, ended = await begun(Wire())
+    numbers: list[Any] = ["9" * 5_000, "\u0663", True, 1.5, [], None]
+    for number in numbers:
+        conversation.heard({"jsonrpc": "2.0", "id": number, "result": {}}, None)
+    assert not ended
+    await conversation.aclose()
+
+
+class Noted(dict[str, Any]):
+    """A page's item that can be seen to go."""
+
+
+async def test_what_is_too_large_to_be_kept_of_a_listing_is_not_held_while_more_pages_come() -> None:
+    items: list[weakref.ref[Noted]] = []
+    most = 0
+
+    def answers(message: Message) -> dict[str, Any]:
+        nonlocal most
+        most = max(most, sum(one() is not None for one in items))
+        item = Noted(name="x" * 2**21)
+        items.append(weakref.ref(item))
+        return {"tools": [item]} | ({"nextCursor": str(len(items))} if len(items) < 20 else {})
+
+    conversation, _ = await begun(Wire(answers))
+    conversation.capabilities = {"tools": {}}
+    listing = await pages.listed(conversation)
+    assert (listing.tools, listing.left_out) == ((), 20) and most < 5
+    await conversation.aclose()
+
+
+def test_a_listing_is_no_larger_than_what_can_be_read_again() -> None:
+    kept = listings.Kept()
+    kept.add({"name": str(number), "description": "x" * 1_000_000} for number in range(20))
+    assert 5 < len(kept.items) < 13 and len(kept.items) + kept.left_out == 20
+    assert 4 * listings.MAX_LIST_BYTES < listings.MAX_BYTES
