@@ -277,7 +277,10 @@ class EditorDoor:
     async def _call(self, tool: str, arguments: dict[str, str]) -> dict[str, Any]:
         async with asyncio.timeout(PATIENCE_S):
             result = await self._client.call_tool(tool, arguments)
-        return cast("dict[str, Any]", result.structured_content)
+        meta = cast("dict[str, Any]", result.meta or {})
+        said = {key.removeprefix("handrail/"): value for key, value in meta.items()}
+        data = cast("dict[str, Any]", result.structured_content or {})
+        return {"type": "error" if result.is_error else "output", "data": data, "metadata": said}
 
 
 def door_of(pid: int | None, crew: Crew) -> str:
