@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
 import click
+from click.core import ParameterSource
 
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import files
@@ -76,7 +77,10 @@ def command(
 
     Over HTTP, an address beyond this machine takes --token-file or --auth-server.
     """
-    if context.invoked_subcommand is not None:
+    if (further := context.invoked_subcommand) is not None:
+        given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        if given:
+            raise click.UsageError(f"options go behind the command here: handrail mcp {further} …")
         return OUTPUT
     if find_spec("mcp") is None:
         raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
