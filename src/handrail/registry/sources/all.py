@@ -95,9 +95,10 @@ class ToolSources:
         return Looked(generation, frozenset(generation.entries), generation.beyond, ())
 
     def _everything(self, number: int, only: Collection[Source] | None) -> Generation:
-        before = tuple(source for source, _ in self.memory.found)
+        before = tuple(source for source, _ in self.memory.found if not _is_gone(source))
         if only is not None and before:
-            sources = [*before, *(source for source in only if not any(source is one for one in before))]
+            new = (source for source in only if not any(source is one for one in before))
+            sources = [*before, *(source for source in new if not _is_gone(source))]
         else:
             sources, only = self._all(), None
         return load_generation(
@@ -123,3 +124,8 @@ class ToolSources:
             PluginSource(),
             *self.further(),
         ]
+
+
+def _is_gone(source: Source) -> bool:
+    """Whether it was there for a while only, as a server that a program had connected, and is not kept any longer."""
+    return getattr(source, "gone", False) is True
