@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -74,12 +74,19 @@ class Shelf:
 
 
 @asynccontextmanager
-async def with_shelf(folder: Path) -> AsyncGenerator[tuple[Shelf, Kernel, Callable[..., Client]]]:
-    shelf = Shelf()
+async def with_shelf(
+    folder: Path, shelf: Shelf | None = None, rules: Sequence[str] = ()
+) -> AsyncGenerator[tuple[Shelf, Kernel, Callable[..., Client]]]:
+    shelf = shelf or Shelf()
     (folder / "ws").mkdir()
     (folder / "handrail.toml").touch()
-    opened = Kernel.open(folder / "ws", state=folder / "state", config=folder / "handrail.toml", offerings=[shelf])
-    async with opened as kernel:
+    async with Kernel.open(
+        folder / "ws",
+        state=folder / "state",
+        config=folder / "handrail.toml",
+        rules=rules,
+        offerings=[shelf],
+    ) as kernel:
         house = House(kernel, Serving())
         server = build(house)
 
@@ -195,3 +202,19 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
                 (whole,) = (await one.read_resource(str(link.uri))).contents
                 assert isinstance(whole, types.TextResourceContents) and len(whole.text) == 5_000
             await house.aclose()
+
+
+class Foreign(Shelf):
+    """The same, of somebody else."""
+
+    source = "theirs"
+    foreign = True
+
+
+@ERAS
+@pytest.mark.proves("O-05")
+async def test_what_comes_of_another_server_says_so_beside_it(tmp_path: Path, era: Era) -> None:
+    rules = ["allow mcp:theirs:resources/read", "allow mcp:theirs:prompts/get"]
+    async with with_shelf(tmp_path, Foreign(), rules) as (_, _, client), client(era) as one:
+        for result in (await one.read_resource("test://note"), await one.get_prompt("greet", {"name": "Ann"})):
+            assert "theirs" in (result.meta or {})["handrail/untrusted"]

@@ -239,7 +239,13 @@ class Doors:
                 return {"contents": own}
             line = _line(context, visit)
             found = await self._carried_out(visit, line, params, ProposedCall("resource.read", {"uri": uri}))
-            return await self._data(visit, line, found, {"uri": uri}) if isinstance(found, Answer) else found
+            return await self._whole(visit, line, found, {"uri": uri}) if isinstance(found, Answer) else found
+
+    async def _whole(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
+        """The same with what the kernel says of it beside: whose it is, above all."""
+        data = await self._data(visit, line, answer, about)
+        said = {f"handrail/{key}": value for key, value in answer.model.metadata.items()}
+        return {**data, "_meta": said} if said else data
 
     async def _data(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
         """The data of an answer, as MCP writes it.
@@ -321,7 +327,7 @@ class Doors:
             line = _line(context, visit)
             asked = {"name": params.name, "arguments": dict(params.arguments or {})}
             found = await self._carried_out(visit, line, params, ProposedCall("prompt.get", asked))
-            return await self._data(visit, line, found, {"name": params.name}) if isinstance(found, Answer) else found
+            return await self._whole(visit, line, found, {"name": params.name}) if isinstance(found, Answer) else found
 
     async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:
