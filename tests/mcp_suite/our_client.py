@@ -51,7 +51,10 @@ class Connected:
         return [(item["name"], item["inputSchema"]) for item in self._server.listing.tools if item["name"] in off]
 
     async def call(self, name: str, arguments: Mapping[str, Any]) -> Any:
-        result = await self._session.call(name, dict(arguments))
+        given = {
+            key: value for key, value in arguments.items() if value is not None
+        }  # null is no boolean, a rule of ours
+        result = await self._session.call(name, given)
         if not result.ok:
             raise ToolError(result.error_text or "")
         return result.data

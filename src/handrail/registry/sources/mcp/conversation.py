@@ -113,8 +113,7 @@ class Conversation:
                 if error.code != UNSUPPORTED_VERSION or not await self._discovered(timeout_s):
                     raise
 
-    async def _discovered(self, timeout_s: float) -> bool:
-        version = MODERN[-1]
+    async def _discovered(self, timeout_s: float, version: str = MODERN[-1], *, again: bool = True) -> bool:
         try:
             async with asyncio.timeout(min(PROBE_S, timeout_s / 2)):
                 found = await self.request(
@@ -123,13 +122,13 @@ class Conversation:
         except TimeoutError:
             return False
         except RpcError as error:
-            supported = error.data.get("supported") if isinstance(error.data, dict) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-            if (
-                error.code == UNSUPPORTED_VERSION
-                and isinstance(supported, list)
-                and not set(HANDSHAKE) & set(map(str, cast("list[Any]", supported)))
-            ):
-                raise
+            data = _object(error.data).get("supported")
+            supported = cast("list[Any]", data) if isinstance(data, list) else None
+            if error.code == UNSUPPORTED_VERSION and supported is not None:
+                if again and (known := [one for one in MODERN if one in supported]):
+                    return await self._discovered(timeout_s, known[-1], again=False)
+                if not set(HANDSHAKE) & set(map(str, supported)):
+                    raise
             return False
         versions = found.get("supportedVersions")
         if not isinstance(versions, list) or version not in versions:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _NOT_IN_AN_ID = re.compile(r"[^A-Za-z0-9_-]")
 _HEADER = "x-mcp-header"
+_FIELD_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _MISSING_CAPABILITY = -32021
 
 
@@ -95,7 +96,11 @@ class McpTool(Tool):
         self.trusted = definition.transport != "stdio"
         """A server elsewhere is spoken to by this process, over connections that the runtime's check lets through."""
         self._upstream = upstream
-        self._headers = _header_places(item.get("inputSchema")) if definition.transport == "http" else {}
+        self._headers: Mapping[tuple[str, ...], str] = {}
+        if definition.transport == "http":
+            self._headers = _header_places(item.get("inputSchema"))
+            if problem := _fault_in_headers(item.get("inputSchema"), self._headers):
+                raise ValueError(problem)
 
     def __repr__(self) -> str:
         return f"<tool {self.spec.id} of mcp server {self.definition.name}>"
@@ -163,6 +168,29 @@ def _header_places(schema: object) -> dict[tuple[str, ...], str]:
         if isinstance(properties, dict) and len(path) < 16:
             rest += [((*path, name), one) for name, one in cast("dict[str, Any]", properties).items()]
     return found
+
+
+def _fault_in_headers(schema: object, places: Mapping[tuple[str, ...], str]) -> str | None:
+    """Why what a schema marks with ``x-mcp-header`` cannot be sent: such a tool is not used at all, as MCP has it."""
+    fields = [token.lower() for token in places.values()]
+    if odd := [token for token in fields if not _FIELD_NAME.fullmatch(token)]:
+        return f"its schema marks an argument with {_HEADER} {odd[0][:60]!r}, which is no name of a header field"
+    if len(fields) != len(set(fields)):
+        return f"its schema marks two arguments with the same {_HEADER}"
+    marks, rest = 0, [schema]
+    while rest:
+        node = rest.pop()
+        if isinstance(node, dict):
+            said = cast("dict[str, Any]", node)
+            marks += _HEADER in said and not isinstance(said[_HEADER], dict)
+            rest += [one for key, one in said.items() if key not in ("default", "examples", "const", "enum")]
+        elif isinstance(node, list):
+            rest += cast("list[Any]", node)
+    return (
+        None
+        if marks == len(fields)
+        else f"its schema marks with {_HEADER} what is no text, integer or boolean argument"
+    )
 
 
 def _headers_of(places: Mapping[tuple[str, ...], str], args: Mapping[str, Any]) -> dict[str, str]:
