@@ -419,3 +419,15 @@ async def test_a_client_with_an_id_signs_in_as_that_and_at_the_authorization_ser
         assert not visited
         async with kernel.mcp.connect("h", oauth={**oauth, "issuer": origin_of(other.url)}, **settings):
             assert parse_qs(urlsplit(visited[0]).query)["client_id"] == ["ours"]
+
+
+async def test_a_call_that_is_made_again_on_a_new_connection_is_made_by_no_definition_that_changed_meanwhile(
+    opened: Opens,
+) -> None:
+    async with opened() as (_, session, http):
+        http.forget()
+        http.tools = [listed("echo", "Something else by now")]
+        calls = [one.rpc for one in http.asked].count("tools/call")
+        result = await session.call("h_echo", {"text": "x"})
+        assert result.error_kind == "conflict" and "does not describe echo any more" in str(result.error_text)
+        assert [one.rpc for one in http.asked].count("tools/call") == calls + 1, "only that which was refused unseen"

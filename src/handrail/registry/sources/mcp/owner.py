@@ -89,16 +89,20 @@ class Upstream:
         runtime: Runtime | None = None,
         *,
         headers: Mapping[str, str] | None = None,
+        stands: Callable[[], None] = lambda: None,
     ) -> dict[str, Any]:
         """Ask the server, and where it asks back for input in the newer era, ask the client and go on.
 
         :param runtime: of the call on whose behalf
+        :param stands: raises where what the server lists now is not what is asked for any more; looked at on each
+            connection anew
         :raises ToolError: ``unavailable`` without a connection, ``interrupted`` when it was lost meanwhile, ``limit``,
             ``backend``, or as a client's answers make it
         """
 
         async def once(said: Mapping[str, Any]) -> dict[str, Any]:
             conversation = await self.connected()
+            stands()
             try:
                 if self.definition.write:
                     async with conversation.channel.watched():
@@ -109,6 +113,7 @@ class Upstream:
                     raise
                 # The server refused it unseen, as where it has forgotten the session: once more, on the next connection.
                 conversation = await self.connected(again=True)
+                stands()
                 return await conversation.request(method, said, runtime, headers=headers)
 
         try:

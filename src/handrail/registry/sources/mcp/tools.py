@@ -119,18 +119,21 @@ class McpTool(Tool):
         upstream = self._upstream
         if upstream is None:
             raise ToolError(f"mcp server {self.definition.name} is only looked at here", kind="unavailable")
-        await upstream.connected()
-        listing = upstream.listing
-        now = listing.tool(self.name) if listing is not None else None
-        if now is None or (now is not self.item and now != self.item):
-            raise ToolError(
-                f"mcp server {self.definition.name} does not describe {self.name} any more as it did when this call was made; "
-                "look at the tools there are now",
-                kind="conflict",
-            )
+
+        def stands() -> None:
+            listing = upstream.listing
+            now = listing.tool(self.name) if listing is not None else None
+            if now is None or (now is not self.item and now != self.item):
+                raise ToolError(
+                    f"mcp server {self.definition.name} does not describe {self.name} any more as it did when this call "
+                    "was made; look at the tools there are now",
+                    kind="conflict",
+                )
+
         headers = self.header_fields(args) if self._headers else None
+        said = {"name": self.name, "arguments": args}
         try:
-            answer = await upstream.call("tools/call", {"name": self.name, "arguments": args}, runtime, headers=headers)
+            answer = await upstream.call("tools/call", said, runtime, headers=headers, stands=stands)
         except RpcError as error:
             raise failed(self.definition.name, error) from None
         return from_content(answer)
