@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -106,6 +107,23 @@ async def test_every_process_of_a_sandbox_is_in_the_group(ground: Ground) -> Non
         assert group.name not in Path("/proc/self/cgroup").read_text()
     finally:
         await process.kill()
+
+
+@possible
+async def test_the_thread_that_starts_programs_ends_with_its_sandbox_and_the_next_start_has_another(
+    ground: Ground,
+) -> None:
+    def starters() -> list[threading.Thread]:
+        return [each for each in threading.enumerate() if each.name.startswith("handrail-sandboxes")]
+
+    limits = Limits(processes=40, call_memory_bytes=None)
+    for _ in range(2):
+        process = await ground.start("/bin/true", limits=limits)
+        assert starters()
+        await process.wait()
+        await process.kill()
+        cgroups.rest()
+        assert not starters()
 
 
 @possible

@@ -68,12 +68,30 @@ def started(
     return start(*command(groups, program, argv))
 
 
-@lru_cache(maxsize=16)
-def _inside(_owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
-    """A thread that is in these groups; None where it cannot be. A forked copy of this process has none, so another.
+_starters: dict[tuple[int, tuple[Path, ...]], ThreadPoolExecutor | None] = {}
+"""The threads that start programs, by their process and groups; None where there cannot be one."""
 
-    The kernel counts its process's memory where the first thread is, and looks there for whom to end for lack of memory.
-    """
+
+def rest() -> None:
+    """End the threads of this process that start programs. Whoever starts one more gets another."""
+    for key in tuple(_starters):
+        if key[0] == os.getpid() and (thread := _starters.pop(key, None)) is not None:
+            thread.shutdown()  # after what it has been given
+
+
+def _inside(owner: int, groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
+    """A thread that is in these groups; None where it cannot be. A forked copy of this process has none, so another."""
+    key = owner, groups
+    if key not in _starters:
+        made = _starter(groups)
+        if _starters.setdefault(key, made) is not made and made is not None:
+            made.shutdown()  # another thread of ours was quicker
+    return _starters.get(key)
+
+
+def _starter(groups: tuple[Path, ...]) -> ThreadPoolExecutor | None:
+    """The kernel counts a process's memory where its first thread is, and looks there for whom to end for lack of memory:
+    one further thread in the groups changes neither."""
     entrances = [group / "tasks" for group in groups]
     if not all(place.exists() for place in entrances):
         return None

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, Tier
+from handrail.sandbox import cgroups
 from handrail.sandbox.bubblewrap import Bubblewrap
 from handrail.sandbox.network import Ahead
 from handrail.sandbox.process import Confined, settled
@@ -122,6 +123,7 @@ class Pooled:
         await self._end(list(self._ready))
         await asyncio.gather(*self._tasks)
         await settled()
+        cgroups.rest()
 
     def _taken(self, key: object) -> tuple[Confined | None, Ahead | None]:
         for process, ready in self._ready.items():
