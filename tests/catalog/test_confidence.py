@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.confidence import Evidence, confidences, fitting, tail
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
-_EVIDENCE = st.builds(Evidence, st.none() | _FIGURE, st.floats(0, 1), st.floats(-5, 30), st.integers(0, 3))
+_EVIDENCE = st.builds(
+    Evidence, st.none() | _FIGURE, st.floats(0, 1), st.floats(-5, 30), st.integers(0, 3), st.booleans()
+)
 _HITS = st.lists(_EVIDENCE, min_size=1, max_size=8)
 
 
@@ -27,6 +30,23 @@ def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() ->
     for more in (Evidence(0.4, 0.2, 4.0), Evidence(0.3, 0.3, 4.0), Evidence(0.3, 0.2, 5.0)):
         assert confidences([more, *others], 100)[0] > confidences(base, 100)[0]
         assert fitting([more, *others], 100) > fitting(base, 100)
+
+
+@pytest.mark.parametrize("near", [0.3, None])
+def test_a_request_that_says_a_tools_whole_name_speaks_for_that_tool_wherever_it_is_among_the_best(
+    near: float | None,
+) -> None:
+    said, unsaid = Evidence(near, 0.2, 4.0, named=True), Evidence(near, 0.2, 4.0)
+    for at in range(5):
+        hits = [said if place == at else unsaid for place in range(5)]
+        assert confidences(hits, 5_000)[at] > 2 * confidences([unsaid] * 5, 5_000)[at]
+        assert fitting(hits, 5_000) > 2 * fitting([unsaid] * 5, 5_000)
+    assert fitting([*[unsaid] * 5, said], 5_000) == fitting([unsaid] * 5, 5_000)
+
+
+def test_a_name_that_is_said_but_means_something_else_serves_nothing() -> None:
+    assert fitting([Evidence(-0.1, 0.02, 1.0, named=True)], 5_000) < LEAST
+    assert fitting([Evidence(None, 0.02, 1.0, named=True)], 5_000) < LEAST_BY_WORDS
 
 
 def test_the_same_evidence_says_less_among_more_tools() -> None:

@@ -50,6 +50,24 @@ def test_nothing_in_common_is_nothing_that_fits() -> None:
     assert found.hits == ()
 
 
+def test_a_request_that_says_a_tools_whole_name_among_much_else_is_served_by_it() -> None:
+    others = [
+        tool(f"{verb}{thing}{n}", f"{says}, by number {n}.")
+        for n in range(50)
+        for verb, thing, says in (
+            ("send", "Report", "Sends the report"),
+            ("email", "Boss", "An email to the boss"),
+            ("get", "Quarter", "Figures of the quarter"),
+            ("post", "Summary", "A summary"),
+        )
+    ]
+    text = "My boss asked for the report of the last quarter with a summary of all figures, so send her an e-mail"
+    found = Index([*others, tool("sendEmail", "Delivers.")]).search(text)
+    assert found.hits[0].id == "sendEmail"
+    assert not found.nothing_fits
+    assert Index([*others, tool("sendEmailRobot", "Delivers.")]).search(text).nothing_fits
+
+
 def test_several_needs_get_a_tool_each_before_any_gets_a_second() -> None:
     rivals = [tool(f"weather_{n}", "Weather forecast for tomorrow in a city, weather report.") for n in range(8)]
     index = Index([*ALL, *rivals])

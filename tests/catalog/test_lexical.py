@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.catalog.texts_of import MAIL, tool
 
 from handrail.catalog import lexical as module
-from handrail.catalog.lexical import K1, B, Bag, Lexical, bag
+from handrail.catalog.lexical import K1, B, Bag, Lexical, bag, says_whole_name
 from handrail.catalog.texts import Document, fields
 
 
@@ -163,3 +163,44 @@ def test_what_no_tool_has_together_is_no_compound() -> None:
 def test_a_huge_description_counts_with_its_beginning() -> None:
     huge = tool("huge", "word " * 100_000)
     assert len(fields(huge).description) <= 2_000
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "category"),
+    [
+        ("send an e-mail with the report to my boss", "sendEmail", ""),
+        ("please SEND two emails", "send_e_mail", ""),
+        ("an email is to be sent: send it", "email.send", ""),
+        ("create an issue about the crash", "github.create_issue", ""),
+        ("create an issue about the crash", "mcp__github__create_issue", ""),
+        ("create an issue about the crash", "github_create_issue", "github"),
+        ("create an issue about the crash", "hub.github_create_issue", "github"),
+        ("capture the web page", "captureWebpage", ""),
+        ("capture the webpage", "capture_web_page", ""),
+        ("list who is online", "list_on_line", ""),
+        ("who is the owner of my account?", "get_account_owner", ""),
+    ],
+)
+def test_a_request_says_a_name_in_whatever_order_and_spelling(request_: str, name: str, category: str) -> None:
+    understood = Lexical.of([bag(fields(Document(name)))]).understood(request_)
+    assert says_whole_name(understood, name, category)
+
+
+@pytest.mark.parametrize(
+    ("request_", "name", "category"),
+    [
+        ("send an e-mail to my boss", "sendEngagementEmail", ""),
+        ("send it to my boss", "email.send", "email"),  # one word tells too little
+        ("email me", "e_mail", ""),
+        ("search, and search again", "search_search", ""),
+        ("create an issue", "github_create_issue", "git"),  # no server that anybody knows of
+        ("get it", "get_it", ""),
+        ("", "", ""),
+        ("a b", "a_b" * 100_000, "a" * 100_000),
+    ],
+)
+def test_a_name_of_which_a_word_is_missing_or_that_is_one_word_is_not_said(
+    request_: str, name: str, category: str
+) -> None:
+    understood = Lexical.of([bag(fields(Document(name)))]).understood(request_)
+    assert not says_whole_name(understood, name, category)

@@ -3,7 +3,8 @@
 All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of three public
 corpora, put to catalogues of 10 to 4,000 tools drawn from them: some with their tools, some without and without all that
 resembles those, and on requests of the other corpora. What was fitted without a corpus holds on it nearly as well where
-its requests are of a kind with the others (the same command prints that, by size).
+its requests are of a kind with the others (the same command prints that, by size). What a tool's name counts for that
+the request says in full is fitted beside the rest.
 """
 
 from __future__ import annotations
@@ -37,12 +38,14 @@ class Evidence:
     :param shared: the part of what words could score at most, 0 to 1
     :param standing: how far it stands out among all tools, in standard deviations
     :param part: the number of that part
+    :param named: that part says every word of the tool's name, which has two or more
     """
 
     near: float | None
     shared: float
     standing: float
     part: int = 0
+    named: bool = False
 
 
 def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
@@ -56,9 +59,10 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         ahead = each.standing - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.shared))
         if each.near is None:
-            out.append(_logistic(-3.57 + 11.18 * words + 0.41 * ahead - 0.63 * _extent(tools)))
+            told = -3.57 + 11.18 * words + 0.41 * ahead - 0.63 * _extent(tools) + 2.5 * each.named
         else:
-            out.append(_logistic(-4.02 + 11.20 * each.near + 2.36 * words + 0.78 * ahead - 0.68 * _extent(tools)))
+            told = -4.02 + 11.20 * each.near + 2.36 * words + 0.78 * ahead - 0.68 * _extent(tools) + 1.3 * each.named
+        out.append(_logistic(told))
     return out
 
 
@@ -88,9 +92,10 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
         return 0.0
     words, stands, extent = math.sqrt(max(0.0, best[0].shared)), best[0].standing, _extent(tools)
     nears = [each.near for each in best if each.near is not None]
+    named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
-        return _logistic(-2.43 + 11.47 * words + 0.15 * stands - 0.71 * extent)
-    return _logistic(-2.66 + 13.21 * max(nears) + 1.16 * words + 0.43 * stands - 1.03 * extent)
+        return _logistic(-2.43 + 11.47 * words + 0.15 * stands - 0.71 * extent + 2.0 * named)
+    return _logistic(-2.66 + 13.21 * max(nears) + 1.16 * words + 0.43 * stands - 1.03 * extent + 1.6 * named)
 
 
 def _extent(tools: int) -> float:

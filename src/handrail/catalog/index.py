@@ -15,7 +15,7 @@ from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
-from handrail.catalog.lexical import Bag, Lexical, bag
+from handrail.catalog.lexical import Bag, Lexical, bag, says_whole_name
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
 from handrail.catalog.words import filler, spelled, term_of, terms, words
@@ -207,7 +207,9 @@ class Index:
         )
         near = [row.meaning.score(found.number) for row in rows if row.meaning is not None]
         standing = max(row.standing(found.number) for row in rows)
-        return Evidence(max(near) if near else None, shared, standing, found.row)
+        document = self._documents[found.number]
+        named = says_whole_name(wanted[found.row], document.id, document.category)
+        return Evidence(max(near) if near else None, shared, standing, found.row, named)
 
     def _hit(
         self,

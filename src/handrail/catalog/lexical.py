@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import heapq
 import math
+import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,6 +44,15 @@ _LETTERS = frozenset("ex")
 
 _PART = 3
 """Letters of each part of a compound, at least."""
+
+_BEFORE_LAST = re.compile(r"^.*(?:[.:/]|__)")
+"""What separates a server or a namespace from the name of its tool."""
+
+_LONGEST_NAME = 200
+"""Characters of a name, or of a category, that is read here."""
+
+_TELLING = 2
+"""Different words that a name must have for it to tell something that a request says them all."""
 
 _REPEATED = 3
 """Repetitions of a term in one field that count for it."""
@@ -256,6 +266,39 @@ class Lexical:
             total[numbers] += tells * held / (held + norm)
         best = [number for number in highest(numpy, total, pool) if total[number] > 0]
         return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+
+
+def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:
+    """Whether a request says every word of a tool's name, two different ones at least.
+
+    What stands before the last separator of the name (a server, a namespace) need not be said, nor the category with
+    which it begins, where two words or more are left.
+
+    :param said: the request as :meth:`Lexical.understood` gives it
+    """
+    if len(name) > _LONGEST_NAME:
+        return False
+    if _says_all(said, words(name)):
+        return True
+    last, of = words(_BEFORE_LAST.sub("", name)), words(category[:_LONGEST_NAME])
+    return _says_all(said, last) or (bool(of) and last[: len(of)] == of and _says_all(said, last[len(of) :]))
+
+
+def _says_all(said: Collection[str], found: Sequence[str]) -> bool:
+    """Two words that the request writes together are one."""
+    told: set[str] = set()
+    at = 0
+    while at < len(found):
+        term, both = term_of(found[at]), found[at : at + 2]
+        at += 1
+        if term in said:
+            told.add(term)
+        elif len(both) > 1 and (joined := term_of("".join(both))) in said:
+            told.add(joined)
+            at += 1
+        elif term:
+            return False
+    return len(told) >= _TELLING
 
 
 def _loaded_numpy() -> Any:
