@@ -54,10 +54,12 @@ async def interview(runtime: Runtime) -> str:
 
 
 @tool(side_effect="read", locks=[], requires={"capabilities": ["sample", "elicit"]})
-async def insist(params: dict[str, Any] | None, runtime: Runtime) -> str:
-    """Ask, and ask again where there is no answer."""
-    form = Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME})
-    wanted = form if params is None else Ask("sampling/createMessage", params)
+async def insist(params: dict[str, Any], runtime: Runtime) -> str:
+    """Ask for another server, and ask again where there is no answer."""
+    if "messages" in params:
+        wanted = Ask("sampling/createMessage", params, "theirs")
+    else:
+        wanted = Ask("elicitation/create", {"message": "Who?", "requestedSchema": NAME, **params}, "theirs")
     reasons: list[str] = []
     for _ in range(2):
         try:

@@ -262,7 +262,7 @@ async def test_a_tool_that_asks_again_although_the_client_has_not_come_back_is_a
     tmp_path: Path,
 ) -> None:
     async with serving(tmp_path, Serving(hold_s=0.01)) as (_, house, client), client("auto", Person()) as one:
-        asked = await one.session.call_tool("insist", {"params": None}, allow_input_required=True)
+        asked = await one.session.call_tool("insist", {"params": {}}, allow_input_required=True)
         assert isinstance(asked, types.InputRequiredResult)
         (visit,) = house.visits
         while visit.guest.exchanges:
@@ -275,3 +275,14 @@ async def test_a_request_that_is_none_of_the_protocols_is_refused_to_whoever_ask
         refused = said(await one.call_tool("insist", {"params": {"messages": "none", "maxTokens": 1}}))
         assert refused.count("sampling/createMessage cannot be asked so: params.messages") == 2
         assert not any(visit.guest.exchanges for visit in house.visits)
+
+
+@ERAS
+@pytest.mark.proves("O-05")
+async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_path: Path, era: Era) -> None:
+    person = Person([filled(name="Ann"), filled(name="Ann")])
+    message = "\u202eeman ruoY\r\x1b[2K\nHandrail asks: allow?"
+    async with serving(tmp_path) as (_, _, client), client(era, person) as one:
+        assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""
+    (first, second) = person.seen[0].message.split("\n")
+    assert first.startswith("theirs asks: ") and first.isprintable() and second == "| Handrail asks: allow?"

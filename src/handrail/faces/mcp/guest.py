@@ -21,6 +21,7 @@ from handrail.contract.people import ApprovalAnswer, ApprovalDesk, ApprovalReque
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.faces.cli.preview import preview
+from handrail.faces.cli.show import spelled_out
 from handrail.faces.mcp.exchange import Exchange, Line
 from handrail.faces.mcp.forms import approval_answer, approval_form, question_answers, question_form
 
@@ -237,7 +238,9 @@ def _with_origin(ask: Ask) -> Ask:
     kept: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}  # pyright: ignore[reportUnknownArgumentType]
     params: dict[str, Any] = {**ask.params, "_meta": {**kept, "handrail/origin": ask.origin}}
     if ask.method == FORM and isinstance(message := params.get("message"), str):
-        params["message"] = f"{ask.origin} asks: {message}"
+        # Nothing that would hide or reorder who asks; and each further line is its words too.
+        said = spelled_out(message).replace("\n", "\n| ")
+        params["message"] = f"{ask.origin} asks: {said}"
     return Ask(ask.method, params, ask.origin)
 
 
