@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.names import FACE_IDS
 from handrail.contract.sandbox import Tier
 from handrail.registry.generation import Entry, Generation
 from handrail.registry.loading import load_generation
@@ -55,6 +56,17 @@ def test_a_foreign_tool_is_off_until_a_person_has_approved_what_it_says(pins: St
     approve(pins, source)
     ready = entry(load(source, pins=pins), "weather_now")
     assert (ready.status, ready.withheld) == ("connected", None)
+
+
+@pytest.mark.parametrize("tool_id", FACE_IDS)
+def test_a_foreign_tool_does_not_stand_in_the_place_of_a_faces_own_door(pins: StoredPins, tool_id: str) -> None:
+    source = ForeignSource("weather", [Simple(tool_id), Simple("weather_now")])
+    approve(pins, source)
+    generation = load(source, pins=pins)
+    assert generation.resolve(tool_id) is None and entry(generation, "weather_now").withheld is None
+    [fault] = generation.quarantined
+    assert tool_id in str(fault) and "give its server a prefix" in str(fault)
+    assert load(PythonSource((Simple(tool_id),))).resolve(tool_id) is not None, "the operator's own is their business"
 
 
 @pytest.mark.proves("R-12")

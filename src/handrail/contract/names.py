@@ -25,6 +25,8 @@ LOCKED_IDS = (
     "tool_search",
 )
 """Ids whose meaning and shape are fixed: only a built-in may have one, whether it is built yet or not."""
+FACE_IDS = ("call_tool",)
+"""Names under which a face itself has a door for its clients: somebody else's tool by one would stand in the door's place."""
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
     "info",

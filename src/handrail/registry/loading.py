@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from handrail.contract.errors import Fault, LoadError
-from handrail.contract.names import LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
+from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
@@ -153,7 +153,7 @@ class _Table:
             ):
                 entry = self._judged(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
-            if clash := self._clash(tool_id, wire, rank):
+            if clash := self._clash(tool_id, wire, rank, foreign=source.foreign):
                 problems.append(Fault(found.place, "llm.name", clash))
             elif entry is not None:
                 self.rows[tool_id], self.ranks[tool_id], self.ids_by_wire[wire] = entry, rank, tool_id
@@ -195,7 +195,11 @@ class _Table:
             reasons.append(Reason("quarantined", f"{found.reason}; {how}"))
         return reasons
 
-    def _clash(self, tool_id: str, wire: str, rank: Rank) -> str | None:
+    def _clash(self, tool_id: str, wire: str, rank: Rank, *, foreign: bool) -> str | None:
+        if foreign and (tool_id in FACE_IDS or wire in FACE_IDS):
+            return (
+                f"{tool_id!r} is kept for clients that call tools by it; rename this one, or give its server a prefix"
+            )
         if rank != "built-in":
             if tool_id in _LOCKED:
                 return f"{tool_id!r} is a locked id, which only the built-in tool may have; rename this one"

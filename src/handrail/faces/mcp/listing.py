@@ -13,7 +13,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from handrail.catalog.view import FINDERS, CatalogOptions, view_of
-from handrail.contract.names import wire_name
+from handrail.contract.names import FACE_IDS, wire_name
 from handrail.contract.result import Result
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.shapes import places_in, to_content
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 PAGE = 500
 """Of whatever is listed, so many at once."""
-DOOR = "call_tool"
+(DOOR,) = FACE_IDS
 DOOR_TOOL: Mapping[str, Any] = {
     "name": DOOR,
     "description": (
