@@ -164,6 +164,7 @@ def definition_of(
 def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault]:
     found: list[Fault] = []
     prefixes: dict[str, str] = {}
+    places: dict[str, str] = {}
     for name, (server, place) in servers.items():
         prefix = name if server.prefix is None else server.prefix
         if prefix in prefixes and server.enabled:
@@ -172,6 +173,7 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
             )
         elif server.enabled:
             prefixes[prefix] = name
+            places[prefix] = place
         found += [Fault(place, "hosts", problem) for host in server.hosts if (problem := fault_in_host(host))]
         if server.url is not None:
             try:
@@ -181,6 +183,11 @@ def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault
         for folder in server.folders:
             if not folder.startswith("/"):
                 found.append(Fault(place, "folders", f"{folder!r} is no absolute path"))
+    for prefix, place in places.items():
+        for other, name in prefixes.items():
+            if other and prefix.startswith(f"{other}_"):
+                problem = f"{prefix!r} begins with {other + '_'!r}, as the tools of {name} do: two could have one id"
+                found.append(Fault(place, "prefix", f"{problem}; give one of the two servers another prefix"))
     for name, (server, place) in servers.items():
         requires = definition_of(name, server, place, NO_SECRETS).requires
         found += [Fault(place, where.removeprefix("requires.fs."), problem) for where, problem in requires.faults()]

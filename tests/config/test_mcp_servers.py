@@ -49,6 +49,28 @@ def test_everything_wrong_with_servers_is_told_at_once(layers: Layers) -> None:
         assert part in text, (part, text)
 
 
+@pytest.mark.parametrize(
+    ("first", "second", "is_refused"),
+    [("", "", True), ('prefix = "hub"', "", False), ("", 'prefix = "hub"', False), ('prefix = ""', "", False)],
+)
+@pytest.mark.parametrize("names", [("git", "git_hub"), ("git_hub", "git")])
+def test_no_two_servers_can_give_two_tools_one_id(
+    layers: Layers, names: tuple[str, str], first: str, second: str, is_refused: bool
+) -> None:
+    more = {"git": first, "git_hub": second}
+    layers.config.write_text("".join(f'[mcp.servers.{name}]\ncommand = "x"\n{more[name]}\n' for name in names))
+    if not is_refused:
+        assert {one.name for one in configured(layers.load())} == set(names)
+        return
+    with pytest.raises(LoadError) as caught:
+        configured(layers.load())
+    [fault] = caught.value.faults
+    assert str(fault).startswith("[mcp.servers.git_hub]: prefix: 'git_hub' begins with 'git_', as the tools of git do")
+    assert "give one of the two servers another prefix" in str(fault)
+    layers.config.write_text(layers.config.read_text() + "enabled = false\n")
+    assert [one.name for one in configured(layers.load())] == [names[0]]
+
+
 def test_a_workspaces_file_names_no_servers(layers: Layers) -> None:
     layers.own.write_text('[mcp.servers.a]\ncommand = "x"\n')
     assert any("cannot name MCP servers" in text for text in layers.faults())
