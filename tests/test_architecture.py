@@ -67,15 +67,20 @@ def test_the_command_line_loads_no_kernel_before_a_command_runs() -> None:
 
 def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
     """Each of these made a call from a shell slower for whoever types it: what a call does not use is loaded later."""
-    place = f"['--workspace', {str(tmp_path)!r}, '--state', {str(tmp_path) + '-state'!r}]"
+    (workspace := tmp_path / "workspace").mkdir()
+    place = f"['--workspace', {str(workspace)!r}, '--state', {str(tmp_path / 'state')!r}]"
+    (file := tmp_path / "handrail.toml").write_text('[mcp.servers.never_listed]\nurl = "http://127.0.0.1:9/mcp"\n')
+    call = "assert run(['call', 'glob', '{\"pattern\": \"*\"}', '--json',"
     loaded = loaded_by(
-        "from handrail.faces.cli.app import run\n"
-        f"assert run(['call', 'glob', '{{\"pattern\": \"*\"}}', '--json', *{place}]) == 0\n"
-        "import handrail.joining.adapters as adapters\nassert adapters._made == {}"
+        f"from handrail.faces.cli.app import run\n{call} *{place}]) == 0\n"
+        "import handrail.joining.adapters as adapters\nassert adapters._made == {}\n"
+        "assert 'handrail.registry.sources.mcp' not in sys.modules\n"
+        f"import handrail.upstreams\nhandrail.upstreams.FIRST_LOOK_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
+        "assert 'handrail.registry.sources.mcp.owner' in sys.modules, 'the server is there'"
     )
     assert "handrail.holding" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]
-    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "joined")
+    features = ("agent.loop", "agent.providers", "authoring", "doctor", "faces.mcp", "gateway", "joined")
     assert not [name for name in features if f"handrail.{name}" in loaded]
 
 

@@ -2,6 +2,8 @@
 
 Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
 folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.
+
+What only servers need is loaded with the first of them: most calls are made where none is configured.
 """
 
 from __future__ import annotations
@@ -10,7 +12,8 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,22 +26,22 @@ from handrail.contract.sandbox import Process, Profile, Program, Sandbox
 from handrail.policy.hidden import hidden as hides
 from handrail.policy.matching import Ranking
 from handrail.policy.rules import Rule, RuleBook
-from handrail.registry.sources.mcp.channel import Channel, Lost
-from handrail.registry.sources.mcp.definition import Oauth, ServerDefinition
-from handrail.registry.sources.mcp.installed import Refused, resolve
-from handrail.registry.sources.mcp.owner import BACKOFF_S, Upstream
-from handrail.registry.sources.mcp.source import McpSource
-from handrail.registry.sources.mcp.stdio import StdioChannel
 from handrail.registry.sources.source import Source
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
 from handrail.store.folders import Folders
 
 if TYPE_CHECKING:
+    from handrail.registry.sources.mcp.channel import Channel
+    from handrail.registry.sources.mcp.definition import ServerDefinition
     from handrail.registry.sources.mcp.oauth import Prompt
+    from handrail.registry.sources.mcp.owner import Upstream
+    from handrail.registry.sources.mcp.source import McpSource
     from handrail.sandbox.egress import Gate
 
 _SECRET_NAME = re.compile(r"token|key|secret|passw|auth|credential", re.IGNORECASE)
 _LEAST_SECRET = 8
+FIRST_LOOK_S = 1.0
+"""How long after the start a server by url that nobody knows is looked at: what speaks to it is slow to load."""
 
 
 def configured(
@@ -108,6 +111,8 @@ def definition_of(
     name: str, server: McpServer, place: str, secrets: SecretStore, learn: Callable[[str], None] = lambda value: None
 ) -> ServerDefinition:
     """One server as its owner takes it, with the values of its secrets."""
+    from handrail.registry.sources.mcp.definition import Oauth, ServerDefinition
+
     missing: list[str] = []
 
     def value(key: str, given: str | SecretValue) -> str:
@@ -200,7 +205,11 @@ def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
     :raises LoadError: with everything that is wrong with their configuration
     """
     names = SecretStore(dict.fromkeys(config.settings.secrets, ""))
-    return [McpSource(one, folders.state, str(folders.workspace)) for one in configured(config, names)]
+    if not (found := configured(config, names)):
+        return []
+    from handrail.registry.sources.mcp.source import McpSource
+
+    return [McpSource(one, folders.state, str(folders.workspace)) for one in found]
 
 
 class Ground(NamedTuple):
@@ -225,10 +234,11 @@ class Upstreams:
     def __init__(self, ground: Ground, definitions: Iterable[ServerDefinition] = (), *, version: str = "0") -> None:
         self._ground = ground
         self._version = version
-        self.backoff_s: Sequence[float] = BACKOFF_S
         self._sources: dict[str, McpSource] = {}
         self.when_changed: Callable[[McpSource], Awaitable[object]] = _nobody
         self._looking: set[asyncio.Task[None]] = set()
+        self._awaited = asyncio.Event()
+        """Somebody waits for the first looks."""
         self._closed = False
         for definition in definitions:
             self.add(definition)
@@ -241,6 +251,9 @@ class Upstreams:
         """
         if definition.name in self._sources:
             raise UsageError(f"there is an MCP server {definition.name!r} already; give this one another name")
+        from handrail.registry.sources.mcp.owner import Upstream
+        from handrail.registry.sources.mcp.source import McpSource
+
         source: McpSource
 
         async def changed() -> None:
@@ -255,7 +268,6 @@ class Upstreams:
             ground.folders.state,
             changed,
             version=self._version,
-            backoff_s=self.backoff_s,
         )
         source = McpSource(definition, ground.folders.state, str(ground.folders.workspace), upstream)
         self._sources[definition.name] = source
@@ -285,16 +297,20 @@ class Upstreams:
         return (source.upstream for source in self.sources if source.upstream is not None)
 
     def look_at_new(self) -> None:
-        """Connect, in the background, those of which nobody knows what they have; all others wait for their first use."""
+        """Connect, in the background, those of which nobody knows what they have; all others wait for their first use.
+
+        Those by url are connected a while later, or once somebody waits for it.
+        """
         for source in self.sources:
             upstream = source.upstream
             if upstream is not None and upstream.listing is None and not source.fault():
-                task = asyncio.create_task(_looked_at(upstream), name=f"mcp {upstream.name}: first look")
+                task = asyncio.create_task(self._first_look(upstream), name=f"mcp {upstream.name}: first look")
                 self._looking.add(task)
                 task.add_done_callback(self._looking.discard)
 
     async def looked_at(self) -> None:
         """Wait until every server that nobody knew has been tried once."""
+        self._awaited.set()
         if self._looking:
             await asyncio.wait(tuple(self._looking))
 
@@ -306,8 +322,22 @@ class Upstreams:
         upstreams = [source.upstream for source in self.sources if source.upstream is not None]
         await asyncio.gather(*self._looking, *(one.aclose() for one in upstreams), return_exceptions=True)
 
+    async def _first_look(self, upstream: Upstream) -> None:
+        if upstream.definition.transport != "stdio":
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(FIRST_LOOK_S):
+                    await self._awaited.wait()
+            if upstream.listing is not None:
+                return
+        with contextlib.suppress(Exception):  # why it cannot be reached is told by whoever asks for it
+            if upstream.definition.transport != "stdio":
+                await asyncio.to_thread(import_module, "handrail.registry.sources.mcp.http")
+            await upstream.connected()
+
     def _channel(self, definition: ServerDefinition, prompt: Prompt | None) -> Channel:
         if definition.transport == "stdio":
+            from handrail.registry.sources.mcp.stdio import StdioChannel
+
             return StdioChannel(lambda: self._started(definition))
         from handrail.registry.sources.mcp.http import http_channel
 
@@ -344,6 +374,9 @@ class Upstreams:
 
         :raises Lost: where it cannot be started
         """
+        from handrail.registry.sources.mcp.channel import Lost
+        from handrail.registry.sources.mcp.installed import Refused, resolve
+
         ground = self._ground
         workspace = str(ground.folders.workspace)
 
@@ -372,11 +405,6 @@ class Upstreams:
             return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
         finally:
             os.close(nothing)
-
-
-async def _looked_at(upstream: Upstream) -> None:
-    with contextlib.suppress(Exception):  # why it cannot be reached is told by whoever asks for it
-        await upstream.connected()
 
 
 async def _nobody(_: McpSource) -> None:
