@@ -197,6 +197,21 @@ async def test_only_known_hosts_and_origins_are_answered(tmp_path: Path) -> None
         assert (await rpc.post(ping, Origin="https://app.example.org")).status_code not in (403, 421)
 
 
+async def test_of_what_another_host_or_origin_is_named_for_no_body_is_awaited(tmp_path: Path) -> None:
+    async with running(tmp_path) as rpc:
+        port = int(rpc.url.rpartition(":")[2].partition("/")[0])
+        for named, status in (
+            ("Host: evil.example.com", b"421"),
+            (f"Host: localhost:{port}\r\nOrigin: https://evil.example.com", b"403"),
+        ):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            more = "Content-Type: application/json\r\nContent-Length: 1000000"
+            writer.write(f"POST /mcp HTTP/1.1\r\n{named}\r\n{more}\r\n\r\n[".encode())  # the rest never comes
+            head, _, _ = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.split()[1] == status and b"connection: close" in head.lower()
+            writer.close()
+
+
 @pytest.mark.proves("F-03")
 async def test_without_a_token_nothing_is_read(tmp_path: Path) -> None:
     async with running(tmp_path, tokens={ALICE: "alice"}) as rpc:

@@ -26,12 +26,13 @@ from mcp.server.auth.middleware.bearer_auth import BearerAuthBackend, RequireAut
 from mcp.server.auth.provider import TokenVerifier
 from mcp.server.auth.routes import build_resource_metadata_url, create_protected_resource_routes
 from mcp.server.streamable_http_manager import StreamableHTTPASGIApp, StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
+from mcp.server.transport_security import TransportSecurityMiddleware, TransportSecuritySettings
 from pydantic import AnyHttpUrl
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.authentication import AuthenticationMiddleware
 from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
 from handrail.contract.errors import StartError, UsageError
@@ -165,17 +166,18 @@ async def served(
     host = f"[{listening.host}]" if ":" in listening.host else listening.host
     house = House(kernel, serving)
     try:
+        security = _security(listening, port)
         manager = StreamableHTTPSessionManager(
             app=build(house),
             event_store=Replay(),
             retry_interval=RETRY_MS,
-            security_settings=_security(listening, port),
+            security_settings=security,
             session_idle_timeout=serving.idle_s,
             max_request_body_size=MAX_MESSAGE_BYTES,
             max_sessions=MOST_SESSIONS,
         )
         address = f"http://{host}:{port}{PATH}"
-        app = _app(manager, listening, address)
+        app = _app(manager, listening, address, security)
         config = uvicorn.Config(
             app,
             log_config=None,
@@ -232,9 +234,11 @@ def _security(listening: Listening, port: int) -> TransportSecuritySettings:
     return TransportSecuritySettings(enable_dns_rebinding_protection=True, allowed_hosts=hosts, allowed_origins=origins)
 
 
-def _app(manager: StreamableHTTPSessionManager, listening: Listening, address: str) -> Starlette:
+def _app(
+    manager: StreamableHTTPSessionManager, listening: Listening, address: str, security: TransportSecuritySettings
+) -> Starlette:
     resource = listening.public_url or address
-    endpoint: ASGIApp = Bodies(StreamableHTTPASGIApp(manager))
+    endpoint: ASGIApp = Bodies(StreamableHTTPASGIApp(manager), security)
     routes: list[BaseRoute] = []
     middleware: list[Middleware] = []
     if (verifier := _verifier(listening, resource)) is not None:
@@ -271,14 +275,21 @@ def _verifier(listening: Listening, resource: str) -> TokenVerifier | None:
 
 
 class Bodies:
-    """Lets no body pass that is too long, or nested deeper than anything here takes."""
+    """Lets no body pass that is too long, or nested deeper than anything here takes.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Of a request that names another host, or a page of another origin, nothing is read.
+    """
+
+    def __init__(self, app: ASGIApp, security: TransportSecuritySettings) -> None:
         self._app = app
+        self._named = TransportSecurityMiddleware(security)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST":
             return await self._app(scope, receive, send)
+        if (refused := await self._named.validate_request(Request(scope))) is not None:
+            refused.headers["connection"] = "close"  # and what comes after it is not read either
+            return await refused(scope, receive, send)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"0")
         too_long = f"the message is too long; at most {MAX_MESSAGE_BYTES:,} bytes are taken"
         if declared.isdigit() and int(declared[:20]) > MAX_MESSAGE_BYTES:
