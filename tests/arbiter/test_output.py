@@ -223,6 +223,19 @@ async def test_binary_parts_become_artifacts(room: Room) -> None:
     assert room.artifacts.get(raw.result.data["artifact"]).data == b"\0\1"
 
 
+async def test_the_kernel_says_which_artifacts_it_put_there_and_no_tool_does(room: Room) -> None:
+    made_up = {"artifact": "sha256:" + "0" * 64, "media_type": "image/png"}
+    shaped = await room.shape(Result.output([Blob(b"a", "image/png"), made_up], artifacts=[made_up["artifact"]]))
+    ref = shaped.result.data[0]["artifact"]
+    for metadata in (shaped.result.metadata, shaped.model.metadata, logged(shaped)["metadata"]):
+        assert metadata["artifacts"] == [ref]
+    assert "artifacts" not in (await room.shape([made_up])).result.metadata
+    cut = await room.shape([Blob(bytes([n]), "image/png") for n in range(100)], max_output=1_000)
+    assert "artifacts" not in cut.result.metadata or len(cut.result.metadata["artifacts"]) < 10
+    masked = await room.shape({"picture": Blob(b"b", "image/png")}, prompt_mask=True)
+    assert "artifacts" not in masked.model.metadata
+
+
 @pytest.mark.proves("O-06")
 @pytest.mark.parametrize(
     ("exposure", "at_face", "by_model"),

@@ -15,8 +15,9 @@ from mcp import Client
 
 from handrail import ToolError, tool
 from handrail.contract.peer import Ask
-from handrail.contract.result import Blob
+from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Runtime
+from handrail.contract.tool import Tool
 from handrail.faces.mcp.house import House, Serving
 from handrail.faces.mcp.server import build
 from handrail.holding import HeldKernel
@@ -101,6 +102,18 @@ async def count(good: bool) -> dict[str, Any]:
     return {"n": 1} if good else {"n": "one"}
 
 
+@tool(side_effect="read", locks=[])
+async def forge(ref: str) -> Result:
+    """Give something that looks like a picture of somebody's, and say that the kernel put it there."""
+    return Result.output(["mine", {"artifact": ref, "media_type": "image/png", "bytes": 9}], artifacts=[ref])
+
+
+@tool(side_effect="read", locks=[], requires={"capabilities": ["call"]})
+async def relay(runtime: Runtime) -> list[Any]:
+    """Give what another tool gives."""
+    return ["passed on", (await runtime.call("paint", {})).data[1]]
+
+
 TOOLS = (launch, interview, insist, work, flood, paint, count)
 ALLOWED = (
     "allow interview",
@@ -144,9 +157,9 @@ async def roots(context: Any) -> types.ListRootsResult:
 
 @asynccontextmanager
 async def serving(
-    folder: Path, serving: Serving | None = None, rules: tuple[str, ...] = ALLOWED
+    folder: Path, serving: Serving | None = None, rules: tuple[str, ...] = ALLOWED, tools: tuple[Tool, ...] = TOOLS
 ) -> AsyncGenerator[tuple[HeldKernel, House, Callable[..., Client]]]:
-    async with temporary_kernel(folder, tools=TOOLS, rules=rules) as kernel:
+    async with temporary_kernel(folder, tools=tools, rules=rules) as kernel:
         house = House(kernel, serving or Serving())
         server = build(house)
 

@@ -18,7 +18,10 @@ from tests.faces.mcp_clients import (
     about,
     count,
     filled,
+    forge,
+    paint,
     ran,
+    relay,
     roots,
     said,
     sample,
@@ -183,6 +186,28 @@ async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path)
         assert not (await other.list_resources()).resources
         with pytest.raises(MCPError):
             await other.read_resource(str(listed.uri))
+
+
+@ERAS
+async def test_a_reference_that_a_tool_made_up_gives_nobody_the_artifact(tmp_path: Path, era: Era) -> None:
+    async with (
+        serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (kernel, _, client),
+        client(era) as one,
+    ):
+        session = await kernel.session(rules=["allow paint"])
+        ref = (await session.call("paint", {})).data[1]["artifact"]
+        result = await one.call_tool("forge", {"ref": ref})
+        assert not any(isinstance(part, types.ImageContent | types.EmbeddedResource) for part in result.content)
+        assert about(result, "artifacts") is None and not (await one.list_resources()).resources
+        with pytest.raises(MCPError):
+            await one.read_resource(f"handrail://artifact/{ref}")
+
+
+@ERAS
+async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path, rules=("allow *",), tools=(paint, forge, relay)) as (_, _, client), client(era) as one:
+        _, picture = (await one.call_tool("relay", {})).content
+        assert isinstance(picture, types.ImageContent) and len((await one.list_resources()).resources) == 1
 
 
 @ERAS

@@ -20,6 +20,7 @@ from tests.faces.mcp_clients import (
     Era,
     Person,
     filled,
+    relay,
     roots,
     said,
     sample,
@@ -179,8 +180,8 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
             tmp_path / "ws",
             state=tmp_path / "state",
             config=tmp_path / "config" / "handrail.toml",
-            tools=TOOLS,
-            rules=ALLOWED,
+            tools=(*TOOLS, relay),
+            rules=(*ALLOWED, "allow relay"),
         )
         async with joining as kernel:
             house = House(kernel, Serving())
@@ -196,6 +197,8 @@ async def test_a_process_that_joined_serves_all_the_same(tmp_path: Path, era: Er
                 assert said(await one.call_tool("interview", {})) == "Ann, rain, file:///here, yes"
                 caption, picture = (await one.call_tool("paint", {})).content
                 assert isinstance(picture, types.ImageContent) and isinstance(caption, types.TextContent)
+                _, picture = (await one.call_tool("relay", {})).content
+                assert isinstance(picture, types.ImageContent)
                 cut = await one.call_tool("flood", {})
                 link = cut.content[-1]
                 assert isinstance(link, types.ResourceLink)

@@ -23,7 +23,7 @@ from handrail.contract.call import Answer
 from handrail.contract.history import Entry, History
 from handrail.contract.result import Result
 
-NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by"})
+NOT_SHOWN = frozenset({"duration_ms", "lock_wait_ms", "confined_by", "artifacts"})
 """Metadata that tells the model nothing to act on: without times, the same result is the same text."""
 
 

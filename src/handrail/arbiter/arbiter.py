@@ -334,12 +334,13 @@ class Arbiter:
 
     def _shape_small(self, call: Call, value: object) -> Shaped | None:
         assert call.entry is not None
-        return self.shaper.shape_small(call.entry.spec, value, self._metadata(call))
+        return None if call.artifacts else self.shaper.shape_small(call.entry.spec, value, self._metadata(call))
 
     async def _shape(self, call: Call, value: object) -> Shaped:
         assert call.entry is not None
+        spec, session_id, nested = call.entry.spec, call.lane.session_id, call.artifacts
         work = self.shaper.shape(
-            call.entry.spec, value, self._metadata(call), call_id=call.id, session_id=call.lane.session_id
+            spec, value, self._metadata(call), call_id=call.id, session_id=session_id, nested=nested
         )
         return await uninterrupted(work, call.execution)
 

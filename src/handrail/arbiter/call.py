@@ -117,6 +117,8 @@ class Call:
     children: int = 0
     nested: tuple[Call, ...] = ()
     """The calls that its tool is making now."""
+    artifacts: tuple[str, ...] = ()
+    """Those that the calls of its tool were answered with."""
     left: asyncio.Future[None] | None = None
     """Set when it is answered, where its caller waits for that."""
     over: bool = False

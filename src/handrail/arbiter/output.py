@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -28,6 +28,7 @@ from handrail.arbiter.truncation import cut, first_bytes
 from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.neutral import may_have_any
 from handrail.contract.result import Result
+from handrail.contract.shapes import artifacts_in
 from handrail.contract.spec import ToolSpec
 
 SEEN_BY_MODEL = frozenset({"both", "core"})
@@ -69,6 +70,9 @@ _OF_THE_OUTPUT = frozenset(
     }
 )
 """Metadata on where the output is and how large."""
+_PLACED = "artifacts"
+"""In the metadata: the references in the data that the kernel put there itself. A tool can write any text that looks like
+one, and cannot write this."""
 
 
 class ArtifactStore(Protocol):
@@ -156,13 +160,22 @@ class Shaper:
         return Shaped(result, model, {"result": logged})
 
     async def shape(
-        self, spec: ToolSpec, value: object, metadata: Mapping[str, Any], *, call_id: str, session_id: str
+        self,
+        spec: ToolSpec,
+        value: object,
+        metadata: Mapping[str, Any],
+        *,
+        call_id: str,
+        session_id: str,
+        nested: Sequence[str] = (),
     ) -> Shaped:
         """Any value's way, also a whole :class:`Result`. Large ones are prepared and written in a thread.
 
         Once begun the files are written, also if the waiting task is cancelled.
+
+        :param nested: the artifacts that the tool was given by calls of its own, which it may pass on
         """
-        work = partial(self._shape, spec, value, metadata, call_id, session_id)
+        work = partial(self._shape, spec, value, metadata, call_id, session_id, nested)
         try:
             return work(inline=True)
         except _NeedsThread:
@@ -209,9 +222,17 @@ class Shaper:
     # ── the stages ───────────────────────────────────────────────────────────────────────────────
 
     def _shape(
-        self, spec: ToolSpec, value: object, metadata: Mapping[str, Any], call_id: str, session_id: str, *, inline: bool
+        self,
+        spec: ToolSpec,
+        value: object,
+        metadata: Mapping[str, Any],
+        call_id: str,
+        session_id: str,
+        nested: Sequence[str],
+        *,
+        inline: bool,
     ) -> Shaped:
-        call = _Call(spec, call_id, session_id, inline)
+        call = _Call(spec, call_id, session_id, inline, set(nested))
         try:
             result = self._complete(call, value, metadata)
         except _NeedsThread:
@@ -270,6 +291,8 @@ class Shaper:
             data = found.data
             more |= {"truncated": True, **found.counts}
             self._sidecar(call, found.whole, more)
+        if call.placed and (placed := [ref for ref in artifacts_in(data) if ref in call.placed]):
+            more[_PLACED] = placed
         return Result(given.type, data, error_text, {**more, **metadata})
 
     def _plain(self, call: _Call, value: object, more: dict[str, Any]) -> Any:
@@ -285,7 +308,8 @@ class Shaper:
             content = self.redactor.binary(binary.data)
             binary.place["bytes"] = len(content)
             try:
-                binary.place["artifact"] = self._artifacts.put(content, binary.media_type)
+                binary.place["artifact"] = ref = self._artifacts.put(content, binary.media_type)
+                call.placed.add(ref)
             except (OSError, HandrailError) as error:
                 binary.place["lost"] = self.redactor.text(_reason(error))
         return plain.data
@@ -306,6 +330,8 @@ class Shaper:
         dropped: list[str] = []
         left = MAX_METADATA
         for key, value in self.redactor.value(Plain(dict(given), call.parts).data).items():
+            if key == _PLACED:
+                continue  # what the kernel alone says
             size = len(key) + len(orjson.dumps(value))
             if size <= left:
                 left -= size
@@ -364,13 +390,14 @@ class _NeedsThread(Exception):
 class _Call:
     """Whose output it is, and whether the event loop waits for this."""
 
-    __slots__ = ("id", "inline", "session_id", "spec")
+    __slots__ = ("id", "inline", "placed", "session_id", "spec")
 
-    def __init__(self, spec: ToolSpec, call_id: str, session_id: str, inline: bool) -> None:
+    def __init__(self, spec: ToolSpec, call_id: str, session_id: str, inline: bool, placed: set[str]) -> None:
         self.spec = spec
         self.id = call_id
         self.session_id = session_id
         self.inline = inline
+        self.placed = placed
 
     @property
     def parts(self) -> int:

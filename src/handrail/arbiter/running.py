@@ -132,7 +132,10 @@ class ToolRuns:
         child = make(f"{parent.tool_id}, which makes this call, was {over}" if parent.over or stopped else None)
         parent.nested = (*parent.nested, child)
         try:
-            return (await self.carry_out(child)).result
+            result = (await self.carry_out(child)).result
+            if placed := result.metadata.get("artifacts"):
+                parent.artifacts = (*parent.artifacts, *placed)
+            return result
         finally:
             parent.nested = tuple(other for other in parent.nested if other is not child)
             if child.left is not None:

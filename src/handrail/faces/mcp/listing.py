@@ -16,7 +16,8 @@ from handrail.catalog.view import FINDERS, CatalogOptions, view_of
 from handrail.contract.names import FACE_IDS, wire_name
 from handrail.contract.result import Result
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
-from handrail.contract.shapes import places_in, to_content
+from handrail.contract.shapes import to_content
+from handrail.faces.mcp.offers import placed
 
 if TYPE_CHECKING:
     from handrail.contract.spec import ToolSpec
@@ -118,7 +119,7 @@ async def rendered(kernel: Kernel, visit: Visit, tool_id: str, result: Result) -
     """A result as MCP content. What the kernel says of it stands in ``_meta`` alone, but that it was cut: a model that is
     not told takes the head for the whole."""
     data: object = result.data
-    refs = dict(places_in(cast("object", data))) if isinstance(data, (dict, list)) else {}
+    refs = placed(result)
     stored = await visit.outputs.bytes_of(refs) if refs else {}
     uri = visit.outputs.note(tool_id, result, refs) if refs or "output_path" in result.metadata else None
     shown = result

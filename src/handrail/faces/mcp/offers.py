@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import HandrailError
 from handrail.contract.offering import AT_SOURCE
-from handrail.contract.shapes import ARTIFACT_URI, artifact_uri
+from handrail.contract.shapes import ARTIFACT_URI, artifact_uri, places_in
 from handrail.record.artifacts import Artifacts
 
 if TYPE_CHECKING:
@@ -100,17 +100,27 @@ class Outputs:
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
 
     async def bytes_of(self, refs: Iterable[str], most: int = MOST_INLINE) -> dict[str, bytes]:
-        """Artifacts of this client's results, as many as fit."""
+        """Artifacts of this client's results, as many as fit.
+
+        :param refs: as :func:`placed` gives them: nothing here tells whose they are
+        """
         found: dict[str, bytes] = {}
         for ref in refs:
             try:
                 data = (await asyncio.to_thread(self._artifacts.get, ref)).data
             except HandrailError:
-                continue  # purged, or a reference that a tool made up
+                continue  # purged
             if len(data) <= most:
                 most -= len(data)
                 found[ref] = data
         return found
+
+
+def placed(result: Result) -> dict[str, str]:
+    """The artifacts of a result with their media types: those that the kernel put there. What a tool wrote as one may name
+    anybody's."""
+    made = result.metadata.get("artifacts")
+    return {ref: kind for ref, kind in places_in(result.data) if ref in made} if made else {}
 
 
 def _read(path: Path) -> bytes:

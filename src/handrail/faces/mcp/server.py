@@ -22,7 +22,6 @@ from handrail.catalog.view import view_of
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
-from handrail.contract.shapes import places_in
 from handrail.faces.mcp.exchange import LEVELS, Exchange, Line, as_request
 from handrail.faces.mcp.house import House, Serving
 from handrail.faces.mcp.listing import (
@@ -35,7 +34,7 @@ from handrail.faces.mcp.listing import (
     unwrapped,
     with_schemas,
 )
-from handrail.faces.mcp.offers import TooLong, offered_by, with_bytes
+from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
 from handrail.faces.mcp.stdio import streams
 
 if TYPE_CHECKING:
@@ -264,7 +263,7 @@ class Doors:
                 code = types.INVALID_PARAMS if line.modern or "uri" not in about else NO_SUCH_RESOURCE
             raise MCPError(code, result.error_text or "it gave nothing", {**about, "handrail/error_kind": kind})
         data = cast("dict[str, Any]", given)
-        refs = dict(places_in(data))
+        refs = placed(result)
         return with_bytes(data, await visit.outputs.bytes_of(refs) if refs else {})
 
     async def on_subscribe(self, context: Context, params: types.SubscribeRequestParams) -> types.EmptyResult:
