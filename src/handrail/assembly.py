@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -247,9 +248,10 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
     programs = sandbox_of(config)
     ceiling = ceiling_layer(settings.ceiling, variables)
+    learn = partial(_learned, redactor)
     upstreams = Upstreams(
-        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config)),
-        configured(config, known, lambda value: _learned(redactor, value)),
+        Ground(folders, Guarded(programs), variables, ceiling, _project_book(config), learn),
+        configured(config, known, learn),
         version=version("handrail"),
     )
     rooms = Rooms(

@@ -216,6 +216,7 @@ class Ground(NamedTuple):
     """What the servers of one workspace stand on.
 
     :param rules: the project's, of which those that deny hosts and files hold for servers too
+    :param learn: told every value that may be a secret
     """
 
     folders: Folders
@@ -223,6 +224,7 @@ class Ground(NamedTuple):
     variables: Variables
     ceiling: Layer | None
     rules: RuleBook
+    learn: Callable[[str], None] = lambda value: None
 
 
 class Upstreams:
@@ -341,9 +343,8 @@ class Upstreams:
             return StdioChannel(lambda: self._started(definition))
         from handrail.registry.sources.mcp.http import http_channel
 
-        return http_channel(
-            definition, self._reach(definition), self._gate(definition), self._ground.folders.state, prompt
-        )
+        reach, gate, ground = self._reach(definition), self._gate(definition), self._ground
+        return http_channel(definition, reach, gate, ground.folders.state, prompt, ground.learn)
 
     def _reach(self, definition: ServerDefinition) -> CapabilitySet:
         """Where Handrail itself may dial for a server. ``localhost`` is the machine's loopback, as its operator means it."""

@@ -53,6 +53,7 @@ def http_channel(
     gate: Gate,
     state: Path,
     prompt: Prompt | None = None,
+    learn: Callable[[str], None] = lambda value: None,
 ) -> Channel:
     """What carries the messages of one connection to a server with a url.
 
@@ -60,11 +61,12 @@ def http_channel(
     :param gate: what rules say of those hosts
     :param state: the root of all state, where what it was signed in with is kept
     :param prompt: brings a person to an address and back; None where nobody is there
+    :param learn: told the tokens that it is signed in with
     """
     egress = Egress(capabilities, gate)
     auth = None
     if not any(name.lower() == "authorization" for name in definition.headers):
-        auth = SignIn(definition, state, prompt)
+        auth = SignIn(definition, state, prompt, learn)
     if definition.transport == "sse":
         from handrail.registry.sources.mcp.sse import SseChannel
 

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from mcp.shared.auth import OAuthClientInformationFull, OAuthMetadata, OAuthToken
 
 _MAX_BYTES = 1024 * 1024
+_SECRET = ("access_token", "refresh_token", "id_token", "client_secret", "registration_access_token")
+_LEAST_SECRET = 8
+"""Characters. What is shorter stands in ordinary text, which a server could have hidden by naming it so."""
 
 
 class NeedsSignIn(Exception):
@@ -48,9 +51,14 @@ class Tokens:
     """What one server was signed in with: the client it knows, and the token. A file of this user's.
 
     Implements the SDK's ``TokenStorage``.
+
+    :param learn: told every value that nobody may be shown, before it is sent anywhere
     """
 
-    def __init__(self, definition: ServerDefinition, state: Path) -> None:
+    def __init__(
+        self, definition: ServerDefinition, state: Path, learn: Callable[[str], None] = lambda value: None
+    ) -> None:
+        self._learn = learn
         key = hashlib.sha256(f"{definition.name}\0{definition.url.partition('?')[0]}".encode()).hexdigest()[:24]
         self._path = state / "mcp" / "tokens" / f"{key}.json"
         self._held: dict[str, Any] | None = None
@@ -79,7 +87,9 @@ class Tokens:
 
     async def set_tokens(self, tokens: OAuthToken) -> None:
         self._held = {key: value for key, value in self._all().items() if key != "giver"}
-        self._write("tokens", tokens.model_dump(mode="json", exclude_none=True))
+        said = tokens.model_dump(mode="json", exclude_none=True)
+        self._tell(said)
+        self._write("tokens", said)
 
     @property
     def giver(self) -> dict[str, Any] | None:
@@ -101,7 +111,16 @@ class Tokens:
         return None if found is None else OAuthClientInformationFull.model_validate(found)
 
     async def set_client_info(self, client_info: OAuthClientInformationFull) -> None:
-        self._write("client", client_info.model_dump(mode="json", exclude_none=True))
+        said = client_info.model_dump(mode="json", exclude_none=True)
+        self._tell(said)
+        self._write("client", said)
+
+    def _tell(self, said: object) -> None:
+        """Whoever hides secrets of what is one in this."""
+        members = cast("dict[str, object]", said) if isinstance(said, dict) else {}
+        for key in _SECRET:
+            if isinstance(value := members.get(key), str) and len(value) >= _LEAST_SECRET:
+                self._learn(value)
 
     def _all(self) -> dict[str, Any]:
         if self._held is None:
@@ -111,6 +130,8 @@ class Tokens:
             except (ValueError, RecursionError):
                 read = {}
             self._held = cast("dict[str, Any]", read) if isinstance(read, dict) else {}
+            self._tell(self._held.get("tokens"))
+            self._tell(self._held.get("client"))
         return self._held
 
     def _write(self, key: str, value: dict[str, Any]) -> None:
@@ -123,9 +144,15 @@ class Tokens:
 class SignIn(httpx2.Auth):
     """For one server. The SDK is not imported before a server asks for it."""
 
-    def __init__(self, definition: ServerDefinition, state: Path, prompt: Prompt | None = None) -> None:
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        state: Path,
+        prompt: Prompt | None = None,
+        learn: Callable[[str], None] = lambda value: None,
+    ) -> None:
         self._definition = definition
-        self._tokens = Tokens(definition, state)
+        self._tokens = Tokens(definition, state, learn)
         self._prompt = prompt
         self._turn = asyncio.Lock()
         self._provider: OAuthClientProvider | None = None
