@@ -157,10 +157,14 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
         specs = [spec_of(item, definition, definition.requires) for item in items]
         StoredPins(state).approve(definition.name, [Definition.of(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}
-    ways = {BARE: ["--serve", "bare"], MANY: ["--serve", "gateway", str(folder)]}
+    served = ["-m", "handrail.faces.cli", "mcp", "--discovery", "all", "--workspace", str(folder / "workspace")]
+    ways = {
+        BARE: [str(ROOT / "mcp_gateway.py"), "--serve", "bare"],
+        MANY: [*served, "--state", str(folder / "state"), "--config", str(file)],
+    }
     for _ in range(STARTS + 1):
         for name, args in ways.items():
-            started = StdioServerParameters(command=sys.executable, args=[str(ROOT / "mcp_gateway.py"), *args])
+            started = StdioServerParameters(command=sys.executable, args=args)
             began = time.perf_counter()
             async with Client(started, mode="legacy", read_timeout_seconds=120) as client:
                 found = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import signal
@@ -15,6 +16,8 @@ from typing import Any
 
 import pytest
 from tests.faces.conftest import Here, Program, Sleeper
+
+from handrail.faces.cli.mcp import collecting_later
 
 
 def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:
@@ -170,3 +173,20 @@ def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail
         done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 5 and done.stdout == ""
         assert "cannot be written" in done.stderr and "--state" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_while_an_mcp_server_starts_no_garbage_is_looked_for_and_then_it_is_again(fails: bool) -> None:
+    before = gc.get_freeze_count()
+    try:
+        with collecting_later() as started:
+            assert not gc.isenabled()
+            if fails:
+                raise KeyboardInterrupt
+            started()
+            assert gc.isenabled() and gc.get_freeze_count() > before, (
+                "what is there by then is not looked through again"
+            )
+    except KeyboardInterrupt:
+        pass
+    assert gc.isenabled() and gc.get_freeze_count() == 0

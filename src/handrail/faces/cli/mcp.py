@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal
 
@@ -11,7 +14,7 @@ from click.core import ParameterSource
 
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import files
-from handrail.faces.cli.driving import Interruption, drive, opened
+from handrail.faces.cli.driving import drive, opened
 from handrail.faces.cli.mcp_login import login_command
 from handrail.faces.cli.mcp_servers import import_command, install_command, list_command
 from handrail.faces.cli.options import Setting, common
@@ -86,31 +89,54 @@ def command(
         raise click.UsageError("the MCP server needs the extra 'mcp': pip install 'handrail[mcp]'")
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")
-    from handrail.faces.mcp.house import Serving
+    with collecting_later() as started:
+        from handrail.faces.mcp.house import Serving
 
-    serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
-    if address is None:
-        if sys.stdin.isatty():
-            note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
-        return drive(lambda interruption: _serve(setting, serving, interruption))
-    from handrail.faces.mcp.http import Listening
+        serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
+        if address is None:
+            if sys.stdin.isatty():
+                note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
+            return drive(lambda _: _serve(setting, serving, started))
+        from handrail.faces.mcp.http import Listening
 
-    listening = Listening.of(address, token_file, auth_server, public_url, scopes, origins)
-    return drive(lambda interruption: _listen(setting, serving, listening, interruption))
+        listening = Listening.of(address, token_file, auth_server, public_url, scopes, origins)
+        return drive(lambda _: _listen(setting, serving, listening, started))
 
 
-async def _serve(setting: Setting, serving: Serving, interruption: Interruption) -> int:
+@contextmanager
+def collecting_later() -> Generator[Callable[[], None]]:
+    """Have no garbage looked for until what is given is called: each look would pass again over all that is loaded and
+    listed at the start, which stays."""
+    enabled = gc.isenabled()
+
+    def started() -> None:
+        gc.freeze()
+        if enabled:
+            gc.enable()
+
+    gc.disable()
+    try:
+        yield started
+    finally:
+        gc.unfreeze()
+        if enabled:
+            gc.enable()
+
+
+async def _serve(setting: Setting, serving: Serving, started: Callable[[], None]) -> int:
     from handrail.faces.mcp.server import serve
 
     async with opened(setting, face="mcp") as kernel:
+        started()
         await serve(kernel, serving)
     return OUTPUT
 
 
-async def _listen(setting: Setting, serving: Serving, listening: Listening, interruption: Interruption) -> int:
+async def _listen(setting: Setting, serving: Serving, listening: Listening, started: Callable[[], None]) -> int:
     from handrail.faces.mcp.http import listen
 
     async with opened(setting, face="mcp") as kernel:
+        started()
         await listen(kernel, serving, listening, lambda where: note(f"handrail mcp: serving at {where}"))
     return OUTPUT
 
