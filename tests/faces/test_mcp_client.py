@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mcp.types as types
@@ -28,7 +29,10 @@ from tests.faces.mcp_clients import (
     serving,
 )
 
+from handrail.contract.call import Answer
 from handrail.contract.people import ApprovalAnswer
+from handrail.contract.result import Result
+from handrail.faces.mcp.exchange import Exchange, Line
 from handrail.faces.mcp.house import Serving
 
 
@@ -186,6 +190,28 @@ async def test_one_client_does_not_read_what_anothers_calls_gave(tmp_path: Path)
         assert not (await other.list_resources()).resources
         with pytest.raises(MCPError):
             await other.read_resource(str(listed.uri))
+
+
+async def test_a_tool_that_hangs_up_again_and_again_hangs_up_once_for_all_that_was_not_told_yet() -> None:
+    hung_up: list[None] = []
+
+    async def close() -> None:
+        hung_up.append(None)
+
+    async def hang_up() -> Answer:
+        for _ in range(2):
+            for _ in range(1_000):
+                exchange.let_go()
+                exchange.let_go()
+            while not hung_up:
+                await asyncio.sleep(0)
+        return Answer("call-1", "t", Result.output(1), Result.output(1))
+
+    exchange = Exchange("call-1")
+    exchange.begin(hang_up())
+    line: Any = SimpleNamespace(close_sse_stream=close, protocol_version="2025-11-25")
+    assert isinstance(await exchange.follow(Line(line)), Answer)
+    assert len(hung_up) == 2
 
 
 @ERAS

@@ -119,6 +119,8 @@ class Exchange:
         self._given = dict(given or {})
         self._groups: list[_Group] = []
         self._outbox: deque[Event] = deque()
+        self._hangs_up = False
+        """Its line is to be hung up, which waits among what is told."""
         self._wake = asyncio.Event()
         self._reported = -math.inf
 
@@ -168,6 +170,7 @@ class Exchange:
 
     async def _tell(self, line: Line, event: Event) -> None:
         if event is LET_GO:
+            self._hangs_up = False
             if line.context.close_sse_stream is not None:
                 await line.context.close_sse_stream()
         elif event.kind == "progress":
@@ -287,8 +290,10 @@ class Exchange:
 
     def let_go(self) -> None:
         """Hang up, where the client comes back by itself for the rest, once it has been told what happened so far."""
-        self._outbox.append(LET_GO)
-        self._wake.set()
+        if not self._hangs_up:
+            self._hangs_up = True
+            self._outbox.append(LET_GO)
+            self._wake.set()
 
 
 def read_answer(ask: Ask, given: object) -> Mapping[str, Any] | None:
