@@ -8,11 +8,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from handrail import Result
 from handrail.contract.session import Session
 from handrail.holding import HeldKernel
+from handrail.registry.sources.mcp.definition import ServerDefinition
+from handrail.registry.sources.mcp.http import HttpChannel
 from handrail.testing.kernels import ScriptedPeer, temporary_kernel
 from handrail.testing.upstreams import Answering, Asked, HttpServer, http_server, listed
 
@@ -181,6 +184,40 @@ async def test_a_stream_that_breaks_off_is_taken_up_again_where_it_was(opened: O
         assert text_of(await session.call("h_echo", {"text": "x"})) == "after all"
 
 
+async def test_a_server_that_wants_its_stream_taken_up_at_once_is_not_asked_in_a_tight_loop() -> None:
+    pauses: list[float] = []
+    answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    class Listens:
+        def heard(self, message: Any, related: int | None) -> None:
+            answered.set_result(message)
+
+        def failed(self, request: int | None, error: Exception) -> None:
+            answered.set_exception(error)
+
+        def lost(self, why: Exception) -> None:
+            pass
+
+    async def pause(seconds: float) -> None:
+        pauses.append(seconds)
+
+    async def reply(asked: Asked, answering: Answering) -> bool:
+        await answering.stream()
+        if asked.method == "GET":
+            await answering.event({"jsonrpc": "2.0", "id": 7, "result": {}}, id="e-2")
+        else:
+            await answering.event("", id="e-1", retry=0)
+        return True
+
+    async with http_server(any_request=reply) as http:
+        channel = HttpChannel(ServerDefinition("h", "here", "http", url=http.url), httpx2.AsyncClient, pause)
+        await channel.open(Listens())
+        await channel.send({"jsonrpc": "2.0", "id": 7, "method": "tools/call"})
+        assert (await answered)["id"] == 7
+        await channel.aclose()
+    assert pauses == [0.05]
+
+
 async def test_what_it_asks_on_the_stream_of_a_call_goes_to_the_client_of_that_call(opened: Opens) -> None:
     both, answers = asyncio.Barrier(2), dict[str, asyncio.Future[Any]]()
     form = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}
@@ -232,7 +269,6 @@ async def test_nothing_leads_to_a_server_that_was_not_granted(opened: Opens) -> 
 
 
 def test_a_tool_that_marks_arguments_for_header_fields_has_them_there() -> None:
-    from handrail.registry.sources.mcp.definition import ServerDefinition
     from handrail.registry.sources.mcp.tools import McpTool
 
     schema = {"type": "object", "properties": {"region": {"type": "string", "x-mcp-header": "Region"}}}

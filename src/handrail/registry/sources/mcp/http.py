@@ -12,7 +12,7 @@ import asyncio
 import base64
 import contextlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ _SAFE = re.compile(r"[\x21-\x7E](?:[\x20-\x7E]*[\x21-\x7E])?\Z")
 _WRAPPED = re.compile(r"=\?base64\?.*\?=\Z")
 _ABANDON_S = 5.0
 _AGAIN_S = 1.0
+_SHORTEST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 60.0
 MOST_RESUMED = 5
 """How often in a row a stream that gave nothing is taken up again."""
@@ -77,7 +78,16 @@ def http_channel(
 class HttpChannel:
     """Implements :class:`~handrail.registry.sources.mcp.channel.Channel`."""
 
-    def __init__(self, definition: ServerDefinition, client: Callable[[], httpx2.AsyncClient]) -> None:
+    def __init__(
+        self,
+        definition: ServerDefinition,
+        client: Callable[[], httpx2.AsyncClient],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """
+        :param sleep: waits so many seconds before a stream is taken up again
+        """
+        self._sleep = sleep
         self._url = definition.url
         self._fields = dict(definition.headers)
         self._make = client
@@ -229,7 +239,7 @@ class HttpChannel:
             if not place.last or fruitless >= MOST_RESUMED:
                 ears.failed(number, Lost("its stream ended before the answer"))
                 return
-            await asyncio.sleep(place.pause_s)
+            await self._sleep(place.pause_s)
             before = place.last
             head = {**self._head(accept="text/event-stream"), _EVENT: place.last}
             try:
@@ -298,7 +308,7 @@ class HttpChannel:
                 if failures > 2:
                     self._ears.lost(Lost(said_of(error)))
                     return
-            await asyncio.sleep(place.pause_s)
+            await self._sleep(place.pause_s)
 
 
 class _Place:
@@ -312,7 +322,7 @@ class _Place:
         if event.id and len(event.id) <= _SAID and _SAFE.match(event.id):
             self.last = event.id
         if event.retry is not None:
-            self.pause_s = min(max(event.retry, 0) / 1000, _LONGEST_PAUSE_S)
+            self.pause_s = min(max(event.retry / 1000, _SHORTEST_PAUSE_S), _LONGEST_PAUSE_S)
 
 
 async def body_of(response: httpx2.Response, ears: Ears, number: int) -> bytes:
