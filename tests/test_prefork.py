@@ -74,8 +74,10 @@ def test_it_is_gone_when_what_stands_for_it_is_killed(place: Place) -> None:
         env=place.environment,
     ) as process:
         assert process.stdout is not None
+        told: list[bytes] = []
         while b"waits" not in (line := process.stdout.readline()):
-            assert line, "it ended by itself"
+            told.append(line)
+            assert line, f"it ended by itself: {told}"
         process.kill()
         process.stdout.read()  # to the end: the program alone held it
 

@@ -18,6 +18,8 @@ from handrail.tools import BUILTINS
 
 WORKSPACE = ("{workspace}",)
 READABLE = ("{workspace}", "{ad-hoc}")
+CLIENT = ("elicit", "sample", "roots")
+"""What is read or got of a server may make it ask the client."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +127,13 @@ TABLE = {
     "git.push": git_changing(
         "repository remote url branch set_upstream", "other", "external", ("vcs.config",), targets=("net.fetch={url}",)
     ),
+    "resource.list": Row("source", "search", "read", (), capabilities=("offers",)),
+    "resource.read": Row("uri*", "read", "external", (), capabilities=("offers", *CLIENT)),
+    "resource.subscribe": Row("uri*", "other", "external", (), capabilities=("offers",)),
+    "resource.unsubscribe": Row("uri*", "other", "read", (), capabilities=("offers",)),
+    "prompt.list": Row("source", "search", "read", (), capabilities=("offers",)),
+    "prompt.get": Row("name* arguments", "read", "external", (), capabilities=("offers", *CLIENT)),
+    "prompt.complete": Row("ref* argument* context", "search", "external", (), capabilities=("offers",)),
 }
 SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}
 
