@@ -74,6 +74,9 @@ class Membership:
         """
         if self._closed:
             raise UsageError(_CLOSED)
+        if self._search is not None and self._search.done():
+            # The loop has not told it yet. Whoever asks again and again would never let it.
+            self._found(self._search)
         if self._search is None and self.standing is not None:
             return self.standing
         if self._search is None:
@@ -194,6 +197,8 @@ class Membership:
         )
 
     def _found(self, search: asyncio.Task[Connection]) -> None:
+        if self._search is not search:
+            return  # it is known already, and another may be under way
         self._search = None
         if not search.cancelled() and search.exception() is None and self._watch is None:
             self._watch = asyncio.get_running_loop().create_task(self._watch_holder())
