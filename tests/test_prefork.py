@@ -29,7 +29,7 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "HANDRAIL_STATE": str(self.folder / "state")}
+        return {**os.environ, "HANDRAIL_STATE": str(self.folder / "state"), "CI": "", "HANDRAIL_HEADLESS": ""}
 
     def run(
         self, command: Sequence[str], stdin: bytes = b"", before: Callable[[], None] | None = None
