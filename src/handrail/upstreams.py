@@ -340,7 +340,9 @@ class Upstreams:
         if definition.transport == "stdio":
             from handrail.registry.sources.mcp.stdio import StdioChannel
 
-            return StdioChannel(lambda: self._started(definition))
+            return StdioChannel(
+                lambda: self._started(definition), _unseen(definition, str(self._ground.folders.workspace))
+            )
         from handrail.registry.sources.mcp.http import http_channel
 
         reach, gate, ground = self._reach(definition), self._gate(definition), self._ground
@@ -406,6 +408,24 @@ class Upstreams:
             return await ground.sandbox.start(self._set(layer), profile, Program(argv, {3: nothing}))
         finally:
             os.close(nothing)
+
+
+def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
+    """Paths among the arguments of a server that are there, which it will not see, and what to write for each."""
+    table = f"[mcp.servers.{definition.name}]"
+    found: dict[str, str] = {}
+    for path in map(Path, definition.args):
+        if (
+            not path.is_absolute()
+            or not path.exists()
+            or any(_is_beneath(path, Path(one)) for one in definition.folders)
+        ):
+            continue
+        if not _is_beneath(path, Path(workspace)):
+            found[str(path)] = f"add {str(path.parent)!r} to folders of {table}"
+        elif not definition.read:
+            found[str(path)] = f"read of {table} says what of the workspace it sees, as read = ['.']"
+    return found
 
 
 async def _nobody(_: McpSource) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import sys
 from collections.abc import AsyncGenerator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -200,6 +201,23 @@ async def test_a_slow_tool_is_no_dead_server(opened: Opens, tmp_path: Path) -> N
         await until((home / "cancelled").exists)  # the server was told, and nothing but that call ended
         assert text_of(await session.call("t_echo", {"text": "x"})) == "x"
         assert upstream.attempts == 1
+
+
+async def test_a_script_that_its_sandbox_does_not_show_is_named_with_what_would_show_it(tmp_path: Path) -> None:
+    (inside := tmp_path / "ws").mkdir()
+    scripts = [tmp_path / "server.py", inside / "server.py"]
+    for script in scripts:
+        script.touch()
+    tables = (
+        f"[mcp.servers.s{number}]\ncommand = {json.dumps(sys.executable)}\nargs = [{json.dumps(str(script))}]\n"
+        for number, script in enumerate(scripts)
+    )
+    async with temporary_kernel(tmp_path, settings="".join(tables)) as kernel:
+        assert kernel.workdir == str(inside)
+        await kernel.rooms.upstreams.looked_at()
+        outside, within = (one.reason for one in sorted(kernel.mcp.servers, key=lambda one: one.name))
+    assert f"add {str(tmp_path)!r} to folders of [mcp.servers.s0]" in outside
+    assert "read of [mcp.servers.s1]" in within and "folders" not in within
 
 
 async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_the_reason(tmp_path: Path) -> None:

@@ -43,10 +43,13 @@ class StdioChannel:
     """Implements :class:`~handrail.registry.sources.mcp.channel.Channel`.
 
     :param start: starts the program
+    :param unseen: paths among its arguments that are there and that it was granted nothing of, each with what would
+        grant it: said where it complains of one
     """
 
-    def __init__(self, start: Callable[[], Awaitable[Process]]) -> None:
+    def __init__(self, start: Callable[[], Awaitable[Process]], unseen: Mapping[str, str] | None = None) -> None:
         self._start = start
+        self._unseen = unseen or {}
         self._process: Process | None = None
         self._reader: asyncio.Task[None] | None = None
         self._writing = asyncio.Lock()
@@ -175,7 +178,10 @@ class StdioChannel:
         except ToolError as error:
             return error.text
         errors = await _errors_of(process)
-        return f"{said}; stderr: {errors}" if errors else said
+        remedies = [
+            f"; {path} is there, and not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
+        ]
+        return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
 
 
 def messages_in(text: bytes) -> list[Message | None]:
