@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -204,6 +205,17 @@ def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> N
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read() and b"Exception" not in process.stderr.read()
+
+
+def test_a_result_is_given_in_one_piece_also_where_python_does_not_buffer(handrail: Program) -> None:
+    ours, theirs = os.pipe2(os.O_DIRECT)  # one packet for each write
+    with open(ours, "rb", buffering=0) as reader:
+        command = handrail.cold("call", "read", '{"path": "note.txt"}')
+        with subprocess.Popen(command, stdout=theirs, env={**os.environ, "PYTHONUNBUFFERED": "1"}) as process:
+            os.close(theirs)
+            said = reader.read(65536)
+        assert process.returncode == 0
+        assert b"first line" in said and said.endswith(b"\n") and reader.read(65536) == b""
 
 
 # --- asking and interrupting -----------------------------------------------------------------------------------

@@ -76,8 +76,8 @@ def console(stream: TextIO | None = None) -> Console:
 def shown_result(result: Result) -> None:
     """Print a result for a person: its data on stdout, what is to be known about it on stderr."""
     if result.data is not None:
-        for line in laid_out(result.data):
-            out(line)
+        # In one piece, also where Python does not buffer: a reader that stops at what it looked for has had all of it.
+        out("\n".join(laid_out(result.data)))
     sys.stdout.flush()
     if not result.ok:
         note(f"{result.error_kind}: {result.error_text}")
