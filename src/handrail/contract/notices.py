@@ -1,0 +1,58 @@
+"""What a session's agent is told that no call of its present turn answers: a job that ended, a trigger that fired.
+
+A notice is durable and is taken once. It is data for a model, never an order of the user's: whoever shows it to a model says
+what it is and where it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+NoticeKind = Literal["job", "agent", "trigger", "message"]
+"""A job ended; a sub-agent did; a trigger fired; something came over a channel."""
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """One thing to be told.
+
+    :param id: of the delivery, unique in the workspace: the same one twice is told once
+    :param source: the job's id, the trigger's name, the channel
+    :param text: as its model reads it, with no secret in it and nothing that could act
+    :param at_ns: wall-clock time
+    :param untrusted: where the text comes from, where that is not the operator or the user
+    """
+
+    id: str
+    session_id: str
+    kind: NoticeKind
+    source: str
+    text: str
+    at_ns: int
+    data: Mapping[str, Any] | None = None
+    untrusted: str | None = None
+
+
+class Notices(Protocol):
+    """What waits to be told in one session."""
+
+    async def pending(self) -> Sequence[Notice]:
+        """Those that nobody has taken, in the order in which they came.
+
+        :raises LogUnavailable: when the store cannot tell
+        """
+        ...
+
+    async def take(self, ids: Sequence[str]) -> None:
+        """They are part of the conversation now. Durable on return; again is nothing."""
+        ...
+
+    async def arrived(self) -> None:
+        """Return when there is one that nobody has taken; at once where there is."""
+        ...
+
+    def expected(self) -> int:
+        """How many jobs of this session still run that will leave one."""
+        ...
