@@ -11,6 +11,7 @@ from tests.config.places import Layers
 
 from handrail.config import Settings, check_apart, load
 from handrail.config.given import OTHERS, variable
+from handrail.config.mcp import McpServe
 from handrail.config.settings import keys
 from handrail.contract.errors import LoadError, UsageError
 
@@ -165,6 +166,10 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "catalog.categories": ('{email = "Letters."}', {"email": "Letters."}),
         "mcp.files": ('["~/mcp.json"]', ["~/mcp.json"]),
         "mcp.servers": ("{}", dict[str, str]()),
+        "mcp.serve": (
+            '{tokens = {a = {secret = "A"}}, scopes = ["tools"]}',
+            {**McpServe().model_dump(), "tokens": {"a": {"secret": "A", "prefix": ""}}, "scopes": ["tools"]},
+        ),
         "tools": (
             '{"mail.send" = {config = {password = {secret = "MAIL"}}}}',
             {"mail.send": {"enabled": True, "config": {"password": {"secret": "MAIL"}}}},

@@ -8,12 +8,14 @@ import os
 import signal
 import subprocess
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal
 
+import httpx2
 import pytest
 from mcp import Client, StdioServerParameters
+from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.faces.conftest import Program, Sleeper
@@ -345,14 +347,31 @@ async def test_a_client_that_does_not_listen_can_call_what_is_not_listed(handrai
 
 @pytest.mark.proves("F-03")
 @pytest.mark.parametrize("mode", ["auto", "legacy"])
-async def test_it_serves_over_http_until_a_signal(handrail: Program, mode: Mode) -> None:
+async def test_it_serves_over_http_until_a_signal_those_that_its_configuration_names(
+    handrail: Program, mode: Mode
+) -> None:
+    token = "sesame-0123456789abcdef"
+    handrail.config.mkdir(exist_ok=True)
+    (handrail.config / "token").touch(0o600)
+    (handrail.config / "token").write_text(token)
+    (handrail.config / "handrail.toml").write_text(
+        f"[secrets]\nT = {{ file = {json.dumps(str(handrail.config / 'token'))} }}\n"
+        '[mcp.serve]\ntokens = { ann = { secret = "T" } }\n'
+    )
     process = await asyncio.create_subprocess_exec(
-        *handrail.command("mcp", "--http", "127.0.0.1:0"), stdin=subprocess.DEVNULL, stderr=subprocess.PIPE
+        *handrail.command("mcp", "--http", "127.0.0.1:0", "--config", str(handrail.config / "handrail.toml")),
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
     )
     assert process.stderr is not None
     line = (await process.stderr.readline()).decode()
     assert "serving at http://127.0.0.1:" in line
-    async with Client(line.split()[-1], mode=mode) as client:
+    url = line.split()[-1]
+    async with AsyncExitStack() as stack:
+        stranger = await stack.enter_async_context(httpx2.AsyncClient())
+        assert (await stranger.post(url, json=HELLO)).status_code == 401
+        known = await stack.enter_async_context(httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}))
+        client = await stack.enter_async_context(Client(streamable_http_client(url, http_client=known), mode=mode))
         result = envelope(await client.call_tool("read", {"path": "note.txt"}))
         assert "second line" in json.dumps(result["data"])
         process.send_signal(signal.SIGTERM)  # with the client still there

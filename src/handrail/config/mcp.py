@@ -146,3 +146,51 @@ class McpServer(_Table):
         if self.command is not None and (extra := sorted(given & {"transport", "headers", "oauth"})):
             raise ValueError(f"{' and '.join(extra)} are for servers with a url")
         return self
+
+
+class McpIntrospection(_Table):
+    """``[mcp.serve.introspection]``: the authorization server itself is asked what a token is good for (RFC 7662)."""
+
+    client_id: Annotated[str, Field(min_length=1, description="Handrail's own id at the authorization server.")]
+    client_secret: Annotated[SecretValue, Field(description="Its secret, by name.")]
+    url: Annotated[
+        str,
+        Field(
+            pattern=r"^(https?://[^\s@]+)?$",
+            description="Where it is asked; left out, where the authorization server says.",
+        ),
+    ] = ""
+    method: Annotated[
+        Literal["basic", "post"],
+        Field(description="How Handrail says who it is: in the Authorization field, or in the form itself."),
+    ] = "basic"
+    cache_s: Annotated[
+        int,
+        Field(
+            ge=0,
+            le=300,
+            description="How long an answer is believed, in seconds: a token that is revoked is taken that long.",
+        ),
+    ] = 30
+
+
+class McpServe(_Table):
+    """``[mcp.serve]``: who may come to ``handrail mcp --http``. What its options say counts before this."""
+
+    tokens: Annotated[
+        dict[Annotated[str, Field(pattern=NAME)], SecretValue],
+        Field(description='Bearer tokens that are taken, by who has them: alice = { secret = "NAME" }.'),
+    ] = {}
+    auth_server: Annotated[
+        str, Field(description="The OAuth authorization server whose access tokens for this one are taken.")
+    ] = ""
+    scopes: Annotated[
+        tuple[str, ...], Field(description="Scopes that a token of the authorization server must have.")
+    ] = ()
+    public_url: Annotated[str, Field(description="What clients reach this server by.")] = ""
+    introspection: Annotated[
+        McpIntrospection | None,
+        Field(
+            description="Have the authorization server say what each of its tokens is good for; left out, tokens are signed, and checked by its published keys."
+        ),
+    ] = None

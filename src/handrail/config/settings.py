@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from handrail.catalog.view import CatalogOptions
 from handrail.config.mcp import NAME as SERVER_NAME
-from handrail.config.mcp import McpServer
+from handrail.config.mcp import McpServe, McpServer
 from handrail.contract.modes import DEFAULT_MODE, Mode
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
@@ -234,7 +234,7 @@ class WatchdogSettings(_Table):
 
 
 class McpSettings(_Table):
-    """``[mcp]``: upstream MCP servers."""
+    """``[mcp]``: upstream MCP servers, and who may come to Handrail's own."""
 
     files: Annotated[
         tuple[str, ...],
@@ -246,6 +246,12 @@ class McpSettings(_Table):
         dict[Annotated[str, Field(pattern=SERVER_NAME)], McpServer],
         Field(description="The servers, by name: [mcp.servers.NAME] with command or url, and what it may do."),
     ] = {}
+    serve: Annotated[
+        McpServe,
+        Field(
+            description="Who may come to handrail mcp --http: tokens, or an authorization server; what its options say counts before this."
+        ),
+    ] = McpServe()
 
 
 class SecretReference(_Table):
@@ -311,7 +317,7 @@ class Settings(_Table):
     mcp: Annotated[
         McpSettings,
         Field(
-            description="Upstream MCP servers, whose tools come in behind the same rules. Not in a workspace's file: it would choose which programs are started with which of your secrets."
+            description="Upstream MCP servers, whose tools come in behind the same rules, and who may come to Handrail's own. Not in a workspace's file: it would choose which programs are started with which of your secrets."
         ),
     ] = McpSettings()
     watchdogs: Annotated[

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel
+
 from handrail.config.settings import FILE_NAME, OPERATORS, Settings, WatchdogSettings, tables
 
 SCHEMA_FILE = Path(__file__).parent.parent / "handrail.schema.json"
@@ -81,5 +83,7 @@ def _remark(text: str) -> list[str]:
 
 
 def _toml(value: Any) -> str:
-    """Numbers, texts and lists of texts are written alike in JSON and TOML."""
+    """Numbers, texts, lists of texts and what is empty are written alike in JSON and TOML."""
+    if isinstance(value, BaseModel):
+        value = value.model_dump(exclude_defaults=True)
     return json.dumps(value, ensure_ascii=False)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 from click.core import ParameterSource
@@ -21,8 +22,7 @@ from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
 
 if TYPE_CHECKING:
-    from handrail.faces.mcp.house import Serving
-    from handrail.faces.mcp.http import Listening
+    from handrail.faces.mcp.serving import Serving
 
 
 @click.group("mcp", invoke_without_command=True)
@@ -78,7 +78,8 @@ def command(
     What no rule allows is asked through the client where that can put a form to its user, and denied elsewhere, or
     everywhere with `--headless`. Put it into a client's configuration as the command `handrail mcp --workspace DIR`.
 
-    Over HTTP, an address beyond this machine takes --token-file or --auth-server.
+    Over HTTP, an address beyond this machine takes --token-file or --auth-server, or tokens under [mcp.serve] of
+    handrail.toml.
     """
     if (further := context.invoked_subcommand) is not None:
         given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
@@ -90,17 +91,15 @@ def command(
     if address is None and (token_file or auth_server or public_url or scopes or origins):
         raise click.UsageError("--token-file, --auth-server, --public-url, --scope and --allow-origin are for --http")
     with collecting_later() as started:
-        from handrail.faces.mcp.house import Serving
+        from handrail.faces.mcp.serving import Serving
 
         serving = Serving(discovery=discovery, wait_s=wait_s, headless=setting.headless)
         if address is None:
             if sys.stdin.isatty():
                 note("handrail mcp: waiting for an MCP client on stdin; end with Ctrl-C or Ctrl-D")
             return drive(lambda _: _serve(setting, serving, started))
-        from handrail.faces.mcp.http import Listening
-
-        listening = Listening.of(address, token_file, auth_server, public_url, scopes, origins)
-        return drive(lambda _: _listen(setting, serving, listening, started))
+        given = _Given(address, token_file, auth_server, public_url, scopes, origins)
+        return drive(lambda _: _listen(setting, serving, given, started))
 
 
 @contextmanager
@@ -124,18 +123,35 @@ def collecting_later() -> Generator[Callable[[], None]]:
 
 
 async def _serve(setting: Setting, serving: Serving, started: Callable[[], None]) -> int:
-    from handrail.faces.mcp.server import serve
+    from handrail.faces.mcp.reception import serve
 
     async with opened(setting, face="mcp") as kernel:
-        started()
-        await serve(kernel, serving)
+        await serve(kernel, serving, started)
     return OUTPUT
 
 
-async def _listen(setting: Setting, serving: Serving, listening: Listening, started: Callable[[], None]) -> int:
-    from handrail.faces.mcp.http import listen
+class _Given(NamedTuple):
+    """What the options say of who may come over HTTP."""
+
+    address: str
+    token_file: str | None
+    auth_server: str | None
+    public_url: str | None
+    scopes: tuple[str, ...]
+    origins: tuple[str, ...]
+
+
+async def _listen(setting: Setting, serving: Serving, given: _Given, started: Callable[[], None]) -> int:
+    from handrail.config.secrets import resolve
+    from handrail.faces.mcp.http import Listening, listen
 
     async with opened(setting, face="mcp") as kernel:
+        settings = kernel.config.settings
+        own, named = settings.mcp.serve, settings.secrets
+        needed = {one.secret for one in own.tokens.values()}
+        needed |= {own.introspection.client_secret.secret} if own.introspection is not None else set()
+        secrets = await resolve({name: named[name] for name in sorted(needed & named.keys())}, os.environ)
+        listening = Listening.of(*given, configured=own, secrets=secrets)
         started()
         await listen(kernel, serving, listening, lambda where: note(f"handrail mcp: serving at {where}"))
     return OUTPUT

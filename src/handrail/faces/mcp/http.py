@@ -35,13 +35,16 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Route
 
+from handrail.config.mcp import McpServe, SecretValue
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.jsontext import ArgumentText, check_depth
 from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.introspection import IntrospectedTokens, Introspection, unchecked
 from handrail.faces.mcp.replay import Replay
 from handrail.faces.mcp.server import build
 from handrail.faces.mcp.stdio import MAX_MESSAGE_BYTES, MAX_MESSAGE_DEPTH
-from handrail.faces.mcp.tokens import AnyOf, AuthServerTokens, FileTokens, check_address, read_tokens
+from handrail.faces.mcp.tokens import MIN_TOKEN, AnyOf, AuthServerTokens, GivenTokens, check_address, read_tokens
+from handrail.runtime.secrets import NO_SECRETS, SecretStore
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -64,6 +67,7 @@ class Listening:
 
     :param public_url: what they reach the server by; None: the address itself
     :param tokens: bearer tokens that are taken, with their names
+    :param introspection: how the authorization server is asked what its tokens are good for; None where they are signed
     """
 
     host: str
@@ -73,6 +77,7 @@ class Listening:
     auth_server: str | None = None
     scopes: tuple[str, ...] = ()
     origins: tuple[str, ...] = ()
+    introspection: Introspection | None = None
 
     @staticmethod
     def of(
@@ -82,13 +87,20 @@ class Listening:
         public_url: str | None = None,
         scopes: tuple[str, ...] = (),
         origins: tuple[str, ...] = (),
+        configured: McpServe | None = None,
+        secrets: SecretStore = NO_SECRETS,
     ) -> Listening:
         """From what an operator wrote.
 
         :param address: ``HOST:PORT``, with brackets around an IPv6 address; port 0 for any
+        :param configured: what holds where nothing else is given
+        :param secrets: with those that it names
         :raises UsageError: for what cannot be, and for an address beyond this machine without tokens
-        :raises StartError: for a token file that cannot be taken
+        :raises StartError: for a token file or a secret that cannot be taken
         """
+        own = configured or McpServe()
+        auth_server, public_url = auth_server or own.auth_server or None, public_url or own.public_url or None
+        scopes = scopes or own.scopes
         host, colon, digits = address.rpartition(":")
         host = host.removeprefix("[").removesuffix("]")
         if not colon or not host or not (digits.isascii() and digits.isdigit()) or int(digits) > 65_535:
@@ -112,11 +124,19 @@ class Listening:
         if scopes and auth_server is None:
             raise UsageError("--scope goes with --auth-server")
         tokens = read_tokens(token_file) if token_file is not None else {}
-        found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins)
+        for name, token in own.tokens.items():
+            value = _secret(token, secrets, f"[mcp.serve] tokens.{name}")
+            if len(value) < MIN_TOKEN or value in tokens:
+                raise UsageError(
+                    f"[mcp.serve] tokens.{name} is shorter than {MIN_TOKEN} characters, or another's too; give it its own"
+                )
+            tokens[value] = name
+        asked = _introspection(own, auth_server, secrets)
+        found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins, asked)
         if not found.is_local and not tokens and auth_server is None:
             raise UsageError(
-                f"{host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or listen "
-                "at 127.0.0.1"
+                f"{host} can be reached from beyond this machine; give --token-file FILE or --auth-server URL, or tokens "
+                "under [mcp.serve] of handrail.toml, or listen at 127.0.0.1"
             )
         if host in ("0.0.0.0", "::") and public_url is None:  # noqa: S104 - it is compared, not bound
             raise UsageError(f"at {host} give --public-url URL: what clients reach this server by")
@@ -141,6 +161,27 @@ class Listening:
             found.append(parts.netloc)
             origins.append(f"{parts.scheme}://{parts.netloc}")
         return found, [*origins, *self.origins]
+
+
+def _secret(named: SecretValue, secrets: SecretStore, place: str) -> str:
+    """:raises StartError: where its value cannot be had"""
+    if (why := secrets.reason_missing(named.secret)) is not None:
+        raise StartError(f"{place} needs a secret that is not known: {why}")
+    return named.prefix + secrets.chosen([named.secret])[named.secret]
+
+
+def _introspection(own: McpServe, auth_server: str | None, secrets: SecretStore) -> Introspection | None:
+    if (given := own.introspection) is None:
+        return None
+    place = "[mcp.serve.introspection]"
+    if auth_server is None:
+        raise UsageError(
+            f"{place} goes with an authorization server; give auth_server under [mcp.serve], or --auth-server"
+        )
+    if given.url:
+        check_address(given.url, f"{place} url")
+    secret = _secret(given.client_secret, secrets, f"{place} client_secret")
+    return Introspection(given.client_id, secret, given.url, given.method, given.cache_s)
 
 
 async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: Callable[[str], object]) -> None:
@@ -246,7 +287,8 @@ def _app(
         metadata = build_resource_metadata_url(own) if listening.auth_server is not None else None
         endpoint = RequireAuthMiddleware(endpoint, list(listening.scopes), metadata)
         backend = BearerAuthBackend(verifier, resource_server_url=own)
-        middleware += [Middleware(AuthenticationMiddleware, backend=backend), Middleware(AuthContextMiddleware)]
+        known = Middleware(AuthenticationMiddleware, backend=backend, on_error=unchecked)
+        middleware += [known, Middleware(AuthContextMiddleware)]
         if listening.auth_server is not None:
             routes += create_protected_resource_routes(
                 own, [AnyHttpUrl(listening.auth_server)], list(listening.scopes) or None, "handrail"
@@ -268,8 +310,10 @@ def _app(
 def _verifier(listening: Listening, resource: str) -> TokenVerifier | None:
     found: list[TokenVerifier] = []
     if listening.tokens:
-        found.append(FileTokens(listening.tokens, resource))
-    if listening.auth_server is not None:
+        found.append(GivenTokens(listening.tokens, resource, listening.scopes))
+    if listening.auth_server is not None and listening.introspection is not None:
+        found.append(IntrospectedTokens(listening.auth_server, resource, listening.introspection))
+    elif listening.auth_server is not None:
         found.append(AuthServerTokens(listening.auth_server, resource))
     return AnyOf(found) if found else None
 

@@ -1,4 +1,4 @@
-"""Who may come over HTTP: bearer tokens from a file, or access tokens of an OAuth authorization server.
+"""Who may come over HTTP: bearer tokens that an operator gave out, or signed ones of an OAuth authorization server.
 
 Source: https://modelcontextprotocol.io/specification/2025-11-25/basic/authorization
 """
@@ -11,7 +11,7 @@ import hmac
 import os
 import stat
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -34,15 +34,17 @@ ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES
 LEEWAY_S = 30
 
 
-class FileTokens(TokenVerifier):
-    """Tokens that an operator wrote into a file.
+class GivenTokens(TokenVerifier):
+    """Tokens that an operator gave out: from a file, or from secrets.
 
     :param resource: what they are good for: this server
+    :param scopes: what they are good for there: whatever is asked for
     """
 
-    def __init__(self, tokens: Mapping[str, str], resource: str | None) -> None:
+    def __init__(self, tokens: Mapping[str, str], resource: str | None, scopes: Iterable[str] = ()) -> None:
         self._known = {hashlib.sha256(token.encode()).digest(): name for token, name in tokens.items()}
         self._resource = resource
+        self._scopes = list(scopes)
 
     async def verify_token(self, token: str) -> AccessToken | None:
         given = hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
@@ -50,7 +52,9 @@ class FileTokens(TokenVerifier):
         for digest, name in self._known.items():  # all of them: how long it takes tells nothing
             if hmac.compare_digest(digest, given):
                 found = name
-        return None if found is None else AccessToken(token="", client_id=found, scopes=[], resource=self._resource)
+        if found is None:
+            return None
+        return AccessToken(token="", client_id=found, scopes=self._scopes, resource=self._resource)
 
 
 def read_tokens(path: str) -> dict[str, str]:
@@ -128,7 +132,7 @@ class AuthServerTokens(TokenVerifier):
         return AccessToken(
             token="",
             client_id=client,
-            scopes=_scopes(claims),
+            scopes=scopes_in(claims),
             expires_at=int(claims["exp"]) + LEEWAY_S,
             resource=self._resource,
             subject=subject if isinstance(subject, str) else None,
@@ -151,14 +155,10 @@ class AuthServerTokens(TokenVerifier):
         """The keys by their ids, as far as they can be had."""
         import jwt
 
-        for about in _metadata_urls(self._issuer):
-            metadata = await _json_of(about)
-            if str(metadata.get("issuer", "")).rstrip("/") == self._issuer and _may_fetch(metadata.get("jwks_uri")):
-                break
-        else:
+        if (where := await endpoint_of(self._issuer, "jwks_uri")) is None:
             return {}
         found: dict[str, Any] = {}
-        for number, key in enumerate(cast("list[Any]", (await _json_of(metadata["jwks_uri"])).get("keys") or [])):
+        for number, key in enumerate(cast("list[Any]", (await _json_of(where)).get("keys") or [])):
             if isinstance(key, dict) and cast("dict[str, Any]", key).get("kty") != "oct":
                 try:
                     read = jwt.PyJWK.from_dict(cast("dict[str, Any]", key))
@@ -186,14 +186,15 @@ def check_address(url: str, what: str) -> str:
 
     :raises UsageError: for another
     """
-    if not _may_fetch(url):
+    if not may_fetch(url):
         raise UsageError(
             f"{what} is {url!r}; expected an https:// address, or http:// on 127.0.0.1, [::1] or localhost"
         )
     return url
 
 
-def _may_fetch(url: object) -> bool:
+def may_fetch(url: object) -> bool:
+    """Whether nobody on the way to it can read or change what is asked there."""
     if not isinstance(url, str):
         return False
     try:
@@ -204,6 +205,18 @@ def _may_fetch(url: object) -> bool:
     if parts.username is not None or parts.fragment or not host:
         return False
     return parts.scheme == "https" or (parts.scheme == "http" and host in ("127.0.0.1", "::1", "localhost"))
+
+
+async def endpoint_of(issuer: str, name: str) -> str | None:
+    """An address that an authorization server says of itself; None where that cannot be had, or speaks of another.
+
+    :param issuer: without a slash at its end
+    """
+    for about in _metadata_urls(issuer):
+        metadata = await _json_of(about)
+        if str(metadata.get("issuer", "")).rstrip("/") == issuer and may_fetch(found := metadata.get(name)):
+            return cast("str", found)
+    return None
 
 
 def _metadata_urls(issuer: str) -> list[str]:
@@ -241,7 +254,8 @@ async def _json_of(url: str) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _scopes(claims: Mapping[str, Any]) -> list[str]:
+def scopes_in(claims: Mapping[str, Any]) -> list[str]:
+    """The scopes of a token, in either of the forms in use."""
     given: Any = claims.get("scope") or claims.get("scp") or []
     words = given.split() if isinstance(given, str) else cast("list[Any]", given) if isinstance(given, list) else []
     return [word for word in words if isinstance(word, str)]
