@@ -110,6 +110,7 @@ ROWS: dict[str, str] = {
     "A-05a": "question puts structured questions to the person at the face.",
     "A-06": "todo keeps a list for the session.",
     "A-08a": "A run ends within its budget of turns, tokens, time and calls.",
+    "A-09": "A model without tool calling writes its calls into its text, in brackets or XML, where that is switched on.",
     "A-10a": "A session is suspended and goes on in another process: its messages, state, answered rules and folders come back, a run killed in the middle answers every call, and a fork takes what was said but no rights.",
     "F-01": "The library is small, typed and loads lazily.",
     "F-02a": "The command line, each command loaded when used, with documented exit codes, --json, and completion by Tab.",

@@ -7,11 +7,12 @@ from collections.abc import Iterable
 from handrail.catalog.prompt import tool_part
 from handrail.contract.spec import ToolSpec
 
-BASE = """\
+STRUCTURED_ONLY = "- Call tools through the tool interface only; a call written as text does nothing.\n"
+BASE = f"""\
 You work in a workspace through tools. A tool call is a proposal: it is checked against rules, may be put to a \
-person, and is answered with one JSON result, {"type": "output", "data": …} or {"type": "error", "error_text": …}.
+person, and is answered with one JSON result, {{"type": "output", "data": …}} or {{"type": "error", "error_text": …}}.
 
-- Call tools through the tool interface only; a call written as text does nothing.
+{STRUCTURED_ONLY}\
 - Calls of one reply may run at the same time. Put calls that do not depend on each other into one reply.
 - An error says what was wrong and what to do instead. "denied" means that the operator's rules or a person said no: \
 do not try to reach the same thing another way; say what you could not do.

@@ -75,6 +75,8 @@ GEMINI = Dialect(
     property_names=re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}\Z"),
 )
 MCP = Dialect("mcp", _mcp, plain_root=False)
+TEXT = Dialect("text", _mcp, plain_root=False, property_names=re.compile(r'[^\s=<>"@]{1,128}\Z'))
+"""Of models that write their calls into their text; see :mod:`handrail.agent.text_calls`."""
 
 DIALECTS: Mapping[str, Dialect] = {
     dialect.name: dialect for dialect in (OPENAI_CHAT, OPENAI_RESPONSES, ANTHROPIC, GEMINI, MCP)

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Literal
 
 from handrail.agent.model import Model
+from handrail.agent.text_calls import TextForm
 from handrail.contract.errors import StartError, UsageError
 
 _KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
 
 
-def open_model(spec: str, *, base_url: str | None = None) -> Model:
+def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm | None = None) -> Model:
     """The model that ``spec`` names. Close it with ``aclose()`` when done.
 
     - ``openai:NAME``: chat completions; the key comes from ``OPENAI_API_KEY``
@@ -22,10 +23,16 @@ def open_model(spec: str, *, base_url: str | None = None) -> Model:
 
     :param base_url: another server that speaks the same API. Such a server gets the key of the environment if
         there is one, and is asked without a key otherwise
+    :param text_calls: for a model that cannot call tools: it writes its calls into its text, in this form, and the provider
+        is offered none
     :raises UsageError: when ``spec`` has none of these forms
     :raises StartError: when an SDK or a key is missing; the text says what to install or set
     :raises LoadError: when a script is faulty, with all its faults
     """
+    if text_calls is not None:
+        from handrail.agent.providers.textual import TextualModel
+
+        return TextualModel(open_model(spec, base_url=base_url), text_calls)
     kind, colon, name = spec.partition(":")
     if not colon or not name or kind not in ("openai", "anthropic", "script"):
         raise UsageError(f"{spec!r} is not a model; write openai:NAME, anthropic:NAME or script:FILE")

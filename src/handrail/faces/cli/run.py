@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from handrail.agent.budget import Budget
     from handrail.agent.events import LoopEvent, RunOutcome
+    from handrail.agent.text_calls import TextForm
     from handrail.contract.agent import AgentManifest
     from handrail.contract.session import Session
     from handrail.kernel import Kernel
@@ -51,6 +52,11 @@ MOST_SHOWN = 160
     help="openai:NAME, anthropic:NAME or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
 )
 @click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
+@click.option(
+    "--text-calls",
+    type=click.Choice(("bracket", "xml")),
+    help="For a model without tool calling: it writes its calls into its text, in this form.",
+)
 @click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model. Default: the agent's, or 50.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, all requests together.")
 @click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls.")
@@ -63,6 +69,7 @@ def command(
     fork: str | None,
     model: str | None,
     base_url: str | None,
+    text_calls: TextForm | None,
     max_turns: int | None,
     max_tokens: int | None,
     max_calls: int | None,
@@ -87,7 +94,16 @@ def command(
 
         return Budget.of(manifest.budgets, turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
 
-    return drive(lambda interruption: _run(setting, begin, model, base_url, budget_of, interruption))
+    return drive(lambda interruption: _run(setting, begin, Asked(model, base_url, text_calls), budget_of, interruption))
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which model, and how it is reached; see :func:`handrail.agent.providers.open_model`. Without one, the agent's."""
+
+    model: str | None
+    base_url: str | None
+    text_calls: TextForm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +133,7 @@ async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
 async def _run(
     setting: Setting,
     begin: Begin,
-    spec: str | None,
-    base_url: str | None,
+    asked: Asked,
     budget_of: Callable[[AgentManifest], Budget],
     interruption: Interruption,
 ) -> int:
@@ -129,12 +144,12 @@ async def _run(
     outcome: RunOutcome | None = None
     async with opened(setting) as kernel:
         manifest = kernel.agent
-        spec = spec or manifest.model
+        spec = asked.model or manifest.model
         if spec is None:
             raise click.UsageError(
                 "name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
             )
-        model = open_model(spec, base_url=base_url)
+        model = open_model(spec, base_url=asked.base_url, text_calls=asked.text_calls)
         try:
             session = await _session(setting, kernel, begin)
             view = JsonView() if setting.json else LiveView()
