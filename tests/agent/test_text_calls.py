@@ -132,7 +132,7 @@ _TRICKY = st.sampled_from(
 def test_what_is_written_reads_back_however_it_is_cut_in_pieces(
     form: TextForm, texts: list[str], cuts: set[int]
 ) -> None:
-    arguments = dict(zip(("path", "old", "new"), texts, strict=True))
+    arguments: dict[str, Any] = dict(zip(("path", "old", "new"), texts, strict=True))
     text = f"Before.\n{GRAMMARS[form].written('edit', arguments)}\nAfter."
     ends = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     pieces = [text[a:b] for a, b in pairwise(ends)]

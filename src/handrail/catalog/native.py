@@ -14,6 +14,7 @@ _API = {
     "openai-responses": "the responses API",
     "anthropic": "the messages API",
     "gemini": "the Gemini API",
+    "text": "a model that writes its calls as text",
 }
 
 
