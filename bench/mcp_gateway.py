@@ -72,8 +72,8 @@ def opened(folder: Path, file: Path) -> Any:
 
 
 async def serve_gateway(folder: Path) -> None:
-    from handrail.faces.mcp.house import Serving
-    from handrail.faces.mcp.server import serve
+    from handrail.faces.mcp.reception import serve
+    from handrail.faces.mcp.serving import Serving
 
     async with opened(folder, folder / "config" / "handrail.toml") as kernel:
         await serve(kernel, Serving(discovery="all"))

@@ -31,8 +31,8 @@ async def add(a: int, b: int) -> dict[str, int]:
 
 async def serve(folder: Path) -> None:
     from handrail import Kernel, tool
-    from handrail.faces.mcp.house import Serving
     from handrail.faces.mcp.http import Listening, listen
+    from handrail.faces.mcp.serving import Serving
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     workspace = folder / "workspace"

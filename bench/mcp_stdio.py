@@ -63,7 +63,7 @@ def serve_high_level() -> None:
 
 async def serve_handrail(folder: Path) -> None:
     from handrail import Kernel, tool
-    from handrail.faces.mcp.server import serve
+    from handrail.faces.mcp.reception import serve
 
     ours = tool(id="add", side_effect="read", locks=[])(add)
     (folder / "workspace").mkdir()

@@ -76,7 +76,10 @@ def test_a_simple_call_loads_only_what_every_call_needs(tmp_path: Path) -> None:
         "import handrail.joining.adapters as adapters\nassert adapters._made == {}\n"
         "assert 'handrail.registry.sources.mcp' not in sys.modules\n"
         f"import handrail.upstreams\nhandrail.upstreams.FIRST_LOOK_S = 3600\n{call} '--config', {str(file)!r}, *{place}]) == 0\n"
-        "assert 'handrail.registry.sources.mcp.owner' in sys.modules, 'the server is there'"
+        "assert 'handrail.registry.sources.mcp.owner' in sys.modules, 'the server is there'\n"
+        "before = set(sys.modules)\nimport handrail.faces.mcp.reception\n"
+        "assert not {'mcp', 'mcp_types'} & sys.modules.keys(), 'an MCP client is answered without'\n"
+        "for name in set(sys.modules) - before: del sys.modules[name]"
     )
     assert "handrail.holding" in loaded
     assert not [name for name in COSTLY if name in loaded and name not in ("click", "jsonschema_rs", "sqlite3")]

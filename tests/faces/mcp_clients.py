@@ -18,8 +18,9 @@ from handrail.contract.peer import Ask
 from handrail.contract.result import Blob, Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
-from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.house import House
 from handrail.faces.mcp.server import build
+from handrail.faces.mcp.serving import Serving
 from handrail.holding import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 

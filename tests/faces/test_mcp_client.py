@@ -33,7 +33,7 @@ from handrail.contract.call import Answer
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
 from handrail.faces.mcp.exchange import Exchange, Line
-from handrail.faces.mcp.house import Serving
+from handrail.faces.mcp.serving import Serving
 
 
 @ERAS

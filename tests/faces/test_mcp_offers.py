@@ -32,8 +32,9 @@ from handrail import Kernel
 from handrail.contract.offering import PromptArgument, PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.result import Blob
 from handrail.contract.runtime import Runtime
-from handrail.faces.mcp.house import House, Serving
+from handrail.faces.mcp.house import House
 from handrail.faces.mcp.server import build
+from handrail.faces.mcp.serving import Serving
 
 
 class Shelf:

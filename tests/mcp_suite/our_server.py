@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 
 from handrail import Tool, tool
-from handrail.faces.mcp.house import Serving
 from handrail.faces.mcp.http import Listening, listen
+from handrail.faces.mcp.serving import Serving
 from handrail.holding import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 

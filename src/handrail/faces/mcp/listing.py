@@ -1,96 +1,26 @@
-"""Which tools a client is listed, and what it gets of a result."""
+"""Pages of a listing, and what a client gets of a result."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import json
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
-from handrail.catalog.view import FINDERS, CatalogOptions, view_of
-from handrail.contract.names import FACE_IDS, wire_name
+from handrail.catalog.view import FINDERS
 from handrail.contract.result import Result
-from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 from handrail.contract.shapes import to_content
 from handrail.faces.mcp.offers import placed
+from handrail.faces.mcp.tools import DOOR, PAGE, page_from, promise_of
 
 if TYPE_CHECKING:
     from handrail.contract.spec import ToolSpec
-    from handrail.faces.mcp.house import Discovery
     from handrail.faces.mcp.visit import Visit
     from handrail.kernel import Kernel
-    from handrail.registry.generation import Generation
-
-PAGE = 500
-"""Of whatever is listed, so many at once."""
-(DOOR,) = FACE_IDS
-DOOR_TOOL: Mapping[str, Any] = {
-    "name": DOOR,
-    "description": (
-        "Call a tool that is not listed: what find_tools, tool_search and load_tools gave, with its parameters. It is "
-        "checked like every call."
-    ),
-    "inputSchema": {
-        "type": "object",
-        "properties": {
-            "name": {"type": "string", "description": "The tool's name, as it was given"},
-            "arguments": {"type": "object", "description": "By the tool's own parameters", "default": {}},
-        },
-        "required": ["name"],
-        "additionalProperties": False,
-    },
-    "annotations": {"readOnlyHint": False, "destructiveHint": True, "idempotentHint": False, "openWorldHint": True},
-}
-"""For clients that do not list again."""
-_made: weakref.WeakKeyDictionary[Generation, dict[str, dict[str, Any]]] = weakref.WeakKeyDictionary()
-_promises: weakref.WeakKeyDictionary[Generation, dict[str, Schema | None]] = weakref.WeakKeyDictionary()
-
-
-def specs_of(kernel: Kernel, visit: Visit, discovery: Discovery) -> Sequence[ToolSpec]:
-    """The tools that a client is listed now."""
-    if discovery == "all":
-        return [entry.spec for entry in view_of(kernel.generation, CatalogOptions()).ready.values()]
-    return visit.guest.session.view
-
-
-def as_tool(kernel: Kernel, spec: ToolSpec) -> dict[str, Any]:
-    """The LLM view under its wire name, with the hints that a client may show and the form of what it gives; nothing else of
-    the runtime view."""
-    made = _made.setdefault(kernel.generation, {})
-    known = made.get(spec.id)
-    if known is None:
-        known = made[spec.id] = {
-            "name": wire_name(spec.id),
-            "description": spec.description,
-            "inputSchema": dict(spec.parameters),
-            "annotations": {
-                "readOnlyHint": spec.side_effect == "read",
-                "destructiveHint": spec.side_effect != "read",
-                "idempotentHint": spec.side_effect == "read" or spec.idempotent,
-                "openWorldHint": spec.side_effect == "external",
-            },
-        }
-        if promise_of(kernel, spec) is not None:
-            known["outputSchema"] = dict(spec.output_schema or {})
-    return known
-
-
-def promise_of(kernel: Kernel, spec: ToolSpec) -> Schema | None:
-    """What the structured content of a tool is held to; None where nothing was promised, or nothing that can be."""
-    if spec.output_schema is None:
-        return None
-    made = _promises.setdefault(kernel.generation, {})
-    if spec.id not in made:
-        try:
-            made[spec.id] = compile_schema(spec.output_schema)
-        except InvalidSchema:
-            made[spec.id] = None
-    return made[spec.id]
 
 
 def page_of(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any]:
@@ -98,11 +28,7 @@ def page_of(key: str, items: Sequence[Any], cursor: str | None) -> dict[str, Any
 
     :raises MCPError: for a cursor that was never given
     """
-    start = 0 if cursor is None else _place(cursor)
-    page: dict[str, Any] = {key: list(items[start : start + PAGE])}
-    if start + PAGE < len(items):
-        page["nextCursor"] = base64.urlsafe_b64encode(str(start + PAGE).encode()).decode()
-    return page
+    return page_from(key, items, 0 if cursor is None else _place(cursor))
 
 
 def _place(cursor: str) -> int:

@@ -6,7 +6,7 @@ side by side where their locks allow. A client's cancellation stops the call as 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, cast
 
@@ -14,55 +14,48 @@ import mcp_types as types
 from mcp.server.caching import CACHEABLE_METHODS, CacheHint
 from mcp.server.lowlevel import NotificationOptions, Server
 from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
+from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
-from handrail.catalog.prompt import index_of
-from handrail.catalog.view import view_of
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
 from handrail.faces.mcp.exchange import LEVELS, Exchange, Line, as_request
-from handrail.faces.mcp.house import House, Serving
-from handrail.faces.mcp.listing import (
-    DOOR,
-    DOOR_TOOL,
-    as_tool,
-    page_of,
-    rendered,
-    specs_of,
-    unwrapped,
-    with_schemas,
-)
+from handrail.faces.mcp.greeting import instructions
+from handrail.faces.mcp.house import House
+from handrail.faces.mcp.listing import page_of, rendered, unwrapped, with_schemas
 from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
-from handrail.faces.mcp.stdio import streams
+from handrail.faces.mcp.tools import DOOR, DOOR_TOOL, as_tool, specs_of
 
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
     from mcp.server.models import InitializationOptions
 
+    from handrail.contract.spec import ToolSpec
+    from handrail.faces.mcp.reception import Output
+    from handrail.faces.mcp.serving import Serving
     from handrail.faces.mcp.visit import Visit
     from handrail.kernel import Kernel
 
     Context = ServerRequestContext[dict[str, Any]]
 
-INSTRUCTIONS = (
-    "Every call is checked against its operator's rules before it runs. An error says what was wrong and what to do "
-    "instead; what was denied stays denied. Where a result says that it is the beginning only, the whole is in the file "
-    "that it names."
-)
 NO_SUCH_RESOURCE = -32002
 """What the older era says where the newer one says that parameters are invalid."""
 _GIVE_UP_S = 30.0
 """How much longer a state is good than the call that it names is held."""
 
 
-async def serve(kernel: Kernel, serving: Serving | None = None) -> None:
-    """Serve one client on this process's stdin and stdout until it hangs up. Nothing else may use stdout meanwhile."""
-    house = House(kernel, serving or Serving())
+async def serve_on(kernel: Kernel, serving: Serving, ends: tuple[AsyncIterable[str], Output] | None) -> None:
+    """Serve one client until it hangs up.
+
+    :param ends: the lines that it sends, and what takes those for it; None for this process's stdin and stdout
+    """
+    house = House(kernel, serving)
     try:
         server = build(house)
-        async with streams() as (incoming, outgoing):
+        streams = stdio_server() if ends is None else stdio_server(*cast("Any", ends))
+        async with streams as (incoming, outgoing):
             await server.run(incoming, outgoing, options_of(server))
     finally:
         await house.aclose()
@@ -97,7 +90,7 @@ def build(house: House) -> Server[dict[str, Any]]:
     server = _Server(
         "handrail",
         version=version("handrail"),
-        instructions=_instructions(house.kernel),
+        instructions=instructions(house.kernel),
         get_tool_input_schema=faces.input_schema,
         cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
     )
@@ -106,13 +99,6 @@ def build(house: House) -> Server[dict[str, Any]]:
     security = RequestStateSecurity.ephemeral(ttl=house.serving.hold_s + _GIVE_UP_S)
     server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
     return server
-
-
-def _instructions(kernel: Kernel) -> str:
-    """What there is beside the tools in view, as a model reads it."""
-    options = kernel.config.settings.catalog.options(kernel.agent.core)
-    index = index_of(view_of(kernel.generation, options), options.index_tokens)
-    return "\n\n".join(filter(None, (INSTRUCTIONS, index)))
 
 
 class Doors:
@@ -148,13 +134,14 @@ class Doors:
 
     async def on_list_tools(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:
-            visit.lists("tools", lambda: tuple(specs_of(self._kernel, visit, self._house.serving.discovery)))
-            tools = [
-                as_tool(self._kernel, spec) for spec in specs_of(self._kernel, visit, self._house.serving.discovery)
-            ]
+            visit.lists("tools", lambda: tuple(self._tools(visit)))
+            tools = [as_tool(self._kernel, spec) for spec in self._tools(visit)]
             if self._has_door(Line(context)):
                 tools.append(dict(DOOR_TOOL))
             return page_of("tools", tools, params.cursor)
+
+    def _tools(self, visit: Visit) -> Sequence[ToolSpec]:
+        return specs_of(self._kernel, self._house.serving.discovery, visit.guest.session)
 
     def _has_door(self, line: Line) -> bool:
         """Whether calls may come through a tool of the face's own. A tool of that name comes first."""
@@ -293,7 +280,7 @@ class Doors:
     ) -> types.SubscriptionsListenResult:
         async with self._house.visited(context) as visit:
             line, wanted = _line(context, visit), params.notifications
-            visit.lists("tools", lambda: tuple(specs_of(self._kernel, visit, self._house.serving.discovery)))
+            visit.lists("tools", lambda: tuple(self._tools(visit)))
             visit.lists("prompts", self._prompts)
             visit.lists("resources", lambda: self._resources(visit))
             subscribed: list[str] = []
@@ -404,4 +391,4 @@ def _to_collect(tool_id: str, approval_id: str, result: Result) -> Result:
     return Result(result.type, result.data, text, result.metadata)
 
 
-__all__: Sequence[str] = ("Doors", "build", "options_of", "serve")
+__all__: Sequence[str] = ("Doors", "build", "options_of", "serve_on")

@@ -13,16 +13,11 @@ import re
 import stat
 import sys
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, cast
+from contextlib import asynccontextmanager
 
 import orjson
-from mcp.server.stdio import stdio_server
 
 from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, check_depth
-
-if TYPE_CHECKING:
-    import anyio
 
 MAX_MESSAGE_BYTES = 2 * MAX_ARGUMENT_BYTES
 """Longer messages are dropped while they arrive; a request is answered with an error."""
@@ -38,20 +33,13 @@ _ID_AT_THE_BEGINNING = re.compile(rb"\s*\{\s*(?:" + _OTHERS + rb"\s*,\s*)*" + _I
 _ID_AT_THE_END = re.compile(rb"[\]}\",]\s*,?\s*" + _ID + rb"\s*(?:,\s*" + _OTHERS + rb"\s*)*\}\s*\Z")
 
 
-def streams() -> AbstractAsyncContextManager[tuple[Any, Any]]:
-    """The two streams for ``Server.run``. Until the block ends, stdin is empty and stdout goes to stderr."""
-    if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
-        return stdio_server()
-    return _on_the_loop()
-
-
-def _is_watchable(descriptor: int) -> bool:
-    mode = os.fstat(descriptor).st_mode
-    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
-
-
 @asynccontextmanager
-async def _on_the_loop() -> AsyncGenerator[tuple[Any, Any]]:
+async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
+    """The two ends of a client on stdin and stdout; until the block ends, stdin is empty and stdout goes to stderr. None
+    where the event loop cannot watch them."""
+    if sys.platform == "win32" or not (_is_watchable(0) and _is_watchable(1)):
+        yield None
+        return
     loop = asyncio.get_running_loop()
     sys.stdout.flush()
     wire_in, wire_out = os.dup(0), os.dup(1)
@@ -70,10 +58,7 @@ async def _on_the_loop() -> AsyncGenerator[tuple[Any, Any]]:
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-        async with stdio_server(
-            cast("anyio.AsyncFile[str]", Lines(reader, writer.write)), cast("anyio.AsyncFile[str]", Output(writer))
-        ) as both:
-            yield both
+        yield Lines(reader, writer.write), Output(writer)
     finally:
         for transport in transports:
             transport.close()
@@ -84,6 +69,11 @@ async def _on_the_loop() -> AsyncGenerator[tuple[Any, Any]]:
         os.dup2(wire_out, 1)
         os.close(wire_in)
         os.close(wire_out)
+
+
+def _is_watchable(descriptor: int) -> bool:
+    mode = os.fstat(descriptor).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
 class Lines:
