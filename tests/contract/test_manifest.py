@@ -119,7 +119,7 @@ def test_a_model_is_shown_three_things_of_a_manifest() -> None:
 
 @pytest.mark.proves("K-03")
 def test_every_field_of_the_runtime_view_is_read() -> None:
-    assert set(WHOLE["runtime"]) | {"network", "timeout_argument"} == set(RuntimeView.model_fields)
+    assert set(WHOLE["runtime"]) | {"network", "timeout_argument", "background_argument"} == set(RuntimeView.model_fields)
     spec = read_manifest(WHOLE, "x")
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}
@@ -330,3 +330,17 @@ def test_the_argument_that_shortens_the_time_is_one_of_the_parameters() -> None:
     llm = {"name": "report.make", "description": "Make a report.", "parameters": parameters}
     assert read_manifest({"llm": llm, "runtime": {"timeout_argument": "most_ms"}}, "x").timeout_argument == "most_ms"
     assert "runtime.timeout_argument" in faults({"llm": llm, "runtime": {"timeout_argument": "least_ms"}})
+
+
+@pytest.mark.proves("K-03")
+def test_an_argument_that_asks_for_the_background_is_a_boolean_of_a_direct_tool() -> None:
+    later = {"later": {"type": "boolean"}, "soon": {"type": "integer"}}
+    llm = {**WHOLE["llm"], "parameters": {"type": "object", "properties": later}}
+    assert read_manifest({"llm": llm, "runtime": {"background_argument": "later"}}, "x").background_argument == "later"
+    for runtime in (
+        {"background_argument": "soon"},
+        {"background_argument": "never"},
+        {"background_argument": "later", "mode": "background"},
+    ):
+        assert "runtime.background_argument" in faults({"llm": llm, "runtime": runtime})
+    assert "runtime.locks_background[0]" in faults({"llm": llm, "runtime": {"locks_background": ["file:{path}:X"]}})

@@ -54,6 +54,7 @@ class ToolOptions(TypedDict, total=False):
     timeout_argument: str
     idempotent: bool
     mode: Mode
+    background_argument: str
     concurrency_safe: bool
     promotable: bool
     locks_background: Sequence[str | LockSpec]

@@ -13,12 +13,19 @@ from typing import Any, Literal, Protocol
 from handrail.contract.result import Result
 
 JobState = Literal["pending", "running", "done", "failed", "cancelled", "interrupted"]
-"""One terminal state each; ``interrupted`` when nobody knows how it ended."""
+"""``pending`` until it has its locks, or its session is opened again; one of the last four for good. ``interrupted`` when
+nobody knows how it ended."""
+ENDED_STATES = frozenset[JobState]({"done", "failed", "cancelled", "interrupted"})
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A call that outlives its turn. Times are wall-clock nanoseconds."""
+    """A call that outlives its turn. Times are wall-clock nanoseconds.
+
+    :param about: its arguments, as one short line for people
+    :param attempt: 1, and one more each time it was run again after a restart
+    :param output_bytes: how much there is to read of its output
+    """
 
     id: str
     tool_id: str
@@ -27,32 +34,52 @@ class Job:
     state: JobState
     created_ns: int
     ended_ns: int | None = None
+    about: str = ""
+    attempt: int = 1
+    output_bytes: int = 0
+
+    @property
+    def ended(self) -> bool:
+        return self.state in ENDED_STATES
 
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """A piece of a job's output: ``text``, and the cursor to read on from; ``more`` while it may still grow."""
+    """A piece of a job's output: ``text``, and the cursor (in bytes) to read on from; ``more`` while there is more or it
+    may still grow. ``first`` is the number of the first line, from 0, where lines were asked for."""
 
     text: str
     cursor: int
     more: bool
+    first: int | None = None
 
 
 class Jobs(Protocol):
-    """The jobs of one session."""
+    """Jobs, of one session or of a whole workspace. A job that is not there, or is another session's, is a
+    :class:`~handrail.contract.errors.ToolError` of kind ``invalid_input`` that names those there are."""
 
-    async def list(self) -> Sequence[Job]: ...
+    async def list(self) -> Sequence[Job]:
+        """All that are kept, the oldest first."""
+        ...
+
+    async def get(self, job_id: str) -> Job: ...
 
     async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
-        """:raises ToolError: ``invalid_input`` for a job that is not this session's"""
+        """What it has written from a cursor on."""
+        ...
+
+    async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+        """What it has written, by lines: ``count`` of them from line ``offset`` on, which counts from the end where it is
+        below 0."""
         ...
 
     async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
-        """Its result, or None when it has none in time. A wait never stops the job."""
+        """Its result as a model may see it, or None when it has none in time. A wait never stops the job."""
         ...
 
     async def stop(self, job_id: str) -> Job:
-        """Its state afterwards; one that had ended stays as it was."""
+        """Stop it and wait until it has ended, or for as long as it may take to. Gives its state afterwards; one that had
+        ended stays as it was."""
         ...
 
 

@@ -13,8 +13,9 @@ EventKind = Literal[
     "approved",
     "parked",  # nobody is there to ask now: it goes on when its session is taken up again
     "waiting",  # for locks
+    "detached",  # it was answered with a job, under job, and goes on in the background
     "started",
-    "progress",
+    "progress",  # message, fraction; or a piece of what it gives so far, under output
     "log",  # a message of the tool's: level, data, logger
     "finished",
     "offers-changed",  # of the session, no call's: which tools, resources or prompts there are, or are in view

@@ -103,6 +103,7 @@ class RuntimeView(_View):
     version: str = ""
     config: dict[str, ConfigView] = Field(default_factory=dict[str, ConfigView])
     mode: Mode = "direct"
+    background_argument: str | None = None
     concurrency_safe: bool = True
     promotable: bool = False
     cancellable: Literal["cooperative", "process"] = "cooperative"

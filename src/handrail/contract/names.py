@@ -30,7 +30,7 @@ FACE_IDS = ("call_tool",)
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
     "info",
-    *("scratchpad", "scratchpad.*", "wait", "job_status", "list_jobs", "cancel_job", "jobs.*"),
+    *("scratchpad", "scratchpad.*", "jobs", "read_job", "wait", "stop_task"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
 OFFER_IDS = (

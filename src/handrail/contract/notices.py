@@ -56,3 +56,14 @@ class Notices(Protocol):
     def expected(self) -> int:
         """How many jobs of this session still run that will leave one."""
         ...
+
+
+class NoticeBox(Notices, Protocol):
+    """The same, as those see it who have something to tell."""
+
+    async def post(self, notice: Notice) -> None:
+        """Durable on return. One whose id is known changes nothing, also where that was taken long ago.
+
+        :raises LogUnavailable: when it cannot be made durable
+        """
+        ...

@@ -32,6 +32,8 @@ _CHOICES = {
     "kind": Kind,
     "guidance_bucket": Bucket,
 }
+_WAITS_FOR = {"ask": "people", "jobs": "jobs"}
+"""Capabilities by which a tool waits for what may itself have to wait for locks."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
@@ -101,6 +103,8 @@ class ToolSpec:
     """The argument, in milliseconds, by which a caller may ask for less time than ``timeout_ms``."""
     idempotent: bool = False
     mode: Mode = "direct"
+    background_argument: str | None = None
+    """The boolean argument by which a caller asks for the call to run in the background."""
     concurrency_safe: bool = True
     promotable: bool = False
     locks_background: tuple[LockSpec, ...] = ()
@@ -141,6 +145,12 @@ class ToolSpec:
             locks: tuple[LockSpec, ...] = (LockSpec("workspace", "S" if self.side_effect == "read" else "X"),)
         else:
             locks = self.locks
+        return locks if self.concurrency_safe else (*locks, LockSpec("serial", "X"))
+
+    @property
+    def background_locks(self) -> tuple[LockSpec, ...]:
+        """What a call in the background takes instead of :attr:`effective_locks`."""
+        locks = self.locks_background
         return locks if self.concurrency_safe else (*locks, LockSpec("serial", "X"))
 
     @property
@@ -241,12 +251,20 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         if getattr(spec, name) not in get_args(choices):
             found.append((f"runtime.{name}", f"is {getattr(spec, name)!r}; expected {', '.join(get_args(choices))}"))
     known = properties_of(spec.parameters)
-    for index, lock in enumerate(spec.locks or ()):
-        for name in lock.arguments:
-            if name not in known:
-                found.append(
-                    (f"runtime.locks[{index}]", f"{lock} names the argument {name!r}, which the parameters do not have")
+    for field_name in ("locks", "locks_background"):
+        for index, lock in enumerate(getattr(spec, field_name) or ()):
+            found += [
+                (
+                    f"runtime.{field_name}[{index}]",
+                    f"{lock} names the argument {name!r}, which the parameters do not have",
                 )
+                for name in lock.arguments
+                if name not in known
+            ]
+    if (argument := spec.background_argument) is not None and known.get(argument, {}).get("type") != "boolean":
+        found.append(("runtime.background_argument", f"{argument!r} is not one of the parameters that are a boolean"))
+    if argument is not None and spec.mode != "direct":
+        found.append(("runtime.background_argument", f"its mode is {spec.mode!r} anyway; drop one of the two"))
     for capability, template in spec.targets.items():
         if capability not in CAPABILITIES:
             found.append((f"runtime.targets.{capability}", f"is not a capability; there are {', '.join(CAPABILITIES)}"))
@@ -268,8 +286,9 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.manual_first", "there is no manual to read first; write it under documentation"))
     if spec.max_output <= 0:
         found.append(("runtime.max_output", f"is {spec.max_output}; expected a positive number of bytes"))
-    if "ask" in spec.requires.capabilities and spec.effective_locks:
-        found.append(("runtime.locks", "a tool that waits for people may hold no locks; declare locks: []"))
+    for capability, what in _WAITS_FOR.items():
+        if capability in spec.requires.capabilities and spec.effective_locks:
+            found.append(("runtime.locks", f"a tool that waits for {what} may hold no locks; declare locks: []"))
     return found
 
 

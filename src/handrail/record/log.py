@@ -39,6 +39,7 @@ Kind = Literal[
     "approval-responded",
     "resumed",  # a call that waited for a person when its process ended goes on, under its own id
     "authorised",
+    "detached",  # it was answered with a job, and goes on in the background: what its proposer was told
     "intended",
     "committed",
     "interrupted",
