@@ -22,6 +22,7 @@ from handrail.contract.requires import ShellRequires
 WHOLE = b"""
 id = "reviewer"
 description = "Reads a change and comments on it."
+role = "subagent"
 prompt = "Comment; change nothing."
 model = "openai:gpt-5"
 tools = ["read", "grep", "git.*"]
@@ -47,6 +48,13 @@ turns = 20
 tokens = 100_000
 seconds = 90
 calls = 40
+shared = false
+
+[delegable]
+fs.write = ["reviews/**"]
+secrets = ["notes_key"]
+presence = true
+agents = ["writer*"]
 
 [aliases]
 "choir.fs.read" = "read"
@@ -73,9 +81,38 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     assert agent.requires.shell == (ShellRequires(cmd="git", args=("log",)),)
     assert agent.requires.tools["bash"].net.hosts == ("pypi.org",)
     assert agent.roots == (AgentRoot(path="~/specs"), AgentRoot(path="/srv/notes", access="write"))
-    assert agent.budgets.model_dump() == {"turns": 20, "tokens": 100_000, "seconds": 90.0, "calls": 40}
+    assert agent.budgets.model_dump() == {"turns": 20, "tokens": 100_000, "seconds": 90.0, "calls": 40, "shared": False}
     assert agent.aliases == {"choir.fs.read": "read"}
     assert agent.core == ("read",)
+    assert (agent.role, agent.delegable.fs.read, agent.delegable.fs.write) == ("subagent", None, ("reviews/**",))
+    assert (agent.delegable.secrets, agent.delegable.presence) == (("notes_key",), True)
+
+
+def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_it_over() -> None:
+    default, writer = AgentManifest(), parsed('id = "writer"\nrole = "all"', "writer").manifest
+    assert default.effective_role == "all"
+    assert not parsed('id = "reviewer"').manifest.takes_work_of(default)  # its rules are in nobody's reach unsaid
+    assert writer.takes_work_of(default)
+    reviewer = parsed(WHOLE).manifest
+    assert writer.takes_work_of(reviewer)
+    assert not default.takes_work_of(reviewer)
+
+
+def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:
+    found = problems(
+        """
+        id = "reviewer"
+        role = "subagnt"
+        [delegable]
+        fs.read = ["{worspace}"]
+        capabilities = ["fly"]
+        agents = ["a b"]
+        presense = true
+        """
+    )
+    assert set(found) == {
+        *("role", "delegable.fs.read[0]", "delegable.capabilities[0]", "delegable.agents[0]", "delegable.presense"),
+    }
 
 
 def test_an_agent_of_which_nothing_is_said_has_every_tool_and_nothing_else() -> None:

@@ -35,15 +35,15 @@ def put(handrail: Program, agent: str, text: str) -> None:
 def test_agents_are_listed_with_what_they_have_and_all_that_is_wrong(
     handrail: Program, here: Here, config: str
 ) -> None:
-    put(handrail, "reviewer", 'description = "Reads.\\nAnd more."\ntools = ["read", "grep"]')
+    put(handrail, "reviewer", 'description = "Reads.\\nAnd more."\nrole = "subagent"\ntools = ["read", "grep"]')
     put(handrail, "broken", 'tools = ["raed"]\nrules = ["deny bahs"]\npromt = "x"')
     listed = here("agents", "--config", config)
     assert listed.code == 0
     first, second, *faults, last = listed.out.splitlines()
     assert first.split()[0] == "default"
-    assert second.split()[:3] == ["broken", "faulty", "(3"]
+    assert second.split()[:4] == ["broken", "primary", "faulty", "(3"]
     assert [line.split(": ")[1] for line in faults] == ["promt", "tools[0]", "rules[0]"]
-    assert last.split() == ["reviewer", "2", "tools", "Reads."]
+    assert last.split() == ["reviewer", "subagent", "2", "tools", "Reads."]
 
 
 def test_agents_are_listed_as_json_with_their_manifests(handrail: Program, here: Here, config: str) -> None:

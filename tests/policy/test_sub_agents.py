@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from handrail.contract.agent import AgentManifest, Delegable, DelegableFs, DelegableNet
 from handrail.contract.requires import (
     Capability,
     CapabilitySet,
@@ -19,7 +20,8 @@ from handrail.contract.requires import (
     union,
 )
 from handrail.contract.spec import ToolSpec
-from handrail.policy.capabilities import call_set, passed_on, sub_agent_set
+from handrail.policy.authority import Authority
+from handrail.policy.capabilities import call_set
 
 VARIABLES = Variables(workspace=("/ws", "/further"), ad_hoc=("/out",))
 _PATHS = st.lists(
@@ -40,10 +42,6 @@ def _layer(requires: Requires) -> Layer:
     return expand(requires, VARIABLES, "layer")
 
 
-def _set(layers: list[Layer]) -> CapabilitySet:
-    return CapabilitySet(tuple(layers))
-
-
 _REQUIRES = st.builds(
     _requires,
     _PATHS,
@@ -53,7 +51,12 @@ _REQUIRES = st.builds(
     st.lists(st.sampled_from(["ask", "state", "call", "vcs.config"]), max_size=3, unique=True),
 )
 _LAYERS = st.builds(_layer, _REQUIRES)
-_SETS = st.builds(_set, st.lists(_LAYERS, max_size=3))
+_EVERYTHING = Requires(
+    fs=FsRequires(read=("/**", "/"), write=("/**", "/")),
+    net=NetRequires(hosts=("*", "*:*")),
+    shell=(ShellRequires(cmd="*"),),
+    capabilities=("ask", "state", "call", "vcs.config"),
+)
 TOUCHES: list[tuple[Capability, str | tuple[str, ...]]] = [
     ("fs.read", "/ws/src/a.py"),
     ("fs.read", "/further/x"),
@@ -69,38 +72,75 @@ TOUCHES: list[tuple[Capability, str | tuple[str, ...]]] = [
 ]
 
 
+def _optional(patterns: list[str]) -> st.SearchStrategy[tuple[str, ...] | None]:
+    return st.none() | st.lists(st.sampled_from(patterns), max_size=2).map(tuple)
+
+
+_DELEGABLE = st.builds(
+    Delegable,
+    fs=st.builds(DelegableFs, read=_optional(["{workspace}", "src", "/etc"]), write=_optional(["src", "**"])),
+    net=st.builds(DelegableNet, hosts=_optional(["*", "api.example.org"])),
+    shell=st.none() | st.just((ShellRequires(cmd="git"),)),
+    capabilities=_optional(["ask", "state"]),
+    presence=st.booleans(),
+)
+
+
+def _named(delegable: Delegable) -> CapabilitySet:
+    return CapabilitySet((expand(delegable.as_requires(), VARIABLES, "named"),))
+
+
 @pytest.mark.proves("P-12")
-@given(_SETS, _LAYERS, st.none() | _LAYERS, st.booleans())
-def test_a_sub_agent_has_what_its_parent_its_manifest_and_the_host_all_allow(
-    parent: CapabilitySet, declared: Layer, ceiling: Layer | None, presence: bool
+@given(_LAYERS, _DELEGABLE, _LAYERS, st.none() | _LAYERS)
+def test_a_sub_agent_has_what_its_parent_passes_on_its_manifest_and_the_host_all_allow(
+    parent: Layer, delegable: Delegable, declared: Layer, ceiling: Layer | None
 ) -> None:
-    child = sub_agent_set(parent, declared, ceiling, presence=presence)
-    bounds = [CapabilitySet((declared,)), *([] if ceiling is None else [CapabilitySet((ceiling,))])]
+    manifest = AgentManifest(id="parent", delegable=delegable)
+    handed = Authority(VARIABLES, parent, ceiling=ceiling).passes_on(manifest)
+    child = call_set(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, declared, ceiling, handed)
+    bounds = [parent, declared, *([] if ceiling is None else [ceiling])]
+    said: dict[Capability, bool] = {
+        "fs.read": delegable.fs.read is not None,
+        "fs.write": delegable.fs.write is not None,
+        "net.fetch": delegable.net.hosts is not None,
+        "shell.run": delegable.shell is not None,
+    }
     for capability, target in TOUCHES:
-        every = parent.allows(capability, target) and all(bound.allows(capability, target) for bound in bounds)
-        assert child.allows(capability, target) is every
+        every = all(CapabilitySet((bound,)).allows(capability, target) for bound in bounds)
+        cut = said[capability] and not _named(delegable).allows(capability, target)
+        assert child.allows(capability, target) is (every and not cut)
     for name in ("ask", "state", "call", "vcs.config"):
-        every = parent.has(name) and all(bound.has(name) for bound in bounds)
-        assert child.has(name) is (every and (presence or name != "ask"))
-    assert not CapabilitySet().allows("fs.read", "/ws/a")
+        every = all(CapabilitySet((bound,)).has(name) for bound in bounds)
+        cut = delegable.capabilities is not None and name not in delegable.capabilities
+        assert child.has(name) is (every and not cut and (delegable.presence or name != "ask"))
 
 
 @pytest.mark.proves("P-12")
-@given(_SETS, _LAYERS, _LAYERS, _REQUIRES)
+@given(_LAYERS, _DELEGABLE, _LAYERS, _DELEGABLE, _LAYERS, _REQUIRES)
 def test_neither_do_its_calls_nor_those_of_agents_below_it(
-    parent: CapabilitySet, child: Layer, grandchild: Layer, tool: Requires
+    parent: Layer, by_parent: Delegable, child: Layer, by_child: Delegable, grandchild: Layer, tool: Requires
 ) -> None:
-    first = sub_agent_set(parent, child)
-    second = sub_agent_set(first, grandchild)
+    top = Authority(VARIABLES, parent)
+    first = top.passes_on(AgentManifest(id="a", delegable=by_parent))
+    middle = Authority(VARIABLES, child).within(first)
+    second = middle.passes_on(AgentManifest(id="b", delegable=by_child))
     call = call_set(ToolSpec("t", "Do.", requires=tool), VARIABLES, grandchild, None, second)
     for capability, target in TOUCHES:
         if call.allows(capability, target):
             assert second.allows(capability, target)
         if second.allows(capability, target):
             assert first.allows(capability, target)
+            assert CapabilitySet((child,)).allows(capability, target)
         if first.allows(capability, target):
-            assert parent.allows(capability, target)
-    assert not passed_on(parent).has("ask")
+            assert CapabilitySet((parent,)).allows(capability, target)
+    assert not top.passes_on(AgentManifest(id="a")).has("ask")
+
+
+def test_a_parent_without_anything_passes_nothing_on() -> None:
+    nothing = Authority(VARIABLES, _layer(_EVERYTHING)).within(CapabilitySet())
+    assert nothing.passes_on(AgentManifest(id="a")) == CapabilitySet()
+    call = call_set(ToolSpec("t", "Do.", requires=_EVERYTHING), VARIABLES, _layer(_EVERYTHING), None, CapabilitySet())
+    assert not any(call.allows(capability, target) for capability, target in TOUCHES)
 
 
 @pytest.mark.proves("K-10")

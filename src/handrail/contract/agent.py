@@ -21,13 +21,15 @@ from handrail.contract.modes import Mode
 from handrail.contract.names import LOCKED_IDS, fault_in_id
 from handrail.contract.native import faults_in_native, native_id
 from handrail.contract.patterns import fault_in_pattern, text_regex
-from handrail.contract.requires import NetRequires, Requires
+from handrail.contract.requires import FsRequires, NetRequires, Requires, ShellRequires
 from handrail.contract.rule_texts import GivenRule
 from handrail.contract.schema import path_text
 
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
 """The agent that there is without a manifest."""
+Role = Literal["primary", "subagent", "all"]
+"""Who begins an agent's sessions: people and programs, other agents, or both."""
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 _TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
@@ -68,12 +70,52 @@ class AgentBudgets(_Table):
     :param tokens: input and output of all requests together
     :param seconds: wall time, waiting for people included
     :param calls: proposed calls
+    :param shared: as a sub-agent, it uses what is left of its parent's as well
     """
 
     turns: Annotated[int, Field(gt=0)] | None = None
     tokens: Annotated[int, Field(gt=0)] | None = None
     seconds: Annotated[float, Field(gt=0)] | None = None
     calls: Annotated[int, Field(gt=0)] | None = None
+    shared: bool = True
+
+
+class DelegableFs(_Table):
+    """Path patterns that sub-agents may have at most; None: as the agent itself."""
+
+    read: tuple[str, ...] | None = None
+    write: tuple[str, ...] | None = None
+
+
+class DelegableNet(_Table):
+    """Hosts likewise."""
+
+    hosts: tuple[str, ...] | None = None
+
+
+class Delegable(_Table):
+    """``[delegable]``: what an agent may pass on to the agents it hands work to. What is left out is all that it has itself,
+    except for secrets and the way to its people: these are passed on by name only."""
+
+    fs: DelegableFs = DelegableFs()
+    net: DelegableNet = DelegableNet()
+    shell: tuple[ShellRequires, ...] | None = None
+    capabilities: tuple[str, ...] | None = None
+    secrets: tuple[str, ...] = ()
+    """By name: those that its sub-agents' tools may be given, as far as they declare them."""
+    presence: bool = False
+    """Its sub-agents may ask its people."""
+    agents: tuple[str, ...] = ("*",)
+    """Patterns of agents' ids: whom it may hand work to, of those that take any."""
+
+    def as_requires(self) -> Requires:
+        """What it names; where it says nothing, nothing."""
+        return Requires(
+            fs=FsRequires(read=self.fs.read or (), write=self.fs.write or ()),
+            net=NetRequires(hosts=self.net.hosts or ()),
+            shell=self.shell or (),
+            capabilities=self.capabilities or (),
+        )
 
 
 class AgentManifest(_Table):
@@ -97,6 +139,9 @@ class AgentManifest(_Table):
     rules: tuple[GivenRule, ...] = ()
     """Of the scope *manifest*, as ``ACTION PERMISSION [PATTERN]`` or with examples: a deny among them is final."""
     roots: tuple[AgentRoot, ...] = ()
+    role: Role | None = None
+    """None: ``primary``, so that no agent's rights are within another one's reach unsaid; ``all`` for the default agent."""
+    delegable: Delegable = Delegable()
     budgets: AgentBudgets = AgentBudgets()
     aliases: dict[str, str] = Field(default_factory=dict[str, str])
     """Alias to id."""
@@ -109,6 +154,16 @@ class AgentManifest(_Table):
         if any(tool_matches(pattern, tool_id) for pattern in self.tools):
             return True
         return bool(self.native) and any(native_id(name) == tool_id for name in self.native)
+
+    @property
+    def effective_role(self) -> Role:
+        return self.role or ("all" if self.id == DEFAULT_AGENT else "primary")
+
+    def takes_work_of(self, other: AgentManifest) -> bool:
+        """Whether ``other`` may hand work to this agent."""
+        if self.effective_role == "primary":
+            return False
+        return any(tool_matches(pattern, self.id) for pattern in other.delegable.agents)
 
     def as_data(self) -> dict[str, Any]:
         """The manifest as JSON-able data, for watchdogs and listings."""
@@ -248,9 +303,12 @@ def _faults_beyond_form(agent: AgentManifest, expected_id: str) -> Iterator[tupl
     for tool_id, addition in agent.requires.tools.items():
         for place, problem in Requires(net=addition.net).faults():
             yield f"{path_text(('requires', 'tools', tool_id))}.{place.removeprefix('requires.')}", problem
-    for index, pattern in enumerate(agent.tools):
-        if problem := _fault_in_tool_pattern(pattern):
-            yield f"tools[{index}]", problem
+    for place, problem in agent.delegable.as_requires().faults():
+        yield place.replace("requires.", "delegable.", 1), problem
+    for place, patterns in (("tools", agent.tools), ("delegable.agents", agent.delegable.agents)):
+        for index, pattern in enumerate(patterns):
+            if problem := _fault_in_tool_pattern(pattern):
+                yield f"{place}[{index}]", problem
     for index, root in enumerate(agent.roots):
         if problem := _fault_in_root(root.path):
             yield f"roots[{index}].path", problem

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.contract.agent import AgentManifest
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Variables
 from handrail.contract.spec import ToolSpec
-from handrail.policy.capabilities import call_set, refusal
+from handrail.policy.capabilities import call_set, passed_on, refusal
 from handrail.policy.matching import PathSubject, Ranked
 from handrail.policy.programs import concern
 from handrail.policy.questions import Prepared, mandatory
@@ -32,7 +33,11 @@ class Authority:
     :param watchdogs: asked in this order, each only to narrow
     :param ceiling: the host's bound, where its operator set one
     :param agent: the agent as watchdogs see it (its manifest as data)
+    :param handed: for a sub-agent, what its parent passes on to it: no call of it has more
     """
+
+    of: Authority | None = None
+    """The agent's own, where this is for one of its sessions: what the agent has is what it has there."""
 
     def __init__(
         self,
@@ -42,6 +47,7 @@ class Authority:
         *,
         ceiling: Layer | None = None,
         agent: Mapping[str, Any] | None = None,
+        handed: CapabilitySet | None = None,
     ) -> None:
         self.variables = variables
         self.agent_layer = agent_layer
@@ -49,8 +55,35 @@ class Authority:
         self._watching: dict[int, tuple[ToolSpec, tuple[Watchdog, ...], tuple[Watchdog, ...]]] = {}
         self.ceiling = ceiling
         self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
+        self.handed = handed
         # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
         self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
+
+    def within(self, handed: CapabilitySet) -> Authority:
+        """The same for a session that another agent began, which passes this on to it."""
+        narrower = Authority(
+            self.variables, self.agent_layer, self.watchdogs, ceiling=self.ceiling, agent=self.agent, handed=handed
+        )
+        narrower.of = self.of or self
+        return narrower
+
+    def passes_on(self, manifest: AgentManifest) -> CapabilitySet:
+        """What its agent may hand to a sub-agent now.
+
+        :param manifest: the agent's
+        """
+        has = CapabilitySet(((self.of or self).agent_layer,))
+        if self.ceiling is not None:
+            has = has.narrowed(self.ceiling)
+        if self.handed is not None:
+            has = has.narrowed(*self.handed.layers) if self.handed.layers else CapabilitySet()
+        return passed_on(manifest.id, manifest.delegable, has, self.variables)
+
+    def renew(self, agent_layer: Layer) -> None:
+        """There are other tools: the agent has something else, and what was prepared for the tools before is let go."""
+        self.agent_layer = agent_layer
+        self._prepared.clear()
+        self._watching.clear()
 
     def judge(
         self,
@@ -137,7 +170,8 @@ class Authority:
         found = self._prepared.get(key)
         if found is not None:
             return found[0]
-        capabilities = call_set(spec, self.variables, self.agent_layer, self.ceiling, parent)
+        agent = self.agent_layer if self.of is None else self.of.agent_layer
+        capabilities = call_set(spec, self.variables, agent, self.ceiling, self.handed if parent is None else parent)
         prepared = Prepared(spec, rules, capabilities, origin)
         if len(self._prepared) >= _MOST_PREPARED:
             self._prepared.clear()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
 
+from handrail.contract.agent import Delegable
 from handrail.contract.requires import Capability, CapabilitySet, Layer, Requires, Variables, expand, union
 from handrail.contract.spec import ToolSpec
 
@@ -50,29 +50,36 @@ def call_set(
     return own.narrowed(*parent.layers) if parent.layers else CapabilitySet()
 
 
-PRESENCE = frozenset({"ask"})
+PRESENCE = frozenset({"ask", "elicit"})
 """Named capabilities by which a call reaches the people of a session."""
 
 
-def passed_on(parent: CapabilitySet, *, presence: bool = False) -> CapabilitySet:
-    """What a call may hand to the agents and calls below it: all that it has, except the way to its people.
+def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: Variables) -> CapabilitySet:
+    """What an agent may hand to the agents below it: what it has, cut to what its manifest lets it pass on.
 
-    :param presence: hand that on, too
+    What a sub-agent has is what this, the host's ceiling, and what it declares itself agree on. Secrets are no part of a
+    set: they go to the tools that declare them, never along with one.
+
+    :param has: all that bounds the agent itself: what it and its tools require, the ceiling, what it was handed
+    :param variables: the agent's own
     """
-    if presence:
-        return parent
-    return CapabilitySet(tuple(replace(layer, capabilities=layer.capabilities - PRESENCE) for layer in parent.layers))
-
-
-def sub_agent_set(
-    parent: CapabilitySet, declared: Layer, ceiling: Layer | None = None, *, presence: bool = False
-) -> CapabilitySet:
-    """What an agent has that another one starts: the host's ceiling, what its parent may pass on, and what it declares
-    itself must all agree. Secrets are no part of a set: they go to the tools that declare them, never along with one."""
-    handed = passed_on(parent, presence=presence)
-    if not handed.layers:
+    if not has.layers:
         return CapabilitySet()
-    return handed.narrowed(declared) if ceiling is None else handed.narrowed(declared, ceiling)
+    owner = f"what agent {agent} passes on"
+    named = expand(delegable.as_requires(), variables, owner)
+    own = has.layers[0]
+    kept = own.capabilities if delegable.capabilities is None else named.capabilities
+    if not delegable.presence:
+        kept -= PRESENCE
+    cut = Layer(
+        owner,
+        fs_read=own.fs_read if delegable.fs.read is None else named.fs_read,
+        fs_write=own.fs_write if delegable.fs.write is None else named.fs_write,
+        hosts=own.hosts if delegable.net.hosts is None else named.hosts,
+        shell=own.shell if delegable.shell is None else named.shell,
+        capabilities=kept,
+    )
+    return has.narrowed(cut)
 
 
 def refusal(capabilities: CapabilitySet, layer: Layer, capability: Capability, shown: str) -> str:

@@ -39,7 +39,7 @@ def command(setting: Setting) -> int:
     return OUTPUT
 
 
-def _row(agent: Surveyed) -> tuple[str, str, str]:
+def _row(agent: Surveyed) -> tuple[str, str, str, str]:
     checked = agent.appointed.checked
     count = len(agent.faults)
     if count:
@@ -47,7 +47,7 @@ def _row(agent: Surveyed) -> tuple[str, str, str]:
     else:
         state = f"{agent.tools} tool{'' if agent.tools == 1 else 's'}"
     about = checked.manifest.description.strip().split("\n")[0]
-    return checked.manifest.id, state, about or checked.source or "without a manifest"
+    return checked.manifest.id, checked.manifest.effective_role, state, about or checked.source or "without a manifest"
 
 
 def _whole(agent: Surveyed) -> dict[str, object]:
@@ -57,6 +57,7 @@ def _whole(agent: Surveyed) -> dict[str, object]:
         "id": checked.manifest.id,
         "source": checked.source or None,
         "tools": agent.tools,
+        "role": checked.manifest.effective_role,
         "faults": faults,
         "manifest": checked.manifest.as_data(),
     }
