@@ -106,6 +106,25 @@ def test_what_only_the_kernel_sees_may_change_and_an_order_of_keys_too(pins: Sto
 
 
 @pytest.mark.proves("R-12")
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ({"a": 1, "b": 2}, {"b": 2, "a": 1}, True),
+        ({"a": 1}, {"a": True}, False),
+        ({"a": 1}, {"a": 1.0}, False),
+        ({"a": None}, {}, False),
+        ({"a": "\ud800"}, {"a": "\ud800"}, True),
+        ({"a": "\ud800"}, {"a": "\ud801"}, False),
+        ({"a": 2**70}, {"a": 2**70 + 1}, False),
+    ],
+)
+def test_two_definitions_are_the_same_where_their_hashes_are(
+    one: dict[str, Any], other: dict[str, Any], same: bool
+) -> None:
+    here, there = Definition("t", "x", one), Definition("t", "x", other)
+    assert here.is_as(there) == (here.hash == there.hash) == same
+
+
 def test_an_approval_is_for_one_source_and_can_be_taken_back(pins: StoredPins) -> None:
     one, other = ForeignSource("one", [Simple("t")]), ForeignSource("other", [Simple("t")])
     approve(pins, one)

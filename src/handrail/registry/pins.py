@@ -16,6 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
+import orjson
+
 from handrail.contract.spec import ToolSpec
 from handrail.store import pins as stored
 
@@ -36,6 +38,14 @@ class Definition:
     def hash(self) -> str:
         """SHA-256 of its canonical JSON, in hexadecimal."""
         return hashlib.sha256(_canonical(self.as_data()).encode("utf-8", "surrogatepass")).hexdigest()
+
+    def is_as(self, other: Definition) -> bool:
+        """Whether both have the same :attr:`hash`."""
+        try:
+            one, two = (orjson.dumps(each.as_data(), option=orjson.OPT_SORT_KEYS) for each in (self, other))
+        except orjson.JSONEncodeError:  # such as half of a surrogate pair, which there is a hash of
+            return self.hash == other.hash
+        return one == two
 
     def as_data(self) -> dict[str, Any]:
         return {"id": self.id, "description": self.description, "parameters": dict(self.parameters)}
@@ -154,7 +164,7 @@ class Review:
 def review(spec: ToolSpec, approved: Mapping[str, Definition]) -> Review | None:
     """What a person has to look at before a foreign tool is on; None where it is as it was approved."""
     now, before = Definition.of(spec), approved.get(spec.id)
-    return None if before is not None and before.hash == now.hash else Review(now, before)
+    return None if before is not None and before.is_as(now) else Review(now, before)
 
 
 def reviews(source: str, specs: Iterable[ToolSpec], pins: Pins) -> dict[str, Review]:
