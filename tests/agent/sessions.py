@@ -31,6 +31,7 @@ def _echo(call: ProposedCall, arguments: dict[str, Any]) -> Result:
 class RecordingTurn:
     def __init__(self, session: RecordingSession) -> None:
         self._session = session
+        self._mine: list[ProposedCall] = []
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -48,8 +49,12 @@ class RecordingTurn:
     def native(self) -> Sequence[NativeOffer]:
         return self._session.native
 
-    async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        return await self._session.answer(list(calls))
+    def submit(self, call: ProposedCall) -> asyncio.Task[Answer]:
+        self._mine.append(call)
+        if len(self._mine) == 1:
+            self._session.proposed.append(self._mine)
+        call_id = f"s1/{self.number}.{len(self._mine) - 1}"
+        return asyncio.get_running_loop().create_task(self._session.answer(call, call_id))
 
 
 class RecordingSession:
@@ -105,11 +110,10 @@ class RecordingSession:
         result = self.recorded.get(call_id) or Result.error("interrupted", "nobody knows")
         return Answer(call_id, "echo", result, result)
 
-    async def answer(self, calls: list[ProposedCall]) -> list[Answer]:
-        self.proposed.append(calls)
+    async def answer(self, call: ProposedCall, call_id: str) -> Answer:
         self.started.set()
         await self.release.wait()
-        return [self._one(call, f"s1/{len(self.proposed)}.{n}") for n, call in enumerate(calls)]
+        return self._one(call, call_id)
 
     def _one(self, call: ProposedCall, call_id: str) -> Answer:
         if call.fault is not None:

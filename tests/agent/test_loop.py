@@ -289,7 +289,7 @@ async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
     assert isinstance(events[-1], RunFinished) and isinstance(events[-2], BudgetSpent)
     assert events[-1].outcome.budget == "seconds"
     assert model.open_streams == 0
-    assert session.ran == [] and [call.fault_kind for call in session.calls] == ["limit"]
+    assert len(session.ran) == 1, "its block was closed"
     assert isinstance(agent.messages[-1], ResultsMessage)
 
 
@@ -323,8 +323,10 @@ async def test_a_stop_while_the_model_speaks_closes_the_stream_and_answers_what_
     outcome = await run
     assert (outcome.status, outcome.detail) == ("cancelled", "the user stopped the run")
     assert model.open_streams == 0
-    assert session.ran == [] and [call.fault_kind for call in session.calls] == ["cancelled", "invalid_input"]
-    assert isinstance(agent.messages[-1], ResultsMessage)
+    assert [call.name for call in session.ran] == ["echo"], "the other's block was never closed"
+    assert [call.fault_kind for call in session.calls if call.fault] == ["invalid_input"]
+    results = agent.messages[-1]
+    assert isinstance(results, ResultsMessage) and "the user stopped the run" in results.results[1].text
 
 
 async def test_a_stop_while_calls_run_stops_them_and_keeps_their_answers() -> None:
@@ -382,15 +384,18 @@ async def test_a_watcher_that_leaves_in_the_middle_of_a_reply_leaves_no_stream_o
     assert (await agent.complete("again")).ok
 
 
-async def test_a_watcher_that_leaves_before_calls_start_starts_none() -> None:
-    session = RecordingSession()
-    agent = Agent(session, PlayedModel(call_reply(("mail.send", {}))))
+async def test_a_watcher_that_leaves_when_a_call_has_started_has_it_stopped_and_answered() -> None:
+    session, pause = RecordingSession(), Pause()
+    session.hold()
+    agent = Agent(session, PlayedModel([*call_reply(("mail.send", {}))[:-1], CallOpened(1, "b", "echo"), pause]))
     async with aclosing(agent.run("go")) as events:
         async for event in events:
             if isinstance(event, CallProposed):
                 break
-    assert session.calls == []
-    assert agent.messages == (UserMessage("go"),)
+    assert session.cancelled == ["user"] and len(session.calls) == 1
+    _, said, results = agent.messages
+    assert isinstance(said, AssistantMessage) and [call.name for call in said.calls] == ["mail__send"]
+    assert isinstance(results, ResultsMessage) and '"error_kind":"cancelled"' in results.results[0].text
 
 
 async def test_one_agent_runs_one_task_at_a_time() -> None:

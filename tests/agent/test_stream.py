@@ -61,7 +61,7 @@ def test_a_call_is_whole_when_its_block_closes_and_not_when_its_json_parses() ->
     assert assembly.feed(CallArguments(0, "{}")) is None
     assert assembly.feed(CallArguments(0, "")) is None
     assert assembly.feed(CallClosed(0)) == 0
-    assert assembly.closed_call(0) == ProposedCall("rm", "{}")
+    assert assembly.so_far(1).calls == (ProposedCall("rm", "{}"),)
 
 
 def test_a_call_cut_in_its_middle_is_proposed_with_a_fault_and_the_whole_ones_before_it_without() -> None:

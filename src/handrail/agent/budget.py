@@ -12,6 +12,7 @@ from handrail.agent.model import (
     ModelRequest,
     ResultsMessage,
     TextPart,
+    Usage,
     UserMessage,
 )
 from handrail.agent.stream import Reply
@@ -99,13 +100,19 @@ class Spent:
         limit = self.budget.turns
         return None if limit is None or self.turns < limit else f"all {limit} turns of the budget are used"
 
-    def out_of_tokens(self) -> str | None:
-        """Why nothing further may start for want of tokens, or None."""
+    def out_of_tokens(self, usage: Usage | None = None) -> str | None:
+        """Why nothing further may start for want of tokens, or None.
+
+        :param usage: what is known so far of a reply that is still read, and not counted yet
+        """
         limit = self.budget.tokens
-        if limit is None or self.tokens < limit:
+        if limit is None:
+            return None
+        used = self.tokens + (0 if usage is None else usage.input_tokens + usage.output_tokens)
+        if used < limit:
             return None
         about = "about " if self.tokens_estimated else ""
-        return f"{about}{self.tokens:,} tokens are used of a budget of {limit:,}"
+        return f"{about}{used:,} tokens are used of a budget of {limit:,}"
 
     def take_calls(self, count: int) -> int:
         """Count ``count`` proposed calls; returns how many of them, from the first on, the budget has room for."""

@@ -91,21 +91,28 @@ class Conversation:
         self._add(UserMessage(whole_characters(text)))
 
     def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
-        """Take a reply whose calls are about to be proposed. A reply of nothing adds nothing.
+        """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.
+        A reply of nothing adds nothing.
 
         :param call_ids: the ids under which the kernel will know its calls, in their order
         """
-        assert self._open is None, "calls before it have no answer"
+        growing = self._open
+        assert growing is None or not growing.results, "calls before it have no answer"
+        known = [] if growing is None else [call.wire_id for call in growing.message.calls]
+        known += [self._ids.take(call.provider_id) for call in reply.calls[len(known) :]]
         parts: list[TextPart | CallPart | Kept] = []
         for part in reply.parts:
             if isinstance(part, int):
-                call = reply.calls[part]
-                parts.append(call_part(call, self._ids.take(call.provider_id)))
+                parts.append(call_part(reply.calls[part], known[part]))
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
         message = AssistantMessage(tuple(parts))
+        if growing is not None and message == growing.message:
+            return
         if message.calls:
             self._open = Exchange(message, tuple(call_ids))
+            if growing is not None:
+                self._next -= 1
             self._keep(as_data(message, call_ids))
         elif any(not isinstance(part, Kept) or part.said for part in parts):
             self._add(message)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
-from handrail.contract.call import Answer, ProposedCall
+from handrail.agent.conversation import Conversation
+from handrail.agent.stream import Reply, ReplyAssembly
+from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.spec import ToolSpec
 
 StopKind = Literal["user", "shutdown", "timeout"]
+
+MAX_KEPT_AGAIN = 16 * 1024 * 1024
+"""Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""
 
 
 class Turn(Protocol):
@@ -36,8 +43,8 @@ class Turn(Protocol):
         """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
         ...
 
-    async def call_all(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        """Carry out one reply's calls: one answer each, in call order."""
+    def submit(self, call: ProposedCall) -> asyncio.Future[Answer]:
+        """Begin the next call of the reply; others may follow."""
         ...
 
 
@@ -69,26 +76,78 @@ class Session(Protocol):
         ...
 
 
-class Dispatch(Protocol):
-    """When the calls of one reply start."""
+class Dispatch:
+    """Starts the calls of one reply in their order, each when its block is closed and nothing that may still come makes it
+    another; what is left at the reply's end, then.
 
-    def closed(self, position: int, call: ProposedCall) -> None:
-        """The provider closed this call's block; the reply goes on."""
-        ...
+    What there is of the reply is kept before a call of it is proposed: whatever happens from then on, a run that goes on
+    from here knows which calls there were.
 
-    async def answers(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        """The reply has ended with these calls: one answer each, in order, faulty ones recorded and answered too."""
-        ...
+    :param save: keeps the conversation; never raises for want of room
+    :param admit: counts a call that is about to start, and puts a fault on one that may not
+    """
 
-
-class AfterReply:
-    """Starts a reply's calls together, when the reply has ended."""
-
-    def __init__(self, turn: Turn) -> None:
+    def __init__(
+        self,
+        turn: Turn,
+        session_id: str,
+        conversation: Conversation,
+        assembly: ReplyAssembly,
+        save: Callable[[], Awaitable[None]],
+        admit: Callable[[ProposedCall], ProposedCall],
+    ) -> None:
         self._turn = turn
+        self._session_id = session_id
+        self._conversation = conversation
+        self._assembly = assembly
+        self._save = save
+        self._admit = admit
+        self._kept = 0
+        self._weight = 0
+        self.calls: list[ProposedCall] = []
+        """Those that were handed on, as they were."""
+        self._answers: list[asyncio.Future[Answer]] = []
 
-    def closed(self, position: int, call: ProposedCall) -> None:
-        """Nothing starts before the reply ends."""
+    @property
+    def in_flight(self) -> bool:
+        """Whether a call that was handed on has no answer yet."""
+        return any(not answer.done() for answer in self._answers)
 
-    async def answers(self, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        return await self._turn.call_all(calls)
+    async def go_on(self) -> Sequence[tuple[int, ProposedCall]]:
+        """Start what can be started while the reply goes on. Gives it, with its positions."""
+        first = len(self.calls)
+        until = self._assembly.ready(first)
+        if until == first or self._weight > MAX_KEPT_AGAIN:
+            return ()
+        return await self._start(self._assembly.so_far(until))
+
+    async def finish(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
+        """The reply has ended. Start what is left of it; faulty calls are recorded and answered too."""
+        return await self._start(reply)
+
+    async def give_up(self) -> None:
+        """Nobody reads the reply any more: of what was kept of it, no call stays without an answer. What was not kept is
+        dropped."""
+        if self._kept:
+            await self._start(self._assembly.so_far(self._kept))
+
+    async def answers(self) -> list[Answer]:
+        """The answers to all that was handed on, in call order, once each has one."""
+        if self._answers:
+            await asyncio.wait(self._answers)
+        return [answer.result() for answer in self._answers]
+
+    async def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
+        first = len(self.calls)
+        # What has been started stays what it was, whatever the stream brought after its block was closed.
+        reply = replace(reply, calls=(*self.calls, *reply.calls[first:]))
+        ids = [call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]
+        self._conversation.propose(reply, ids)
+        self._kept = max(self._kept, len(reply.calls))
+        self._weight += self._assembly.units
+        await self._save()
+        for proposed in reply.calls[first:]:
+            call = self._admit(proposed)
+            self.calls.append(call)
+            self._answers.append(self._turn.submit(call))
+        return [*enumerate(self.calls)][first:]

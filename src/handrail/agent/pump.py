@@ -6,11 +6,14 @@ The connection is opened, read and closed by that one task.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from typing import Generic, TypeVar
 
 from handrail.agent.model import BlockEvent, Model, ModelRequest, ProviderError, StreamCut
 from handrail.agent.retry import Delayed, RetryPolicy, stream_with_retries
-from handrail.agent.stream import EVENT_UNITS, MAX_REPLY_UNITS
+from handrail.agent.stream import EVENT_UNITS, MAX_REPLY_UNITS, ReplyTooLong
+
+T = TypeVar("T")
 
 
 class OutOfTime(Exception):
@@ -21,14 +24,31 @@ class StoppedReading(Exception):
     """:meth:`ReplyPump.stop` was called while the reply was read."""
 
 
-class ReplyPump:
-    """One request's events, buffered.
+class _End:
+    """The last thing in the queue.
 
-    :param deadline: on the running loop's clock; None: none
+    :param why: None when the stream ended by itself
     """
 
-    def __init__(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
-        self._events: asyncio.Queue[BlockEvent | Delayed | Exception | None] = asyncio.Queue()
+    def __init__(self, why: Exception | None = None) -> None:
+        self.why = why
+
+
+Heed = Callable[[BlockEvent | Delayed], Awaitable[Iterable[T]]]
+
+
+class ReplyPump(Generic[T]):
+    """One request's events, heeded as they come and told in order.
+
+    :param deadline: on the running loop's clock; None: none
+    :param heed: awaited with each event, whether or not anybody watches; gives what is told of it
+    """
+
+    def __init__(
+        self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None, heed: Heed[T]
+    ) -> None:
+        self._told: asyncio.Queue[T | _End] = asyncio.Queue()
+        self._heed = heed
         self._stopped = False
         self._task = asyncio.create_task(self._read(model, request, policy, deadline))
 
@@ -42,17 +62,18 @@ class ReplyPump:
         self._task.cancel()
         await asyncio.wait({self._task})
 
-    async def events(self) -> AsyncGenerator[BlockEvent | Delayed, None]:
-        """The events as they come.
+    async def events(self) -> AsyncGenerator[T, None]:
+        """What is told of the events, as they come.
 
+        :raises ReplyTooLong: as the heeding did
         :raises ProviderError: as :func:`stream_with_retries` does
         :raises OutOfTime: at the deadline
         :raises StoppedReading: after :meth:`stop`
         """
-        while (event := await self._events.get()) is not None:
-            if isinstance(event, Exception):
-                raise event
-            yield event
+        while not isinstance(told := await self._told.get(), _End):
+            yield told
+        if told.why is not None:
+            raise told.why
 
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
         units = 0
@@ -66,21 +87,20 @@ class ReplyPump:
                         units += EVENT_UNITS + len(getattr(event, "text", ""))
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
                             raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
-                        self._events.put_nowait(event)
+                        for told in await self._heed(event):
+                            self._told.put_nowait(told)
                 finally:
                     await stream.aclose()
-            self._events.put_nowait(None)
+            self._told.put_nowait(_End())
         except TimeoutError:
-            self._events.put_nowait(
-                OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
-            )
+            late = OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
+            self._told.put_nowait(_End(late))
         except asyncio.CancelledError:
-            self._events.put_nowait(StoppedReading())
+            self._told.put_nowait(_End(StoppedReading()))
             if not self._stopped:
                 raise
-        except ProviderError as error:
-            self._events.put_nowait(error)
+        except (ProviderError, ReplyTooLong) as error:
+            self._told.put_nowait(_End(error))
         except Exception as error:  # a defect in an adapter: the run ends with its name, and open calls are answered
-            self._events.put_nowait(
-                ProviderError(f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}")
-            )
+            text = f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
+            self._told.put_nowait(_End(ProviderError(text)))

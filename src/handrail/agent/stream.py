@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from handrail.agent.model import (
@@ -106,6 +106,18 @@ class _Open:
             self.fault = TOO_LONG
             self.pieces = ["".join(self.pieces)[:KEPT_HEAD]]
 
+    @property
+    def whole(self) -> bool:
+        """Whether no limit can have cut its arguments off: they are there, and JSON. Or it does not matter."""
+        if self.fault is not None:
+            return True
+        text = "".join(self.pieces)
+        try:
+            parse_arguments(whole_characters(text))
+        except ArgumentText:
+            return False
+        return bool(text.strip())
+
     def proposed(self, fault: str | None = None) -> ProposedCall:
         fault = self.fault or fault
         text = whole_characters("".join(self.pieces))
@@ -171,12 +183,30 @@ class ReplyAssembly:
                 self.reason = reason
         return None
 
-    def closed_call(self, position: int) -> ProposedCall:
-        """The call at ``position`` as it stood when its block closed, for whoever starts calls before the reply ends.
+    @property
+    def units(self) -> int:
+        """How much there is so far, as :data:`MAX_REPLY_UNITS` counts it."""
+        return self._units
 
-        A call without any arguments may be one that the output limit emptied; only the reply's end tells.
+    def ready(self, first: int) -> int:
+        """Up to which position, from ``first`` on, the calls may be started before the reply ends: their blocks are closed,
+        and nothing that may still come makes them others.
+
+        The last block of a reply may be one that the output limit cut or emptied, and its provider closed all the same:
+        without whole arguments it waits for what comes next.
         """
-        return self._calls[position].proposed()
+        position = first
+        while position < len(self._calls) and self._calls[position].closed:
+            position += 1
+        if position > first and self._parts[-1] == position - 1 and not self._calls[position - 1].whole:
+            position -= 1
+        return position
+
+    def so_far(self, count: int) -> Reply:
+        """The reply up to its ``count``-th call."""
+        calls = [call.proposed(None if call.closed else NEVER_CLOSED) for call in self._calls[:count]]
+        until = 1 + self._parts.index(count - 1) if count else 0
+        return Reply(_whole(self._parts[:until]), tuple(calls), None, self.usage)
 
     def finish(self, cut: str | None = None) -> Reply:
         """The reply so far. ``cut`` says why there is no more of it, where it did not end by itself."""
@@ -189,10 +219,10 @@ class ReplyAssembly:
         calls: list[ProposedCall] = []
         for call in self._calls:
             calls.append(call.proposed(None if call.closed else unfinished))
-        if self.reason == "length" and self._parts and isinstance(self._parts[-1], int):
-            calls[-1] = _unless_limited(calls[-1])
-        parts = tuple(TextPart("".join(part)) if isinstance(part, list) else part for part in self._parts)
-        return Reply(parts, tuple(calls), self.reason, self.usage)
+        if self.reason == "length" and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].whole:
+            # The last block of a reply that met its output limit: Anthropic closes it like a whole one.
+            calls[-1] = self._calls[-1].proposed(OUTPUT_LIMIT)
+        return Reply(_whole(self._parts), tuple(calls), self.reason, self.usage)
 
     def _open(self, index: int, provider_id: str | None, name: str) -> None:
         if len(self._calls) >= MAX_CALLS:
@@ -228,18 +258,8 @@ class ReplyAssembly:
             raise ReplyTooLong(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
 
 
-def _unless_limited(call: ProposedCall) -> ProposedCall:
-    """The last block of a reply that met its output limit: Anthropic closes it like a whole one."""
-    if call.fault is not None:
-        return call
-    assert isinstance(call.arguments, str)
-    try:
-        parse_arguments(call.arguments)
-        if call.arguments.strip():
-            return call
-    except ArgumentText:
-        pass
-    return call._replace(fault=OUTPUT_LIMIT, arguments=call.arguments[:KEPT_HEAD])
+def _whole(parts: Iterable[list[str] | Kept | int]) -> tuple[TextPart | Kept | int, ...]:
+    return tuple(TextPart("".join(part)) if isinstance(part, list) else part for part in parts)
 
 
 class WireIds:

@@ -42,6 +42,7 @@ from handrail.registry.generation import Difference, Generation
 from handrail.session.context import Context
 from handrail.session.events import PASSING
 from handrail.session.session import HeldSession
+from handrail.session.turn import HeldTurn
 
 _KEPT_GENERATIONS = 16
 """Older ones that a turn of a joined process may still be at."""
@@ -79,6 +80,8 @@ class Guest:
         self._connection = connection
         self._sessions: dict[str, HeldSession] = {}
         self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
+        self._streamed: dict[str, HeldTurn] = {}
+        """By session: its last turn whose calls came one by one."""
         self._generations: dict[int, Generation] = {}
         self._reloading = asyncio.Lock()
         self._forgotten = 0
@@ -130,6 +133,7 @@ class Guest:
         handlers: dict[str, Handler] = {
             "open": self._open,
             "begin": self._begin,
+            "call": self._call,
             "keyed": self._keyed,
             "recall": self._recall,
             "waiting": self._waiting,
@@ -277,12 +281,7 @@ class Guest:
             raise Refused(LEAVING, ENDING)
         session, turn, token, generation, calls = a_reply(body)
         found = self._sessions.get(session) or self._session(session)
-        # A turn that was taken with another holder, or over a connection before this one, goes on with what there is here.
-        tools = self._generations.get(generation) if token == self._token else found.generation
-        if tools is None and generation > self._forgotten:
-            tools = found.generation
-        if tools is None:
-            raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
+        tools = self._tools(found, token, generation)
         if len(calls) == 1:
             answers: Sequence[Answer] = (await found.call_of_turn(turn, tools, calls[0]),)
         else:
@@ -290,6 +289,38 @@ class Guest:
         if self._server.leaving and any(_cut_short(answer.result) for answer in answers):
             raise Refused(HANDED_ON, "the process that held the workspace has ended")
         return [mirror.of_answer(answer) for answer in answers]
+
+    def _tools(self, session: HeldSession, token: int, generation: int) -> Generation:
+        """Those of a turn. One that was taken with another holder, or over a connection before this one, goes on with what
+        there is here."""
+        tools = self._generations.get(generation) if token == self._token else session.generation
+        if tools is None and generation > self._forgotten:
+            tools = session.generation
+        if tools is None:
+            raise UsageError(f"generation {generation} of the tools is not kept any more; take a new turn")
+        return tools
+
+    async def _call(
+        self, session: str, turn: int, position: int, token: int, generation: int, call: ProposedCall
+    ) -> Any:
+        """The next call of a reply that still goes on. One whose first calls went to another holder is not known here: its
+        calls are told by their records, or proposed anew."""
+        found = self._session(session)
+        begun = self._streamed.get(session)
+        if not position:
+            tools = self._tools(found, token, generation)
+            try:
+                begun = self._streamed[session] = found.turn_at(turn, tools)
+            except UsageError:
+                if found.closed:
+                    raise
+                begun = None  # calls of it are on record, or in what was said: another holder's
+        if begun is None or (begun.number, begun.proposed) != (turn, position):
+            raise Refused(HANDED_ON, f"turn {turn} of session {session} did not begin here")
+        answer = await begun.submit(call)
+        if self._server.leaving and _cut_short(answer.result):
+            raise Refused(HANDED_ON, "the process that held the workspace has ended")
+        return mirror.of_answer(answer)
 
     async def _keyed(self, session: str, call: ProposedCall, key: str) -> Any:
         given = call.arguments
@@ -329,6 +360,7 @@ class Guest:
 
     def _forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
+        self._streamed.pop(session_id, None)
         self._unwatch(session_id)
 
     async def _history(self, session: str) -> Any:

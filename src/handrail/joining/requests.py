@@ -121,6 +121,7 @@ REQUESTS: Mapping[str, Shape] = {
     },
     "begin": {**_of_session, "interaction": whole, "text": text},
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
+    "call": {**_of_session, "turn": a_turn, "position": whole, "token": whole, "generation": whole, "call": a_call},
     "keyed": {**_of_session, "call": a_call, "key": text},
     "recall": {**_of_session, "call": text},
     "waiting": _of_session,
@@ -143,7 +144,7 @@ REQUESTS: Mapping[str, Shape] = {
 }
 """What every process that joined may ask for, beside the doors of the runtimes of its own tools' calls."""
 
-AT_ONCE = ("reply", "keyed")
+AT_ONCE = ("reply", "call", "keyed")
 """Calls, which mostly end without waiting: their answers do not wait for the event loop's next round."""
 
 _parts_of_a_reply = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*REQUESTS["reply"]))

@@ -226,62 +226,60 @@ class JoinedSession:
         return JoinedTurn(self.carry_out, token, self._tools, self._turns, self._catalog, self._ruled)
 
     async def carry_out(
-        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall]
+        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
     ) -> Sequence[Answer]:
-        """Have the calls of one turn answered, also when the holder goes in the middle."""
+        """Have the calls of one turn answered, also when the holder goes in the middle.
+
+        :param first: the place in the turn of the one call that there is of it by now; None when these are all
+        """
+        ids = [call_id(self.id, number, (first or 0) + index) for index in range(len(calls))]
         if self._closed is not None:
-            return self._too_late(number, calls)
-        body = {
-            "session": self.id,
-            "turn": number,
-            "token": token,
-            "generation": generation,
-            "calls": [mirror.of_call(call) for call in calls],
-        }
-        self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
+            return self._too_late(ids)
+        told = [mirror.of_call(call) for call in calls]
+        body = {"session": self.id, "turn": number, "token": token, "generation": generation}
+        body |= {"calls": told} if first is None else {"position": first, "call": told[0]}
+        if not first:
+            self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
         try:
-            answers = await self._membership.request("reply", body, settle=True)
+            answers = await self._membership.request("reply" if first is None else "call", body, settle=True)
         except ConnectionLost:
-            return await self._after_a_loss(number, calls)
+            return await self._after_a_loss(ids, calls)
         except Refused as refused:
             if refused.kind != HANDED_ON:
                 raise
-            return await self._after_a_loss(number, calls)
+            return await self._after_a_loss(ids, calls)
         except StartError as error:
-            return self._all(number, calls, Result.error("unavailable", f"nothing was run: {error}"))
+            return _all(ids, Result.error("unavailable", f"nothing was run: {error}"))
         except UsageError:
             if self._closed is None:
                 raise
-            return self._too_late(number, calls)
-        return [mirror.answer_of(answer) for answer in answers]
+            return self._too_late(ids)
+        return [mirror.answer_of(answer) for answer in (answers if first is None else [answers])]
 
-    def _too_late(self, number: int, calls: Sequence[ProposedCall], kind: ErrorKind = "cancelled") -> Sequence[Answer]:
+    def _too_late(self, ids: Sequence[str], kind: ErrorKind = "cancelled") -> Sequence[Answer]:
         """Of calls in a session that is not open any more.
 
         :param kind: ``cancelled`` when none of them has reached a holder, ``interrupted`` when nobody knows
         """
         assert self._closed is not None
         unknown = "nobody knows how far this call came, and " if kind == "interrupted" else ""
-        return self._all(number, calls, Result.error(kind, unknown + self._closed))
+        return _all(ids, Result.error(kind, unknown + self._closed))
 
-    def _all(self, number: int, calls: Sequence[ProposedCall], result: Result) -> Sequence[Answer]:
-        return [Answer(call_id(self.id, number, index), "", result, result) for index in range(len(calls))]
-
-    async def _after_a_loss(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+    async def _after_a_loss(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
         if self._closed is not None:
-            return self._too_late(number, calls, "interrupted")
+            return self._too_late(ids, "interrupted")
         try:
-            return await self._told_or_anew(number, calls)
+            return await self._told_or_anew(ids, calls)
         except StartError as error:
             text = f"nobody knows how far this call came, and nobody can tell: {error}"
-            return self._all(number, calls, Result.error("interrupted", text))
+            return _all(ids, Result.error("interrupted", text))
 
-    async def _told_or_anew(self, number: int, calls: Sequence[ProposedCall]) -> Sequence[Answer]:
+    async def _told_or_anew(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         answers: list[Answer] = []
         again: list[int] = []
-        for index in range(len(calls)):
-            answer, begun = await self._recalled(call_id(self.id, number, index))
+        for index, known_as in enumerate(ids):
+            answer, begun = await self._recalled(known_as)
             answers.append(answer)
             if not begun:
                 again.append(index)
@@ -425,3 +423,7 @@ class JoinedSession:
     def _check_open(self) -> None:
         if self._closed is not None:
             raise UsageError(self._closed)
+
+
+def _all(ids: Sequence[str], result: Result) -> Sequence[Answer]:
+    return [Answer(known_as, "", result, result) for known_as in ids]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
@@ -10,14 +12,21 @@ from handrail.contract.native import NativeOffer
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import Generation
-from handrail.session.session import as_proposed
+from handrail.session.turn import as_proposed
 
 _NOT_JUDGED = (
     "this process has joined, and the process that holds the workspace judges it at the start of each interaction; its rules "
     "or tools have changed since"
 )
-CarryOut = Callable[[int, int, int, Sequence[ProposedCall]], Awaitable[Sequence[Answer]]]
-"""Has the calls of a turn answered, by its number, the holder's token, and its generation."""
+
+
+class CarryOut(Protocol):
+    """Has the calls of a turn answered, by its number, the holder's token, and its generation; or one of them, by its place
+    in it."""
+
+    async def __call__(
+        self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None
+    ) -> Sequence[Answer]: ...
 
 
 class JoinedTurn:
@@ -43,6 +52,7 @@ class JoinedTurn:
         self._token = token
         self.generation = generation
         self.number = number
+        self._submitted = 0
 
     @property
     def specs(self) -> list[ToolSpec]:
@@ -60,3 +70,12 @@ class JoinedTurn:
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
         proposed = [as_proposed(call) for call in calls]
         return await self._carry_out(self.number, self._token, self.generation.number, proposed)
+
+    def submit(self, call: Proposal) -> asyncio.Task[Answer]:
+        """Begin the next call of a reply that still goes on. They reach the holder in this order."""
+        place, self._submitted = self._submitted, self._submitted + 1
+        return asyncio.get_running_loop().create_task(self._answered(as_proposed(call), place))
+
+    async def _answered(self, call: ProposedCall, place: int) -> Answer:
+        (answer,) = await self._carry_out(self.number, self._token, self.generation.number, (call,), place)
+        return answer

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.call import Lane
 from handrail.arbiter.execution import StopReason
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
-from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
@@ -33,6 +33,7 @@ from handrail.session.news import News
 from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of
 from handrail.session.recalling import recalled
+from handrail.session.turn import HeldTurn
 
 CLOSED = "is closed; open another with kernel.session()"
 SUSPENDED = "is suspended; open it again by its id"
@@ -368,72 +369,6 @@ class _KeyInUse:
 
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
-
-
-class HeldTurn:
-    """One model request with its calls; it pins one generation of the registry."""
-
-    __slots__ = ("_arbiter", "_calls", "_catalog", "_in_view", "_lane", "generation", "number")
-
-    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: Interaction) -> None:
-        self._arbiter = arbiter
-        self._catalog = catalog
-        self._in_view = catalog.turn(generation)
-        self._lane = lane
-        self.generation = generation
-        self.number = number
-        self._calls = 0
-
-    @property
-    def specs(self) -> list[ToolSpec]:
-        """The tools in view of the model: those that were when the turn began."""
-        return self._catalog.specs(self.generation, self._in_view)
-
-    @property
-    def index(self) -> str:
-        """What there is beside :attr:`specs`, for the system text."""
-        return self._catalog.index(self.generation)
-
-    @property
-    def native(self) -> list[NativeOffer]:
-        """What the model's provider may carry out itself; a rule that denies the tool rules it out."""
-        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self.generation)]
-
-    def reply(self) -> Reply:
-        """For a stream that submits calls one by one."""
-        return Reply(self._arbiter, self._make)
-
-    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
-        """Carry out the calls of a whole reply: exactly one answer each, in order."""
-        proposals = [as_proposed(call) for call in calls]
-        if len(proposals) == 1:  # the common case needs no task of its own
-            return [await self._arbiter.carry_out(self._make(proposals[0]))]
-        reply = self.reply()
-        for proposal in proposals:
-            reply.submit(proposal)
-        return await reply.answers()
-
-    def _make(self, proposed: ProposedCall) -> Call:
-        index = self._calls
-        self._calls += 1
-        if self._lane.closed is not None:
-            proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        return self._arbiter.call(
-            call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation
-        )
-
-
-def as_proposed(call: Proposal) -> ProposedCall:
-    """:raises UsageError: for what is no call"""
-    if isinstance(call, ProposedCall):
-        return call
-    try:
-        tool, arguments = call
-    except ValueError:
-        raise UsageError(
-            f"{call!r:.80} is no call; expected (tool, arguments), as in ('read', {{'path': 'a.txt'}})"
-        ) from None
-    return ProposedCall(tool, arguments)
 
 
 def new_session_id() -> str:

@@ -1,0 +1,92 @@
+"""One model request with its calls, in the process that carries them out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+
+from handrail.arbiter.arbiter import Arbiter
+from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.reply import Reply
+from handrail.catalog.interaction import Interaction
+from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.errors import UsageError
+from handrail.contract.native import NativeOffer
+from handrail.contract.session import Proposal
+from handrail.contract.spec import ToolSpec
+from handrail.policy.native import ruled
+from handrail.registry.generation import Generation
+
+
+class HeldTurn:
+    """One model request with its calls; it pins one generation of the registry."""
+
+    __slots__ = ("_arbiter", "_calls", "_catalog", "_in_view", "_lane", "_submitted", "generation", "number")
+
+    def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: Interaction) -> None:
+        self._arbiter = arbiter
+        self._catalog = catalog
+        self._in_view = catalog.turn(generation)
+        self._lane = lane
+        self.generation = generation
+        self.number = number
+        self._calls = 0
+        self._submitted: Reply | None = None
+
+    @property
+    def specs(self) -> list[ToolSpec]:
+        """The tools in view of the model: those that were when the turn began."""
+        return self._catalog.specs(self.generation, self._in_view)
+
+    @property
+    def index(self) -> str:
+        """What there is beside :attr:`specs`, for the system text."""
+        return self._catalog.index(self.generation)
+
+    @property
+    def native(self) -> list[NativeOffer]:
+        """What the model's provider may carry out itself; a rule that denies the tool rules it out."""
+        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self.generation)]
+
+    @property
+    def proposed(self) -> int:
+        """How many calls it has made."""
+        return self._calls
+
+    def submit(self, call: Proposal) -> asyncio.Task[Answer]:
+        """Begin the next call of a reply that still goes on."""
+        if self._submitted is None:
+            self._submitted = Reply(self._arbiter, self._make)
+        return self._submitted.submit(as_proposed(call))
+
+    async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
+        """Carry out the calls of a whole reply: exactly one answer each, in order."""
+        proposals = [as_proposed(call) for call in calls]
+        if len(proposals) == 1:  # the common case needs no task of its own
+            return [await self._arbiter.carry_out(self._make(proposals[0]))]
+        reply = Reply(self._arbiter, self._make)
+        for proposal in proposals:
+            reply.submit(proposal)
+        return await reply.answers()
+
+    def _make(self, proposed: ProposedCall) -> Call:
+        index = self._calls
+        self._calls += 1
+        if self._lane.closed is not None:
+            proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
+        return self._arbiter.call(
+            call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation
+        )
+
+
+def as_proposed(call: Proposal) -> ProposedCall:
+    """:raises UsageError: for what is no call"""
+    if isinstance(call, ProposedCall):
+        return call
+    try:
+        tool, arguments = call
+    except ValueError:
+        raise UsageError(
+            f"{call!r:.80} is no call; expected (tool, arguments), as in ('read', {{'path': 'a.txt'}})"
+        ) from None
+    return ProposedCall(tool, arguments)
