@@ -25,6 +25,7 @@ COMMANDS = {
     "sources": "List sources of tools that are not your own; review and approve what they say.",
     "modes": "List the modes: how much is done without asking, as rules.",
     "log": "Show what happened in this workspace, verify the record of it, or purge it.",
+    "acp": "Be the agent in an editor that speaks the Agent Client Protocol.",
     "mcp": "Serve the tools to MCP clients, and put other MCP servers behind them.",
     "config": "Show each setting and where it comes from.",
     "init": "Write a commented handrail.toml.",

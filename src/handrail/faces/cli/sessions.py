@@ -43,7 +43,7 @@ def command(setting: Setting, action: str | None, ids: tuple[str, ...], older: f
     if older is not None and action != "close":
         raise click.UsageError("--older belongs to close: handrail sessions close --older DAYS")
     if action is None:
-        with _reading(setting) as (reader, _):
+        with reading(setting) as (reader, _):
             _list(setting, reader.all(limit=limit))
         return OUTPUT
     if action == "show":
@@ -64,7 +64,7 @@ def _one(action: str, ids: Sequence[str]) -> str:
 
 
 @contextmanager
-def _reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
+def reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
     """What is kept of the workspace, whoever holds it.
 
     :raises StartError: where nothing is kept, or it cannot be read
@@ -86,7 +86,7 @@ def to_resume(setting: Setting, session_id: str) -> str:
     :param session_id: ``""`` for the last one that nobody has open and in which something was said
     :raises UsageError: when there is none, or it cannot go on
     """
-    with _reading(setting) as (reader, _):
+    with reading(setting) as (reader, _):
         if not session_id:
             latest = reader.latest()
             if latest is None:
@@ -151,7 +151,7 @@ def age(at_ns: int) -> str:
 
 
 def _show(setting: Setting, session_id: str) -> None:
-    with _reading(setting) as (reader, log):
+    with reading(setting) as (reader, log):
         facts = reader.get(session_id)
         if facts is None:
             raise _unknown(reader, session_id)
@@ -209,7 +209,7 @@ async def _fork(setting: Setting, parent: str) -> int:
 
 
 async def _close(setting: Setting, ids: Sequence[str], older: float | None, interruption: Interruption) -> int:
-    with _reading(setting) as (reader, _):
+    with reading(setting) as (reader, _):
         chosen = list(ids)
         if older is not None:
             before = time.time_ns() - int(older * _DAY_NS)

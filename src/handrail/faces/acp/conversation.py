@@ -1,0 +1,272 @@
+"""One session that an editor has open: its prompts, one at a time, and what the editor is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from acp import schema
+from acp.exceptions import RequestError
+
+from handrail.agent.events import CallAnswered, ReplyCut, RunFinished, RunOutcome, TextDelta
+from handrail.agent.history import Exchange, restored
+from handrail.agent.loop import Agent
+from handrail.agent.model import AssistantMessage, CallPart, Model, ResultsMessage, TextPart, UserMessage
+from handrail.contract.errors import HandrailError
+from handrail.contract.modes import Mode
+from handrail.contract.result import Result
+from handrail.contract.session import Session
+from handrail.faces.acp import showing
+from handrail.faces.acp.telling import Telling
+from handrail.policy.modes import MEANINGS, MODES, read_mode
+
+INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
+MOST_PROMPT = 4 * 1024 * 1024
+"""Characters of one prompt, with what it embeds."""
+
+
+@dataclass(eq=False)
+class Conversation:
+    """
+    :param folder: the workspace, canonical
+    :param remarks: what the user is to know before the first answer
+    """
+
+    session: Session
+    agent: Agent
+    model: Model
+    telling: Telling
+    folder: str
+    mode: Mode
+    remarks: list[str] = field(default_factory=list[str])
+    _running: asyncio.Task[schema.PromptResponse] | None = None
+    _cancelled: bool = False
+
+    @property
+    def modes(self) -> schema.SessionModeState:
+        available = [schema.SessionMode(id=mode, name=mode, description=MEANINGS[mode]) for mode in MODES]
+        return schema.SessionModeState(current_mode_id=self.mode, available_modes=available)
+
+    def set_mode(self, mode: str) -> None:
+        """
+        :raises RequestError: for one that there is not
+        """
+        try:
+            self.mode = read_mode(mode)
+        except ValueError as error:
+            raise RequestError(INVALID_PARAMS, str(error)) from None
+        self.session.set_mode(self.mode)
+        self.telling.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode))
+
+    # ── prompts ──────────────────────────────────────────────────────────────────────────────────
+
+    async def prompt(self, task: str) -> schema.PromptResponse:
+        """Have the agent work on ``task``; what it says and does is told meanwhile.
+
+        :raises RequestError: when a prompt is under way, or the work could not be done
+        """
+        if self._running is not None:
+            raise RequestError(INVALID_PARAMS, "this session is working on a prompt; cancel it, or wait for its answer")
+        self._cancelled = False
+        running = self._running = asyncio.create_task(self._work(task))
+        running.add_done_callback(self._over)
+        return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
+
+    def _over(self, task: asyncio.Task[schema.PromptResponse]) -> None:
+        self._running = None
+        if not task.cancelled():
+            task.exception()  # looked at: where the client has gone nobody waits for it
+
+    def cancel(self) -> None:
+        """The user's stop: every call in flight is stopped and answered, and the prompt ends as ``cancelled``."""
+        if self._running is not None:
+            self._cancelled = True
+            self.agent.cancel("user")
+
+    async def _work(self, task: str) -> schema.PromptResponse:
+        outcome: RunOutcome | None = None
+        try:
+            if not self._cancelled:  # a stop may come before the work begins
+                self._remark()
+                async with aclosing(self.agent.run(task)) as events:
+                    async for event in events:
+                        match event:
+                            case TextDelta(text):
+                                self.telling.says(text)
+                            case CallAnswered(_, _, answer):
+                                self.telling.answered(answer)
+                            case ReplyCut(reason, again):
+                                self.telling.says(
+                                    f"\n\n[the reply broke off: {reason}{'; asked again' if again else ''}]\n\n"
+                                )
+                            case RunFinished():
+                                outcome = event.outcome
+                            case _:
+                                pass
+            return self._response(outcome)
+        except HandrailError as error:
+            if self._cancelled:
+                return schema.PromptResponse(stop_reason="cancelled")
+            raise RequestError(INTERNAL_ERROR, str(error)) from None
+        finally:
+            await self.telling.flush()
+
+    def _remark(self) -> None:
+        for remark in self.remarks:
+            self.telling.says(f"{remark}\n\n")
+        self.remarks.clear()
+
+    def _response(self, outcome: RunOutcome | None) -> schema.PromptResponse:
+        if outcome is None or self._cancelled:
+            return schema.PromptResponse(stop_reason="cancelled", usage=_usage(outcome))
+        if outcome.status == "failed":
+            raise RequestError(INTERNAL_ERROR, outcome.detail or "the model gave no whole reply")
+        if outcome.status not in ("answered", "cancelled"):
+            self.telling.says(f"\n\n[{outcome.detail}]")
+        if outcome.status == "parked":
+            self.telling.says(" Answer with handrail approve, then prompt this session again.")
+        return schema.PromptResponse(stop_reason=_stop_reason(outcome), usage=_usage(outcome))
+
+    # ── what was said before ─────────────────────────────────────────────────────────────────────
+
+    async def replay(self) -> None:
+        """Tell the client the whole conversation, and what waits in it.
+
+        :raises HandrailError: when it cannot be read
+        """
+        history = self.session.history
+        found = restored([] if history is None else await history.read())
+        plan: object = None
+        calls: dict[str, tuple[str, CallPart]] = {}
+        for number, message in enumerate(found.messages):
+            match message:
+                case UserMessage(text):
+                    self.telling.asked(text)
+                case AssistantMessage():
+                    calls = self._shown(
+                        message, [f"{self.session.id}/past-{number}.{n}" for n in range(len(message.calls))]
+                    )
+                case ResultsMessage(results):
+                    for result in results:
+                        if (known := calls.get(result.wire_id)) is not None:
+                            plan = self._result(*known, result.text, failed=result.is_error) or plan
+            await self.telling.flush()
+        if found.open is not None:
+            self._open(found.open)
+        if (update := showing.plan_of(plan)) is not None:
+            self.telling.tell(update)
+        await self.telling.flush()
+
+    def _shown(self, message: AssistantMessage, call_ids: Sequence[str]) -> dict[str, tuple[str, CallPart]]:
+        ids = iter(call_ids)
+        calls: dict[str, tuple[str, CallPart]] = {}
+        for part in message.parts:
+            if isinstance(part, TextPart):
+                self.telling.says(part.text)
+            elif isinstance(part, CallPart):
+                calls[part.wire_id] = (next(ids), part)
+                self.telling.proposed(calls[part.wire_id][0], self._id_of(part.name), part.arguments)
+        return calls
+
+    def _id_of(self, name: str) -> str:
+        return self.telling.id_of(name)
+
+    def _open(self, exchange: Exchange) -> None:
+        calls = self._shown(exchange.message, exchange.call_ids)
+        for result in exchange.results.values():
+            if (known := calls.get(result.wire_id)) is not None:
+                self._result(*known, result.text, failed=result.is_error)
+
+    def _result(self, call_id: str, call: CallPart, text: str, *, failed: bool) -> object:
+        """Show how a call ended; gives the list of tasks where it is one."""
+        try:
+            wire: Any = json.loads(text)
+            result = Result.from_dict(cast("Mapping[str, Any]", wire))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            result = Result.output(text)
+        self.telling.result(call_id, self._id_of(call.name), result, "failed" if failed else "completed")
+        data: Any = result.data
+        return cast("dict[str, Any]", data).get("todos") if call.name == "todo" and isinstance(data, dict) else None
+
+    # ── its end ──────────────────────────────────────────────────────────────────────────────────
+
+    async def leave(self) -> None:
+        """Suspend it: what runs is stopped and answered, what waits for a person goes on waiting, all of it stays."""
+        running = self._running
+        if running is not None:
+            self.agent.cancel("shutdown")
+            await asyncio.wait((running,))
+        try:
+            await self.session.suspend()
+        finally:
+            await self.telling.flush()
+            await self.telling.aclose()
+            await self.model.aclose()
+
+
+def _stop_reason(outcome: RunOutcome) -> schema.StopReason:
+    match outcome.status:
+        case "cancelled":
+            return "cancelled"
+        case "length":
+            return "max_tokens"
+        case "refused":
+            return "refusal"
+        case "budget":
+            return "max_tokens" if outcome.budget == "tokens" else "max_turn_requests"
+        case _:
+            return "end_turn"
+
+
+def _usage(outcome: RunOutcome | None) -> schema.Usage | None:
+    if outcome is None:
+        return None
+    return schema.Usage(
+        input_tokens=outcome.input_tokens,
+        output_tokens=outcome.output_tokens,
+        total_tokens=outcome.input_tokens + outcome.output_tokens,
+    )
+
+
+Block = (
+    schema.TextContentBlock
+    | schema.ImageContentBlock
+    | schema.AudioContentBlock
+    | schema.ResourceContentBlock
+    | schema.EmbeddedResourceContentBlock
+)
+
+
+def task_of(blocks: Sequence[Block]) -> str:
+    """A prompt as one text. What an editor embeds stands in it as data, under the name of what it is of.
+
+    :raises RequestError: for what this agent does not take
+    """
+    parts: list[str] = []
+    for block in blocks:
+        match block:
+            case schema.TextContentBlock():
+                parts.append(block.text)
+            case schema.ResourceContentBlock():
+                parts.append(f"[{_line(block.title or block.name)}]({_line(block.uri)})")
+            case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
+                body = resource.text.replace("</embedded", "<\\/embedded")
+                parts.append(f'<embedded uri="{_line(resource.uri)}">\n{body}\n</embedded>\n')
+            case _:
+                raise RequestError(INVALID_PARAMS, "text, links and embedded text are taken; name a file for the rest")
+    task = "".join(parts)
+    if not task.strip():
+        raise RequestError(INVALID_PARAMS, "the prompt is empty")
+    if len(task) > MOST_PROMPT:
+        raise RequestError(
+            INVALID_PARAMS, f"the prompt has {len(task):,} characters, at most {MOST_PROMPT:,} are taken; name a file"
+        )
+    return task
+
+
+def _line(text: str) -> str:
+    return " ".join(text.replace('"', "%22").split())

@@ -1,0 +1,191 @@
+"""What an editor is told of one session, in order and at its own pace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+from acp import schema
+
+from handrail.contract.call import Answer
+from handrail.contract.events import Event
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+from handrail.faces.acp import showing
+
+Update = (
+    schema.UserMessageChunk
+    | schema.AgentMessageChunk
+    | schema.AgentThoughtChunk
+    | schema.ToolCallStart
+    | schema.ToolCallProgress
+    | schema.AgentPlanUpdate
+    | schema.CurrentModeUpdate
+    | schema.SessionInfoUpdate
+)
+Send = Callable[[Update], Awaitable[None]]
+MOST_PROGRESS = 1_000
+"""Updates that wait to be told; of more, progress is dropped."""
+
+
+class Telling:
+    """Tells one client of one session.
+
+    :param send: puts one update to it; raises ``ConnectionError`` when it has gone
+    :param spec_of: a tool of the session by its id
+    """
+
+    def __init__(self, send: Send, spec_of: Callable[[str], ToolSpec | None], workdir: str) -> None:
+        self._send = send
+        self._spec_of = spec_of
+        self._workdir = workdir
+        self._waiting: deque[Update] = deque()
+        self._wake = asyncio.Event()
+        self._told = asyncio.Event()
+        self._told.set()
+        self._known: set[str] = set()
+        """Calls that it has been told of."""
+        self._parked: set[str] = set()
+        self.gone = False
+        self._pump = asyncio.create_task(self._tell())
+
+    async def aclose(self) -> None:
+        self._pump.cancel()
+        await asyncio.wait((self._pump,))
+
+    async def flush(self) -> None:
+        """Return when the client has been told everything so far, or has gone."""
+        await self._told.wait()
+
+    async def _tell(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                while self._waiting and not self.gone:
+                    await self._send(self._waiting.popleft())
+            except OSError:  # ConnectionError, and what a pipe gives that was closed at the other end
+                self.gone = True
+            finally:
+                if self.gone:
+                    self._waiting.clear()
+                self._told.set()
+
+    def tell(self, update: Update) -> None:
+        """Have it told, after what waits already."""
+        if self.gone:
+            return
+        self._waiting.append(update)
+        self._told.clear()
+        self._wake.set()
+
+    # ── what is said ─────────────────────────────────────────────────────────────────────────────
+
+    def says(self, words: str) -> None:
+        """A piece of the model's text. Pieces that wait become one."""
+        words = showing.plain(words)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, schema.AgentMessageChunk) and isinstance(last.content, schema.TextContentBlock):
+            last.content.text += words
+        elif words:
+            self.tell(schema.AgentMessageChunk(session_update="agent_message_chunk", content=block(words)))
+
+    def asked(self, words: str) -> None:
+        """What the user said, when a session is shown again."""
+        self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=block(showing.plain(words))))
+
+    def id_of(self, name: str) -> str:
+        """A tool's id by any of its names; the name where there is no such tool."""
+        spec = self._spec_of(name)
+        return name if spec is None else spec.id
+
+    def introduce(self, call_id: str, tool_id: str, arguments: Mapping[str, Any]) -> None:
+        """A call that is about to be asked about, where the client has not heard of it."""
+        if call_id not in self._known:
+            self.proposed(call_id, tool_id, arguments)
+
+    # ── calls ────────────────────────────────────────────────────────────────────────────────────
+
+    def happened(self, event: Event) -> None:
+        """Something of a call. Its result comes by :meth:`answered`."""
+        call_id = event.call_id
+        if not call_id:
+            return
+        match event.kind:
+            case "proposed":
+                given: Any = event.data.get("arguments")
+                self.proposed(call_id, event.tool_id, cast("dict[str, Any]", given) if isinstance(given, dict) else {})
+            case "started":
+                self._change(call_id, event.tool_id, status="in_progress")
+            case "progress":
+                self._progress(call_id, event)
+            case "parked":
+                self._parked.add(call_id)
+            case "finished":
+                ended = "completed" if event.data.get("type") == "output" else "failed"
+                if call_id in self._parked:  # it has no outcome yet
+                    self._parked.discard(call_id)
+                else:
+                    self._change(call_id, event.tool_id, status=ended)
+            case _:
+                pass
+
+    def proposed(
+        self, call_id: str, tool_id: str, arguments: Mapping[str, Any], status: schema.ToolCallStatus = "pending"
+    ) -> None:
+        """A call begins its way."""
+        spec = self._spec_of(tool_id)
+        self._known.add(call_id)
+        self.tell(
+            schema.ToolCallStart(
+                session_update="tool_call",
+                tool_call_id=call_id,
+                title=showing.title_of(tool_id, arguments),
+                kind=spec.kind if spec is not None else "other",
+                status=status,
+                locations=showing.places_of(spec, arguments, self._workdir),
+                raw_input=dict(arguments),
+            )
+        )
+
+    def answered(self, answer: Answer) -> None:
+        """A call's one answer, as people may see it."""
+        result = answer.result
+        parked = result.metadata.get("parked")
+        self.result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
+        data: object = result.data
+        if answer.tool_id == "todo" and result.ok and isinstance(data, dict):
+            plan = showing.plan_of(cast("dict[str, Any]", data).get("todos"))
+            if plan is not None:
+                self.tell(plan)
+
+    def result(self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None) -> None:
+        content, places = showing.content_of(result, self._workdir)
+        self._change(
+            call_id,
+            tool_id,
+            status=status or ("completed" if result.ok else "failed"),
+            content=content,
+            locations=places or None,
+            raw_output=result.to_dict(),
+        )
+
+    def _change(self, call_id: str, tool_id: str, **fields: Any) -> None:
+        if call_id not in self._known:  # one that was proposed before this client was there
+            self.proposed(call_id, tool_id, {})
+        self.tell(schema.ToolCallProgress(session_update="tool_call_update", tool_call_id=call_id, **fields))
+
+    def _progress(self, call_id: str, event: Event) -> None:
+        message = event.data.get("message")
+        if not isinstance(message, str) or not message or len(self._waiting) > MOST_PROGRESS:
+            return
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, schema.ToolCallProgress) and last.tool_call_id == call_id and last.status is None:
+            self._waiting.pop()
+        self._change(call_id, event.tool_id, content=[showing.text(message)])
+
+
+def block(words: str) -> schema.TextContentBlock:
+    return schema.TextContentBlock(type="text", text=words)

@@ -1,0 +1,134 @@
+"""The messages of one client, looked at before the SDK has them.
+
+The SDK takes every line for an object of the right form: one that is none would end its connection, and what a client puts
+into ``_meta`` would come in as arguments of its handlers. Here a message of a wrong form is answered, or dropped where
+nobody waits for an answer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, Protocol, cast
+
+import orjson
+
+INVALID_REQUEST, PARSE_ERROR = -32600, -32700
+HEARD = frozenset({"session/cancel"})
+"""Notifications that mean something here; others are dropped."""
+
+
+class Messages(Protocol):
+    """One side of a connection, as the SDK has it."""
+
+    async def send(self, message: dict[str, Any]) -> None: ...
+    async def receive(self) -> dict[str, Any] | None: ...
+    async def close(self) -> None: ...
+
+
+class Writes(Protocol):
+    async def write(self, text: str) -> None: ...
+    async def flush(self) -> None: ...
+
+
+class Piped:
+    """Messages as lines of JSON.
+
+    :param lines: bounded in length and depth already
+    """
+
+    def __init__(self, lines: AsyncIterator[str], output: Writes) -> None:
+        self._lines = lines
+        self._output = output
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._output.write(as_line(message))
+        await self._output.flush()
+
+    async def receive(self) -> dict[str, Any] | None:
+        async for line in self._lines:
+            if not line.strip():
+                continue
+            try:
+                return orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                await self.send(refusal(None, PARSE_ERROR, f"a line is not JSON: {error}"))
+        return None
+
+    async def close(self) -> None:
+        pass  # whoever opened the pipe closes it
+
+
+class Checked:
+    """A connection's messages, of which only sound ones come through."""
+
+    def __init__(self, messages: Messages) -> None:
+        self._messages = messages
+
+    async def send(self, message: dict[str, Any]) -> None:
+        await self._messages.send(message)
+
+    async def close(self) -> None:
+        await self._messages.close()
+
+    async def receive(self) -> dict[str, Any] | None:
+        while (message := cast("object", await self._messages.receive())) is not None:
+            if not isinstance(message, dict):
+                await self.send(refusal(None, INVALID_REQUEST, "a message is one JSON object"))
+                continue
+            found = cast("dict[str, Any]", message)
+            if (answer := self._refused(found)) is not None:
+                await self.send(answer)
+            elif (sound := _sound(found)) is not None:
+                return sound
+        return None
+
+    def _refused(self, message: dict[str, Any]) -> dict[str, Any] | None:
+        """The answer to a request that is none."""
+        if "id" not in message or message.keys() & {"result", "error"}:
+            return None
+        asked, method, params = message["id"], message.get("method"), message.get("params")
+        if isinstance(asked, bool) or not isinstance(asked, (str, int)):
+            return refusal(None, INVALID_REQUEST, "the id of a request is a text or a whole number")
+        if not isinstance(method, str):
+            return refusal(asked, INVALID_REQUEST, "a request names its method")
+        if params is not None and not isinstance(params, dict):
+            return refusal(asked, INVALID_REQUEST, "the params of a request are a JSON object")
+        return None
+
+
+def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
+    """A message as the SDK can take it, or None for one that nobody needs."""
+    if "method" in message:
+        params: Any = message.get("params") or {}
+        if not isinstance(params, dict) or ("id" not in message and message["method"] not in HEARD):
+            return None
+        own = cast("dict[str, Any]", params)
+        return {**message, "params": {key: value for key, value in own.items() if key != "_meta"}}
+    if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
+        return None  # the answer to nothing that was asked: our ids are whole numbers
+    error = message.get("error")
+    if error is None:
+        return message
+    told = cast("dict[str, Any]", error) if isinstance(error, dict) else {}
+    code, text = told.get("code"), told.get("message")
+    return {
+        **message,
+        "error": {
+            "code": code if isinstance(code, int) else -32603,
+            "message": text if isinstance(text, str) else "the client gave an error without words",
+        },
+    }
+
+
+def refusal(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
+    """An error, as it goes to the client."""
+    return {"jsonrpc": "2.0", "id": asked, "error": {"code": code, "message": text}}
+
+
+def as_line(message: dict[str, Any]) -> str:
+    """A message on one line. What JSON has no form for becomes text."""
+    try:
+        return orjson.dumps(message, default=str, option=orjson.OPT_APPEND_NEWLINE).decode()
+    except (orjson.JSONEncodeError, TypeError):  # half a character, a number too large
+        return json.dumps(message, default=str) + "\n"

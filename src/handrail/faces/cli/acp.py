@@ -1,0 +1,112 @@
+"""``handrail acp``: the agent in an editor, over the Agent Client Protocol on stdin and stdout."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+from click.core import ParameterSource
+
+from handrail.faces.cli.app import OUTPUT
+from handrail.faces.cli.driving import drive, opened
+from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.show import note
+
+if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager, AbstractContextManager
+
+    from handrail.agent.budget import Budget
+    from handrail.agent.model import Model
+    from handrail.contract.agent import AgentManifest
+    from handrail.faces.acp.agent import Serving
+    from handrail.kernel import Kernel
+    from handrail.session.facts import SessionReader
+
+
+@click.command("acp")
+@click.option(
+    "--model",
+    metavar="MODEL",
+    envvar="HANDRAIL_MODEL",
+    help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
+)
+@click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
+@click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model for each prompt.")
+@click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, for each prompt.")
+@click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls, for each prompt.")
+@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="Wall time, for each prompt.")
+@common
+@click.pass_context
+def command(
+    context: click.Context,
+    setting: Setting,
+    model: str | None,
+    base_url: str | None,
+    max_turns: int | None,
+    max_tokens: int | None,
+    max_calls: int | None,
+    max_seconds: float | None,
+) -> int:
+    """Serve an editor that speaks the Agent Client Protocol, on stdin and stdout.
+
+    Each session works in the folder that the editor names; with --workspace in that folder only. What no rule allows is
+    asked through the editor. Put it into the editor's settings as the command `handrail acp --model MODEL`.
+    """
+    if find_spec("acp") is None:
+        raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
+    from handrail.faces.acp.agent import Serving
+
+    def budget(manifest: AgentManifest) -> Budget:
+        from handrail.agent.budget import Budget
+
+        return Budget.of(manifest.budgets, turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
+
+    def chosen(manifest: AgentManifest) -> Model:
+        from handrail.agent.providers import open_model
+        from handrail.contract.errors import UsageError
+
+        if (spec := model or manifest.model) is None:
+            raise UsageError(
+                "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
+                "HANDRAIL_MODEL, or the agent's model"
+            )
+        return open_model(spec, base_url=base_url)
+
+    def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
+        return opened(replace(setting, workspace=folder), face="acp")
+
+    def kept(folder: str) -> AbstractContextManager[SessionReader]:
+        return _sessions_of(replace(setting, workspace=folder))
+
+    given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
+    only = str(Path(setting.workspace).resolve()) if given else None
+    serving = Serving(opening, kept, chosen, budget, only, setting.headless)
+    if sys.stdin.isatty():
+        note("handrail acp: waiting for an ACP client on stdin; end with Ctrl-C or Ctrl-D")
+    return drive(lambda _: _serve(serving))
+
+
+@contextmanager
+def _sessions_of(setting: Setting) -> Generator[SessionReader]:
+    from handrail.faces.cli.sessions import reading
+
+    with reading(setting) as (reader, _):
+        yield reader
+
+
+async def _serve(serving: Serving) -> int:
+    from handrail.faces.acp.agent import serve
+    from handrail.faces.acp.transport import Piped
+    from handrail.faces.mcp.stdio import wire
+
+    async with wire() as ends:
+        if ends is None:
+            raise click.UsageError("stdin and stdout are to be pipes or a terminal, as an editor gives them")
+        await serve(Piped(*ends), serving)
+    return OUTPUT
