@@ -75,9 +75,10 @@ async def test_kernel_settings_cannot_be_written_even_by_root(confined: Ground) 
     assert ran.out.startswith("ro,")
 
 
-def test_what_is_masked_in_etc_and_gone_by_the_start_does_not_fail_it(
+def test_what_is_masked_in_an_ordinary_users_etc_and_gone_by_the_start_does_not_fail_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     for name in ("first", "second"):
         (tmp_path / name).touch(0o600)
     monkeypatch.setattr(mounts, "_PRIVATE_CONFIGURATION", (str(tmp_path),))
@@ -88,10 +89,10 @@ def test_what_is_masked_in_etc_and_gone_by_the_start_does_not_fail_it(
     assert mounts.as_they_stand(options) == [*options[:3], "--ro-bind", "/dev/null", str(tmp_path / "second")]
 
 
-async def test_what_only_root_may_read_in_etc_is_masked(confined: Ground) -> None:
+async def test_what_only_root_may_read_in_etc_cannot_be_read(confined: Ground) -> None:
     ran = await confined.bash("cat /etc/shadow /etc/gshadow /etc/shadow- /etc/ssh/ssh_host_*_key; ls /etc/ssl/private/")
     assert ran.out == ""
-    assert "ermission denied" in ran.errors
+    assert "ermission denied" in ran.errors or "No such file" in ran.errors
     assert (await confined.bash("head -c 4 /etc/passwd")).out == "root"
 
 

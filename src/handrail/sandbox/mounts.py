@@ -20,6 +20,7 @@ from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
+from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
 _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
@@ -36,13 +37,17 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
 
     :param folders: what :func:`folder_access` gives
     """
+    now = time.monotonic()
+    system = _programs(), _configuration.options(now), _kernel()
+    for folder in folders:
+        _configuration.place_for(folder, now)
     mounts: list[_Mount] = [*folders.items()]
     for path in profile.hidden:
         real = os.path.realpath(path)
-        mounts.append((real, _kind(real)))
+        within = any(is_beneath(real, folder) for folder in folders)
+        mounts.append((real, _kind(real if within else _configuration.shown(real, now))))
     mounts += _kept(folders, profile)
     sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
-    system = _programs(), _configuration.options(time.monotonic()), _kernel()
     return [*_assembled(system, sizes, tuple(folders), tuple(mounts))]
 
 
@@ -238,11 +243,18 @@ def _kernel() -> tuple[str, ...]:
     return ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
 
 
-class _Configuration:
-    """/etc read-only, each entry masked that this process may read and not everybody may.
+def _configuration_folders() -> Iterator[str]:
+    for top in _PRIVATE_CONFIGURATION:
+        if os.path.isdir(top) and not os.path.islink(top):  # noqa: PTH112, PTH114 - every few seconds
+            yield top
 
-    Root in a user namespace still owns what root owns, and group rights stay too, so without the masks a
-    sandbox could read the password hashes. The folders are looked through again every few seconds.
+
+class _Configuration:
+    """What programs see of /etc and /usr/local/etc.
+
+    For root, a copy of what everybody may read in them (:mod:`handrail.sandbox.public_copy`): root in a user namespace
+    still owns what root owns. For others /etc as it is, which gives them no more than they may read anyway; what they may
+    read and not everybody may, by a group, is masked. The folders are looked through again every few seconds.
     """
 
     RESCAN_S = 10.0
@@ -251,14 +263,36 @@ class _Configuration:
         self._scanned_at = float("-inf")
         self._masks: list[tuple[str, list[str]]] = []
         self._options: tuple[str, ...] = ()
+        self._copies: dict[str, PublicCopy] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
-        """What was there at the last look, to be gone through by :meth:`without_gone`."""
+        """What was there at the last look, to be gone through by :meth:`without_gone`.
+
+        :raises ToolError: ``unavailable`` where root's programs cannot be given a copy
+        """
+        if os.geteuid() == 0:
+            if now - self._scanned_at > self.RESCAN_S:
+                self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
+                self._scanned_at = now
+            return tuple(word for top, copy in self._copies.items() for word in ("--ro-bind", copy.folder(now), top))
         if now - self._scanned_at > self.RESCAN_S:
             self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
             self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
             self._scanned_at = now
         return self._options
+
+    def shown(self, path: str, now: float) -> str:
+        """Where that lies which programs see by this path."""
+        for top, copy in self._copies.items():
+            if is_beneath(path, top):
+                return copy.folder(now) + path.removeprefix(top)
+        return path
+
+    def place_for(self, path: str, now: float) -> None:
+        """See that there is something to mount this path on."""
+        for top, copy in self._copies.items():
+            if is_beneath(path, top):
+                copy.place_for(path, now)
 
     def without_gone(self, options: Sequence[str]) -> list[str]:
         """``options`` without the masks of what is gone since: a mount point that is not there fails the whole start."""

@@ -1,0 +1,351 @@
+"""What everybody may read beneath a folder of the system's configuration, as a copy that root's sandboxes are shown.
+
+Root in a user namespace is still the owner of all that root owns, so of ``/etc`` itself its sandboxes could read the
+password hashes. Mounts over what is private would come off whenever the machine puts another file in its place: the
+kernel takes a mount away with the name that it is on. A copy has never had anything private in it, and is one mount.
+
+The copy is in a folder that only root writes, with the contents that had the public's read permission at the moment at
+which they were opened: regular files, folders and symbolic links, beneath public folders only, walked to without
+following a link. It is compared with its source every few seconds and brought up to date file by file, so a program
+that runs sees a new name server as it would in ``/etc``. It stays for the next process, is shared by those that see
+the same source, and goes when another is made and nobody uses this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+import tempfile
+import time
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from handrail.contract.errors import ToolError
+
+RELOOK_S = 10.0
+MOST_BYTES, MOST_ENTRIES = 64 << 20, 20_000
+"""Beyond these the outermost come first, and what is left over is absent."""
+_FORM = 1
+"""Of the list of what is in a copy; another one is made anew."""
+_FOLDER, _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_AT_WORK_S = 5.0
+
+Entries = dict[str, list[Any]]
+"""By path beneath the source, the outer before the inner: kind and what tells that it is another."""
+
+
+class PublicCopy:
+    """The copy of one folder.
+
+    :param source: a canonical path
+    :param places: where copies may be kept; the first that is, or can be made, this user's own is taken
+    """
+
+    def __init__(self, source: str, places: tuple[str, ...] | None = None) -> None:
+        self._source = source
+        self._places = places
+        self._at: Path | None = None
+        self._use = -1
+        self._known: Entries | None = None
+        self._points: dict[str, bool] = {}
+        self._looked_at = float("-inf")
+
+    def folder(self, now: float) -> str:
+        """Where the copy is, which has been compared with its source within the last seconds.
+
+        :param now: of a steady clock, in seconds
+        :raises ToolError: ``unavailable`` where none can be made
+        """
+        if self._at is None or now - self._looked_at > RELOOK_S:
+            try:
+                self._brought_up()
+            except OSError as error:
+                raise ToolError(
+                    f"programs of root are shown a copy of what everybody may read in {self._source}, and it cannot be "
+                    f"made: {error}; make room for it in /var/cache, or run Handrail as an ordinary user",
+                    kind="unavailable",
+                ) from error
+            self._looked_at = now
+        assert self._at is not None
+        return str(self._at / "tree")
+
+    def place_for(self, path: str, now: float) -> None:
+        """Have something in the copy that can be mounted over, for a path beneath the source that is not public."""
+        inner = os.path.relpath(path, self._source)
+        if not os.path.lexists(f"{self.folder(now)}/{inner}"):
+            self._points[inner] = os.path.isdir(path)  # noqa: PTH112 - at every start
+            self._looked_at = float("-inf")
+            self.folder(now)
+
+    def _brought_up(self) -> None:
+        wanted = look(self._source) | self._to_mount_over()
+        if self._at is None or not (self._at / "list").exists():
+            self._at, self._known = self._taken(), None
+        if wanted == self._known:
+            return
+        with _alone(self._at):
+            written = _list_of(self._at)
+            self._known = written if written == wanted else self._written(written or {}, wanted)
+
+    def _to_mount_over(self) -> Entries:
+        found: Entries = {}
+        for inner, is_folder in self._points.items():
+            for above in reversed(Path(inner).parents[:-1]):
+                found[str(above)] = ["folder"]
+            found[inner] = ["folder"] if is_folder else ["empty"]
+        return found
+
+    def _taken(self) -> Path:
+        """The folder for this source as this process sees it, in use from now on."""
+        about = os.stat(self._source)  # noqa: PTH116
+        seen = f"{self._source} {about.st_dev} {about.st_ino} {os.readlink('/proc/self/ns/mnt')}"  # noqa: PTH115
+        name = "public-" + hashlib.sha256(seen.encode()).hexdigest()[:16]
+        base = _own(self._places or ("/var/cache/handrail", f"{tempfile.gettempdir()}/handrail-{os.geteuid()}"))
+        until = time.monotonic() + _AT_WORK_S
+        while True:
+            with contextlib.suppress(FileExistsError):
+                (base / name).mkdir(0o755)
+                _sweep(base, name)
+            if (used := _used(base / name, fcntl.LOCK_SH)) is not None:
+                break
+            if time.monotonic() > until:
+                raise FileExistsError(f"{base / name} is being taken away by another process")
+            time.sleep(0.01)
+        if self._use >= 0:
+            os.close(self._use)
+        self._use = used
+        (base / name).chmod(0o755)
+        return base / name
+
+    def _written(self, before: Entries, wanted: Entries) -> Entries:
+        assert self._at is not None
+        tree, fresh, listed = self._at / "tree", self._at / "new", self._at / "list"
+        listed.unlink(missing_ok=True)
+        tree.mkdir(0o755, exist_ok=True)
+        tree.chmod(0o755)
+        for folder, folders, files in os.walk(tree, topdown=False):
+            for name in (*folders, *files):
+                path = f"{folder}/{name}"
+                entry = wanted.get(os.path.relpath(path, tree))
+                if entry is None or (entry[0] == "folder") != stat.S_ISDIR(os.lstat(path).st_mode):
+                    _removed(path)
+        done: Entries = {}
+        top = os.open(self._source, _FOLDER)
+        try:
+            for inner, entry in wanted.items():
+                path, shown = tree / inner, entry
+                if entry[0] == "folder":
+                    with contextlib.suppress(FileExistsError):
+                        path.mkdir(0o755)
+                    path.chmod(0o755)
+                elif before.get(inner) == entry and os.path.lexists(path):
+                    pass
+                elif entry[0] == "link":
+                    fresh.unlink(missing_ok=True)
+                    fresh.symlink_to(entry[1])
+                    fresh.replace(path)
+                elif entry[0] == "empty":
+                    fresh.unlink(missing_ok=True)
+                    fresh.touch(0o444)
+                    fresh.replace(path)
+                elif (copied := _copied(top, inner, fresh)) is not None:
+                    shown = copied
+                    fresh.replace(path)
+                else:  # it has gone, or become private
+                    path.unlink(missing_ok=True)
+                    continue
+                done[inner] = shown
+        finally:
+            os.close(top)
+        fresh.write_bytes(orjson.dumps({"form": _FORM, "boot": _boot(), "entries": done}))
+        fresh.replace(listed)
+        return done
+
+
+def look(source: str) -> Entries:
+    """What everybody may read beneath ``source``, the outer before the inner."""
+    found: Entries = {}
+    held = 0
+    top = os.open(source, _FOLDER)
+    try:
+        waiting = [""] if _is_public(os.fstat(top)) else []
+        for folder in waiting:
+            try:
+                at = _walked(top, folder)
+            except OSError:
+                continue  # it has gone, or become private
+            try:
+                for name, about in _in(at):
+                    if len(found) >= MOST_ENTRIES:
+                        return found
+                    inner = f"{folder}/{name}" if folder else name
+                    if isinstance(about, str):
+                        found[inner] = ["link", about]
+                    elif stat.S_ISDIR(about.st_mode) and _is_public(about):
+                        found[inner] = ["folder"]
+                        waiting.append(inner)
+                    elif stat.S_ISREG(about.st_mode) and _is_public(about) and held + about.st_size <= MOST_BYTES:
+                        held += about.st_size
+                        found[inner] = _stamp(about)
+            finally:
+                os.close(at)
+    finally:
+        os.close(top)
+    return found
+
+
+def _in(folder: int) -> Iterator[tuple[str, os.stat_result | str]]:
+    """What is in a folder: of a link where it leads, of all else what it is."""
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            try:
+                entry.name.encode()
+                if entry.is_symlink():
+                    yield entry.name, os.readlink(entry.name, dir_fd=folder)
+                else:
+                    yield entry.name, entry.stat(follow_symlinks=False)
+            except (OSError, UnicodeEncodeError):
+                continue  # it has gone; or has a name that no list can hold
+
+
+def _walked(top: int, inner: str) -> int:
+    """A descriptor of a folder beneath ``top``, each on the way a real and public one.
+
+    :raises OSError: where one is not
+    """
+    at = os.dup(top)
+    try:
+        for name in inner.split("/") if inner else ():
+            further = os.open(name, os.O_RDONLY | _FOLDER, dir_fd=at)
+            os.close(at)
+            at = further
+            if not _is_public(os.fstat(at)):
+                raise PermissionError(name)
+    except OSError:
+        os.close(at)
+        raise
+    return at
+
+
+def _copied(top: int, inner: str, to: Path) -> list[Any] | None:
+    """What one file says, if everybody may read it at this moment."""
+    folder, _, name = inner.rpartition("/")
+    try:
+        at = _walked(top, folder)
+        try:
+            source = os.open(name, os.O_RDONLY | _OPEN, dir_fd=at)
+        finally:
+            os.close(at)
+    except OSError:
+        return None
+    with open(source, "rb") as reading:  # noqa: PTH123 - a descriptor
+        about = os.fstat(source)
+        if not stat.S_ISREG(about.st_mode) or not _is_public(about):
+            return None
+        to.unlink(missing_ok=True)
+        content = reading.read(about.st_size)
+        to.write_bytes(content)
+    to.chmod(0o755 if about.st_mode & 0o001 else 0o644)
+    os.utime(to, ns=(about.st_mtime_ns, about.st_mtime_ns))
+    return _stamp(about)
+
+
+def _stamp(about: os.stat_result) -> list[Any]:
+    return ["file", about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns]
+
+
+def _is_public(about: os.stat_result) -> bool:
+    wanted = 0o005 if stat.S_ISDIR(about.st_mode) else 0o004
+    return about.st_mode & wanted == wanted
+
+
+def _own(places: tuple[str, ...]) -> Path:
+    failures: list[str] = []
+    for place in map(Path, places):
+        try:
+            for folder in (*reversed(place.parents), place):
+                if not folder.exists():
+                    folder.mkdir(0o755)
+                    folder.chmod(0o755)
+            about = place.lstat()
+        except OSError as error:
+            failures.append(str(error))
+            continue
+        if stat.S_ISDIR(about.st_mode) and about.st_uid == os.geteuid() and not about.st_mode & 0o022:
+            return place
+        failures.append(f"{place} is not a folder that only this user may write")
+    raise PermissionError("; ".join(failures))
+
+
+def _sweep(base: Path, besides: str) -> None:
+    """Remove the copies that no process uses any more."""
+    for other in base.glob("public-*"):
+        if other.name != besides and (alone := _used(other, fcntl.LOCK_EX)) is not None:
+            shutil.rmtree(other, ignore_errors=True)
+            os.close(alone)
+
+
+def _used(place: Path, how: int) -> int | None:
+    """A descriptor that says of a copy, until it is closed, that it is in use; None where somebody else's says otherwise."""
+    try:
+        at = os.open(place, os.O_RDONLY | _FOLDER)
+    except FileNotFoundError:
+        return None
+    try:
+        fcntl.flock(at, how | fcntl.LOCK_NB)
+        if os.path.samestat(os.fstat(at), place.lstat()):
+            return at
+    except (BlockingIOError, FileNotFoundError):
+        pass
+    os.close(at)
+    return None
+
+
+@contextlib.contextmanager
+def _alone(place: Path) -> Generator[None]:
+    """While this process is the only one that changes a copy."""
+    at = os.open(place / "changing", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    until = time.monotonic() + _AT_WORK_S
+    try:
+        while True:
+            try:
+                fcntl.flock(at, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
+        yield
+    finally:
+        os.close(at)
+
+
+def _list_of(place: Path) -> Entries | None:
+    """What is in a copy; None where that is not known."""
+    try:
+        said = orjson.loads((place / "list").read_bytes())
+        fits = said["form"] == _FORM and said["boot"] == _boot()
+        return said["entries"] if fits else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _boot() -> str:
+    """What was written before a crash of the machine may not be there after it."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/sys/kernel/random/boot_id").read_text("ascii").strip()
+    return ""
+
+
+def _removed(path: str) -> None:
+    if stat.S_ISDIR(os.lstat(path).st_mode):
+        shutil.rmtree(path)
+    else:
+        os.unlink(path)  # noqa: PTH108

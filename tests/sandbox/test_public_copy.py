@@ -1,0 +1,202 @@
+"""The copy of what everybody may read beneath a folder, which root's sandboxes are shown in place of /etc."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Process
+from handrail.sandbox import mounts, public_copy
+from handrail.sandbox.public_copy import RELOOK_S, PublicCopy
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="others are shown /etc itself, which gives them what is theirs")
+
+
+class Etc:
+    """A folder of configuration, its copies, and a clock."""
+
+    def __init__(self, place: Path) -> None:
+        self.source, self.places = place / "etc", (str(place / "copies"),)
+        self.source.mkdir(0o755)
+        self.now = time.monotonic()
+        self.copy = PublicCopy(str(self.source), self.places)
+
+    def write(self, name: str, text: str, mode: int = 0o644) -> None:
+        """As the machine does it: another file takes the place."""
+        path = self.source / name
+        path.parent.mkdir(0o755, parents=True, exist_ok=True)
+        new = path.with_name(".new")
+        new.write_text(text)
+        new.chmod(mode)
+        new.replace(path)
+
+    @property
+    def shown(self) -> Path:
+        self.now += RELOOK_S + 1
+        before = os.umask(0o077)  # what is public stays so, however private Handrail's own files are
+        try:
+            return Path(self.copy.folder(self.now))
+        finally:
+            os.umask(before)
+
+    def names(self) -> list[str]:
+        shown = self.shown
+        return sorted(str(path.relative_to(shown)) for path in shown.rglob("*"))
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Etc:
+    return Etc(tmp_path.resolve())
+
+
+def test_only_what_everybody_may_read_is_in_it_and_links_are_kept_as_they_are(etc: Etc) -> None:
+    etc.write("passwd", "root:x:0:0")
+    etc.write("shadow", "HASH", 0o600)
+    etc.write("group-only", "HASH", 0o640)
+    etc.write("ssl/certs/a.pem", "A")
+    etc.write("ssl/private/key", "HASH")
+    (etc.source / "ssl" / "private").chmod(0o710)
+    etc.write("init.d/run", "#!/bin/sh", 0o4755)
+    (etc.source / "alternative").symlink_to("/usr/bin/true")
+    (etc.source / "inner").symlink_to("ssl/private/key")
+    os.mkfifo(etc.source / "pipe", 0o644)
+    assert etc.names() == [
+        *("alternative", "init.d", "init.d/run", "inner", "passwd", "ssl", "ssl/certs", "ssl/certs/a.pem")
+    ]
+    assert (etc.shown / "alternative").readlink() == Path("/usr/bin/true")
+    assert (etc.shown / "ssl/certs/a.pem").read_text() == "A"
+    assert (etc.shown / "init.d/run").stat().st_mode & 0o7777 == 0o755
+    assert (etc.shown / "passwd").stat().st_mode & 0o7777 == 0o644
+    assert (etc.shown / "ssl").stat().st_mode & 0o7777 == 0o755
+
+
+def test_what_changes_is_brought_up_to_date_and_what_becomes_private_goes(etc: Etc) -> None:
+    for name in ("hosts", "soon", "away/file", "turns"):
+        etc.write(name, "before")
+    there = etc.shown
+    kept = os.stat(there / "away/file").st_ino
+    etc.write("hosts", "after!")  # as long as before
+    written_at = (there / "hosts").stat().st_mtime_ns
+    os.utime(etc.source / "hosts", ns=(written_at, written_at))
+    (etc.source / "soon").chmod(0o600)
+    (etc.source / "turns").unlink()
+    etc.write("turns/inner", "now in a folder")
+    assert etc.shown == there
+    assert (there / "hosts").read_text() == "after!"
+    assert not (there / "soon").exists()
+    assert (there / "turns/inner").read_text() == "now in a folder"
+    assert os.stat(there / "away/file").st_ino == kept  # what stays the same is not written again
+    (etc.source / "away").chmod(0o700)
+    assert etc.names() == ["hosts", "turns", "turns/inner"]
+
+
+def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(
+    etc: Etc, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Part of /etc may belong to a service's user, who could have root copy what lies in a private folder."""
+    private = tmp_path / "private"
+    private.mkdir(0o700)
+    (private / "key").write_text("KEY")
+    (private / "key").chmod(0o644)
+    etc.write("service/key", "public")
+    seen = public_copy.look
+
+    def look(source: str) -> public_copy.Entries:
+        found = seen(source)
+        (etc.source / "service").rename(tmp_path / "was")
+        (etc.source / "service").symlink_to(private)
+        return found
+
+    monkeypatch.setattr(public_copy, "look", look)
+    assert etc.names() == ["service"]
+
+
+def test_the_next_process_takes_the_same_copy_and_a_cut_one_is_made_whole(etc: Etc) -> None:
+    etc.write("hosts", "a")
+    there = etc.shown
+    number = (there / "hosts").stat().st_ino
+    etc.copy = PublicCopy(str(etc.source), etc.places)
+    assert etc.shown == there
+    assert (there / "hosts").stat().st_ino == number
+    (there / "hosts").write_text("half")
+    (there / "more").write_text("of before")
+    (there.parent / "list").write_bytes(b'{"form": 1, "entr')
+    etc.copy = PublicCopy(str(etc.source), etc.places)
+    assert etc.names() == ["hosts"]
+    assert (etc.shown / "hosts").read_text() == "a"
+
+
+def test_a_copy_that_nobody_uses_goes_when_another_is_made(etc: Etc, tmp_path: Path) -> None:
+    etc.write("hosts", "a")
+    first = etc.shown
+    used, unused = (tmp_path / name for name in ("used", "unused"))
+    copies: list[PublicCopy] = []
+    for place in (used, unused):
+        place.mkdir(0o755)
+        copies.append(PublicCopy(str(place), etc.places))
+        copies[-1].folder(0.0)
+    del copies[1]
+    os.close(etc.copy._use)  # pyright: ignore[reportPrivateUsage] - as the end of its process would
+    etc.copy._use = -1  # pyright: ignore[reportPrivateUsage]
+    (tmp_path / "third").mkdir(0o755)
+    PublicCopy(str(tmp_path / "third"), etc.places).folder(0.0)
+    assert not first.exists()
+    assert Path(copies[0].folder(0.0)).exists()
+
+
+def test_too_much_is_left_out_from_the_inside_outwards(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(public_copy, "MOST_BYTES", 10)
+    etc.write("a/large", "x" * 8)
+    etc.write("large", "x" * 11)
+    etc.write("small", "x" * 6)
+    assert etc.names() == ["a", "small"]
+    monkeypatch.setattr(public_copy, "MOST_ENTRIES", 1)
+    assert etc.names() == ["a"]
+
+
+def test_a_place_that_others_may_write_is_not_used_and_it_says_so(etc: Etc, tmp_path: Path) -> None:
+    (tmp_path / "copies").mkdir()
+    (tmp_path / "copies").chmod(0o777)
+    with pytest.raises(ToolError, match="only this user may write") as caught:
+        assert etc.shown
+    assert caught.value.kind == "unavailable"
+
+
+async def until(process: Process, word: bytes) -> None:
+    out = b""
+    while word not in out:
+        piece = await process.read(1000)
+        assert piece, out
+        out += piece
+
+
+@as_root
+@pytest.mark.proves("S-01")
+async def test_a_private_file_that_the_machine_replaces_while_a_program_runs_stays_away_from_it(
+    confined: Ground, etc: Etc, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mount over the file would go with its name. In the place of /etc is a folder of this test's own, so nothing of
+    the machine's is replaced."""
+    etc.write("shadow", "OLD-HASH", 0o600)
+    etc.write("hosts", "before")
+    monkeypatch.setattr(mounts, "_configuration", configuration := mounts._Configuration())  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(configuration, "_copies", {"/etc": etc.copy})
+    monkeypatch.setattr(configuration, "_scanned_at", float("inf"))
+    look = "cd /etc; cat shadow; ls; cat hosts"
+    process = await confined.start("/bin/bash", "-c", f"{look}; echo ready; read; {look}; cat new")
+    try:
+        await until(process, b"ready")
+        etc.write("shadow", "NEW-HASH", 0o600)
+        etc.write("new", "NEW-KEY", 0o600)
+        etc.write("hosts", "after")
+        assert etc.shown
+        out, errors, _ = await process.communicate(b"\n", 10_000)
+    finally:
+        await process.kill()
+    assert b"HASH" not in out + errors and b"NEW-KEY" not in out
+    assert b"after" in out
