@@ -85,7 +85,7 @@ class Checked:
 
     def _refused(self, message: dict[str, Any]) -> dict[str, Any] | None:
         """The answer to a request that is none."""
-        if "id" not in message or message.keys() & {"result", "error"}:
+        if "id" not in message or ("method" not in message and message.keys() & {"result", "error"}):
             return None
         asked, method, params = message["id"], message.get("method"), message.get("params")
         if isinstance(asked, bool) or not isinstance(asked, (str, int)):
@@ -100,8 +100,8 @@ class Checked:
 def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
     """A message as the SDK can take it, or None for one that nobody needs."""
     if "method" in message:
-        params: Any = message.get("params") or {}
-        if not isinstance(params, dict) or ("id" not in message and message["method"] not in HEARD):
+        method, params = message["method"], cast("object", message.get("params") or {})
+        if not isinstance(params, dict) or not isinstance(method, str) or ("id" not in message and method not in HEARD):
             return None
         own = cast("dict[str, Any]", params)
         return {**message, "params": {key: value for key, value in own.items() if key != "_meta"}}

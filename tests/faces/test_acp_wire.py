@@ -1,0 +1,180 @@
+"""The ACP agent as a process on pipes, and a peer that keeps to no form."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from acp import RequestError
+from acp.client.connection import ClientSideConnection
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.faces.acp_clients import Desk, Editor, ask, call, played
+from tests.faces.conftest import Program
+
+from handrail.faces.acp.agent import Serving, serve
+from handrail.faces.acp.transport import Checked, Piped, as_line
+
+pytestmark = pytest.mark.proves("F-05")
+
+
+async def test_an_editor_starts_it_works_with_it_and_hangs_up(handrail: Program, tmp_path: Path) -> None:
+    played(tmp_path, {"calls": [call("write", path="made.txt", content="x")]}, {"text": "Made."})
+    command = handrail.command("acp", "--model", f"script:{tmp_path / 'script.json'}")
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    editor = Editor()
+    editor.answering = lambda _call, _options: "allow_once"
+    client = ClientSideConnection(cast("Any", editor), process.stdin, process.stdout, use_unstable_protocol=True)
+    await client.initialize(1)
+    with pytest.raises(RequestError, match="--workspace"):
+        await client.new_session(cwd=str(tmp_path))
+    opened = await client.new_session(cwd=str(handrail.workspace))
+    answer = await ask(client, opened.session_id)
+    assert answer.stop_reason == "end_turn" and editor.said == "Made."
+    assert (handrail.workspace / "made.txt").read_text() == "x"
+    process.stdin.close()
+    assert await process.wait() == 0
+    assert (await process.stderr.read()) == b""
+    await client.close()
+
+
+class Lines:
+    """What a peer says, line by line, and what it is answered."""
+
+    def __init__(self, *lines: str) -> None:
+        self._lines = lines
+        self.said: list[Any] = []
+
+    async def __aiter__(self) -> AsyncIterator[str]:
+        for line in self._lines:
+            yield line
+
+    async def write(self, text: str) -> None:
+        self.said.append(json.loads(text))
+
+    async def flush(self) -> None:
+        pass
+
+    async def taken(self) -> list[Any]:
+        checked = Checked(Piped(cast("Any", self).__aiter__(), self))
+        taken: list[Any] = []
+        while (message := await checked.receive()) is not None:
+            taken.append(message)
+        return taken
+
+
+@pytest.mark.parametrize(
+    ("line", "code"),
+    [
+        ("no json", -32700),
+        ("[]", -32600),
+        ("7", -32600),
+        ('{"id": {}, "method": "initialize"}', -32600),
+        ('{"id": 1, "method": 7}', -32600),
+        ('{"id": 1}', -32600),
+        ('{"id": 1, "method": "initialize", "params": [1]}', -32600),
+    ],
+)
+async def test_what_is_no_request_is_answered_so(line: str, code: int) -> None:
+    lines = Lines(line, "", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
+    taken = await lines.taken()
+    assert [message["id"] for message in taken] == [2]
+    assert [answer["error"]["code"] for answer in lines.said] == [code]
+
+
+async def test_what_nobody_needs_is_dropped_and_no_argument_comes_in_by_meta() -> None:
+    lines = Lines(
+        '{"method": "document/didOpen", "params": {}}',
+        '{"method": 7}',
+        '{"id": "x", "result": 1}',
+        '{"id": [1], "error": {}}',
+        '{"id": 3, "error": 5}',
+        '{"method": "session/cancel", "params": {"sessionId": "a", "_meta": {"session_id": "b"}}}',
+    )
+    error, cancel = await lines.taken()
+    assert error["error"] == {"code": -32603, "message": "the client gave an error without words"}
+    assert cancel["params"] == {"sessionId": "a"} and lines.said == []
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
+MESSAGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "jsonrpc": JSON,
+        "id": JSON,
+        "method": st.sampled_from(["initialize", "session/new", "session/prompt", "session/list", "session/load", "x"])
+        | JSON,
+        "params": st.fixed_dictionaries(
+            {},
+            optional={
+                "sessionId": JSON,
+                "cwd": JSON,
+                "prompt": JSON,
+                "mcpServers": JSON,
+                "cursor": JSON,
+                "protocolVersion": JSON,
+                "_meta": JSON,
+            },
+        )
+        | JSON,
+        "result": JSON,
+        "error": JSON,
+    },
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(MESSAGES | JSON, max_size=5))
+async def test_no_message_ends_the_connection(messages: list[Any]) -> None:
+    """Whatever comes before it, the last request is answered."""
+    answers: asyncio.Queue[Any] = asyncio.Queue()
+    incoming = [message for message in messages if message is not None]
+    done = asyncio.Event()
+
+    class Hostile:
+        async def receive(self) -> Any:
+            if incoming:
+                return incoming.pop(0)
+            if not done.is_set():
+                done.set()
+                return {"jsonrpc": "2.0", "id": "last", "method": "session/unknown", "params": {}}
+            await asyncio.Event().wait()
+            return None
+
+        async def send(self, message: dict[str, Any]) -> None:
+            await answers.put(json.loads(as_line(message)))
+
+        async def close(self) -> None:
+            pass
+
+    def never(*_: object) -> Any:
+        raise AssertionError("no workspace is opened by what has said no hello")
+
+    served = asyncio.create_task(serve(Hostile(), Serving(never, never, never, never)))
+    served.add_done_callback(lambda _: answers.put_nowait(None))
+    try:
+        while (answer := await answers.get()) is None or answer.get("id") != "last":
+            assert answer is not None, "a message ended it"
+    finally:
+        served.cancel()
+        await asyncio.wait((served,))
+
+
+async def test_a_prompt_in_a_workspace_that_cannot_be_opened_is_an_error_in_words(tmp_path: Path) -> None:
+    desk = Desk(tmp_path)
+    (tmp_path / "config" / "handrail.toml").write_text("no = such\n")
+    async with desk.connected({"text": "x"}) as (client, _):
+        for _ in range(2):
+            with pytest.raises(RequestError, match=r"handrail\.toml"):
+                await client.new_session(cwd=str(desk.workspace))
