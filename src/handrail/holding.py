@@ -133,10 +133,8 @@ class HeldKernel(Kernel):
         entry = generation.resolve(tool)
         if entry is None:
             nearest = " or ".join(generation.nearest(tool))
-            raise ToolError(
-                f"there is no tool {tool[:80]!r}" + (f"; did you mean {nearest}?" if nearest else ""),
-                kind="unknown_tool",
-            )
+            hint = generation.awaited(tool) or (f"did you mean {nearest}?" if nearest else "")
+            raise ToolError(f"there is no tool {tool[:80]!r}" + (f"; {hint}" if hint else ""), kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if problems := entry.schema.problems(dict(arguments)):

@@ -21,8 +21,12 @@ MAX_SCHEMA = 32 * 1024
 def near(call: Call) -> str:
     """What a call to a tool that there is not may have meant."""
     catalog, name = call.lane.catalog, call.proposed.name
+    if awaited := call.generation.awaited(name):
+        return awaited
     close = call.generation.nearest(name) if catalog is None else catalog.near(call.generation, name)
-    return f"did you mean {' or '.join(close)}?" if close else "no tool has a name like it."
+    if close:
+        return f"did you mean {' or '.join(close)}?"
+    return call.generation.awaited(name, else_any=True) or "no tool has a name like it."
 
 
 def unseen(call: Call) -> dict[str, Any]:

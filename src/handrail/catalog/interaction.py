@@ -237,7 +237,8 @@ class InteractionCatalog:
         return [spec.id for spec in self._of.specs(self._generation)]
 
     async def categories(self) -> Sequence[Category]:
-        return self._of.look(self._generation).categories()
+        unheard = [Category(f"mcp:{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
+        return [*self._of.look(self._generation).categories(), *unheard]
 
     async def load(self, name: str) -> BroughtIn:
         view = self._of.look(self._generation)
@@ -266,6 +267,7 @@ class InteractionCatalog:
         if entry is None:
             close = self._of.near(self._generation, tool)
             hint = f"did you mean {' or '.join(close)}?" if close else "find_tools looks for one by what it does"
+            hint = self._generation.awaited(tool) or hint
             raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
@@ -279,6 +281,8 @@ class InteractionCatalog:
         return added
 
     def _unknown(self, name: str, view: View) -> str:
+        if awaited := self._generation.awaited(name):
+            return f"there is no category and no tool {name[:80]!r}; {awaited}"
         names = list(view.members)
         there = ", ".join(names[:_MOST_NAMED]) or "none"
         more = f" and {len(names) - _MOST_NAMED} more, which browse_tools lists" if len(names) > _MOST_NAMED else ""

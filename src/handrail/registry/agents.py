@@ -117,7 +117,8 @@ def generation_of(
     beyond = (tool_id for tool_id in everything.entries if not agent.has_tool(tool_id))
     shipped = {alias: tool_id for alias, tool_id in everything.aliases.items() if agent.has_tool(tool_id)}
     names = {**shipped, **agent.aliases}
-    return Generation(everything.number, entries, names, everything.quarantined, beyond, everything.offerings)
+    more = everything.offerings, everything.unheard
+    return Generation(everything.number, entries, names, everything.quarantined, beyond, *more)
 
 
 def _read(folder: Path, workspaces: tuple[str, ...]) -> CheckedAgent:

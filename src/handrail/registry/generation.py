@@ -13,6 +13,7 @@ from handrail.contract.offering import Offering
 from handrail.contract.schema import Schema
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.registry.sources.source import Unheard
 
 IN_PROCESS = "runtime"
 """``Entry.confined_by`` of the operator's own Python: the runtime's checks hold it, not the operating system."""
@@ -23,6 +24,8 @@ BUILT_IN = "built-in"
 UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
 """The same of programs that run without a sandbox."""
 
+_MOST_AWAITED = 3
+"""Sources that one text speaks of."""
 
 Status = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
 """``system``: ready, nothing had to be given. ``connected``: ready, and somebody configured or approved it. ``available``:
@@ -93,10 +96,21 @@ class Generation:
     :param quarantined: what foreign sources offered and could not be taken, with the reasons
     :param beyond: ids of tools that there are and that this agent does not have; a rule may name them
     :param offerings: what the sources have beside tools, in their order
+    :param unheard: the sources that have not said yet what they have
     :raises ValueError: when two tools, aliases or wire names are the same
     """
 
-    __slots__ = ("__weakref__", "_by_name", "aliases", "beyond", "entries", "number", "offerings", "quarantined")
+    __slots__ = (
+        "__weakref__",
+        "_by_name",
+        "aliases",
+        "beyond",
+        "entries",
+        "number",
+        "offerings",
+        "quarantined",
+        "unheard",
+    )
 
     def __init__(
         self,
@@ -106,6 +120,7 @@ class Generation:
         quarantined: Iterable[Fault] = (),
         beyond: Iterable[str] = (),
         offerings: Iterable[Offering] = (),
+        unheard: Iterable[Unheard] = (),
     ) -> None:
         given = tuple(entries)
         by_id = {entry.id: entry for entry in given}
@@ -125,6 +140,7 @@ class Generation:
         self.quarantined = tuple(quarantined)
         self.beyond = frozenset(beyond)
         self.offerings = tuple(offerings)
+        self.unheard = tuple(unheard)
         self._by_name = by_name
 
     def __len__(self) -> int:
@@ -142,6 +158,20 @@ class Generation:
         known = [tool_id for tool_id, entry in self.entries.items() if entry.withheld is None]
         known += [alias for alias, tool_id in self.aliases.items() if self.entries[tool_id].withheld is None]
         return nearest(name.replace("__", "."), known, count)
+
+    def awaited(self, name: str, *, else_any: bool = False) -> str:
+        """Where the sources stand that an unknown name may be a tool of, once they have said what they have; empty where
+        there are none.
+
+        :param else_any: those too whose tools may have any name
+        """
+        if not self.unheard:
+            return ""
+        said = name.removeprefix("mcp:").replace(":", "_")
+        found = [one for one in self.unheard if said == one.name or (one.prefix and _is_beneath(said, one.prefix))]
+        if not found and else_any:
+            found = [one for one in self.unheard if not one.prefix]
+        return " ".join(f"{one.standing()}." for one in found[:_MOST_AWAITED])
 
     def difference(self, older: Generation) -> Difference:
         """What this generation has that ``older`` had not, and the other way round."""
@@ -172,6 +202,11 @@ def _both_named(entries: Iterable[Entry]) -> str:
             return f"{other.id!r} and {entry.id!r} are both named {entry.wire_name!r}"
         by_wire[entry.wire_name] = entry
     raise AssertionError("no two have one name")
+
+
+def _is_beneath(name: str, prefix: str) -> bool:
+    """Whether it is like the id of a source's tool; ``git__log`` is the wire name of ``git.log``."""
+    return name == prefix or (name.startswith(f"{prefix}_") and not name.startswith(f"{prefix}__"))
 
 
 def _is_other(new: Entry, old: Entry) -> bool:

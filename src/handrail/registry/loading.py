@@ -96,7 +96,9 @@ def load_generation(
     names = {**table.shipped, **(aliases or {})}
     by_rank = sorted(every, key=lambda one: one[0].rank != "agent")  # an agent's own stand before everybody's
     offerings = [loaded.offering for _, loaded in by_rank if loaded.offering is not None]
-    generation = Generation(number, table.rows.values(), names, table.quarantined, offerings=offerings)
+    unheard = [loaded.unheard for _, loaded in every if loaded.unheard is not None]
+    rows = table.rows.values()
+    generation = Generation(number, rows, names, table.quarantined, offerings=offerings, unheard=unheard)
     if memory is not None:
         memory.conditions, memory.found = table.conditions, tuple(every)
         memory.entries, memory.approved = table.rows, table.approved

@@ -142,6 +142,8 @@ class FindTools(Tool):
         if named:
             told["nearest_not_in_view"] = list(named)
         told["message"] = _advice(found, len(best), len(missed))
+        if missed:
+            told |= await _unheard(runtime)
         return _with_sources(told, best.values())
 
 
@@ -174,6 +176,7 @@ class ToolSearch(Tool):
             told["message"] = "Compared by words only, not by meaning."
         if not hits:
             told |= {"nothing_fits": True, "message": _NOT_FROM_OUTSIDE.format(by=findings.means)}
+            told |= await _unheard(runtime)
         return _with_sources(told, hits)
 
 
@@ -286,6 +289,12 @@ def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     words = any(one.means.startswith("words only") for one in found if not one.nothing_fits)
     went = " Compared by words only, not by meaning: what says it in other words was not found." if words else ""
     return f"{brought} in view from your next reply on.{rest}{went}"
+
+
+async def _unheard(runtime: Runtime) -> dict[str, Any]:
+    """The sources that may have what was not found, and have not said yet what they have."""
+    names = {one.name: one.description for one in await runtime.catalog.categories() if not one.tool_count}
+    return {"not_looked_through": names} if names else {}
 
 
 def _with_sources(told: dict[str, Any], hits: Iterable[Hit]) -> object:

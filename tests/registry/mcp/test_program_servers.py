@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from handrail import Event, Result, config
+from handrail import Event, Result, ToolError, config
 from handrail.contract.session import Session
 from handrail.holding import HeldKernel
 from handrail.registry.sources.mcp.owner import Upstream
@@ -228,6 +228,40 @@ async def test_one_that_never_says_anything_or_ends_at_once_is_unavailable_with_
         states = {one.name: one for one in kernel.mcp.servers}
         assert "not ready within 400 ms" in states["mute"].reason
         assert "exit code 3" in states["broken"].reason and "my configuration" in states["broken"].reason
+
+
+async def test_a_tool_of_a_server_that_nobody_has_reached_yet_is_told_of_with_where_that_stands(tmp_path: Path) -> None:
+    mute, broken = Program(tmp_path / "mute", mute=True), Program(tmp_path / "broken", dies_at_start=True)
+    settings = mute.settings("git") + broken.settings("odd", 'prefix = "other"')
+    settings += '[mcp.servers.far]\ncommand = "npx"\nargs = ["-y", "some-server"]\n'
+    async with temporary_kernel(tmp_path, settings=settings) as kernel:
+        await until(lambda: bool(kernel.rooms.upstreams["odd"].reason))
+        session = await kernel.session()
+
+        async def refused(name: str) -> str:
+            result = await session.call(name, {})
+            assert result.error_kind == "unknown_tool"
+            return str(result.error_text)
+
+        for name in ("git_merge", "mcp:git:merge", "git"):
+            told = await refused(name)
+            assert "mcp server git" in told and "being connected for the first time" in told, name
+            assert "handrail sources review git" in told and "did you mean" not in told, name
+        told = await refused("other_thing")
+        assert "mcp server odd" in told and "exit code 3" in told
+        assert "handrail mcp install far" in await refused("far_away")
+        for name in ("git.merg", "git__merg"):
+            assert "did you mean git.merge" in await refused(name)
+        categories = (await session.call("browse_tools", {})).data["categories"]
+        waiting = {one["name"]: one["description"] for one in categories if not one["tool_count"]}
+        assert waiting.keys() == {"mcp:git", "mcp:odd", "mcp:far"} and "exit code 3" in waiting["mcp:odd"]
+        found = (await session.call("tool_search", {"query": "frobnicate the quux"})).data
+        assert found["not_looked_through"].keys() == {"mcp:git", "mcp:odd", "mcp:far"}
+        assert "being connected" in str((await session.call("load_tools", {"tool": "git_log"})).error_text)
+        assert "exit code 3" in str((await session.call("load_tools", {"category": "mcp:odd"})).error_text)
+        assert "being connected" in str((await session.call("info", {"tool": "git_log"})).error_text)
+        with pytest.raises(ToolError, match="being connected"):
+            await kernel.explain("git_log", {})
 
 
 async def test_answers_of_fifty_megabytes_are_not_kept_and_the_connection_goes_on(

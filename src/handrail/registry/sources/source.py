@@ -22,6 +22,22 @@ class Found:
     place: str
 
 
+class Unheard(Protocol):
+    """A source that has not said yet what it has, such as a server that nobody has ever reached."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def prefix(self) -> str:
+        """What the ids of its tools begin with; empty where that can be anything."""
+        ...
+
+    def standing(self) -> str:
+        """Where it stands now, what comes next, and who does it: a sentence or two for whoever wants a tool of it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Loaded:
     """All that a source has, and all that is wrong with it.
@@ -30,6 +46,7 @@ class Loaded:
     :param about: the operator's text on it, for models. Never the source's own
     :param aliases: further names of its tools, alias to id; those of the built-ins count
     :param offering: its resources and prompts, where it has some; the same object as long as those are the same
+    :param unheard: where nobody knows yet what it has
     """
 
     tools: tuple[Found, ...] = ()
@@ -38,6 +55,7 @@ class Loaded:
     about: str = ""
     aliases: Mapping[str, str] = field(default_factory=dict[str, str])
     offering: Offering | None = None
+    unheard: Unheard | None = None
 
 
 class Source(Protocol):

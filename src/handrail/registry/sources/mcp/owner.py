@@ -82,6 +82,11 @@ class Upstream:
         """The version that is spoken now; empty without a connection."""
         return self._conversation.protocol if self._conversation is not None else ""
 
+    @property
+    def waits_s(self) -> int:
+        """While it is waiting, in how many seconds the next attempt is."""
+        return max(1, math.ceil(self._next_at - asyncio.get_running_loop().time()))
+
     async def call(
         self,
         method: str,
@@ -163,8 +168,7 @@ class Upstream:
         if self._conversation is not None and self._conversation.end is not None:
             return ToolError(f"{text}: {self._conversation.end.why}", kind="unavailable")
         if self.state == "waiting":
-            left = max(1, math.ceil(self._next_at - asyncio.get_running_loop().time()))
-            text += f", next attempt in {left} s"
+            text += f", next attempt in {self.waits_s} s"
         return ToolError(f"{text}: {self.reason}" if self.reason else text, kind="unavailable")
 
     async def listed(self) -> Listing:

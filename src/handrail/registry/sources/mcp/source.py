@@ -62,6 +62,25 @@ class McpSource:
                 return str(error)
         return ""
 
+    @property
+    def prefix(self) -> str:
+        return self.name if self.definition.prefix is None else self.definition.prefix
+
+    def standing(self) -> str:
+        """See :class:`~handrail.registry.sources.source.Unheard`."""
+        if fault := self.fault():
+            return f"mcp server {self.name} cannot be used: {fault}. A person sees more with: handrail mcp list"
+        nobody = f"nobody knows the tools of mcp server {self.name} yet"
+        review = f"What they say is then looked at by a person before one runs: handrail sources review {self.name}"
+        upstream = self.upstream
+        if upstream is None:
+            return f"{nobody}, which has never been connected. {review}"
+        if upstream.state == "closed":
+            return f"{nobody}, which has been closed with its kernel"
+        if upstream.state == "waiting":
+            return f"{nobody}: {upstream.reason}; the next attempt is in {upstream.waits_s} s. {review}"
+        return f"{nobody}: it is being connected for the first time; try again in a moment. {review}"
+
     def load(self) -> Loaded:
         if self.gone:
             return Loaded(name=self.name)
@@ -70,7 +89,7 @@ class McpSource:
             faults.append(Fault(self.definition.place, "", fault))
         listing = self.listing
         if listing is None:
-            return Loaded((), tuple(faults), self.name, self.definition.about)
+            return Loaded((), tuple(faults), self.name, self.definition.about, unheard=self)
         found: list[Found] = []
         made: dict[str, McpTool] = {}
         for item in listing.tools:
