@@ -10,6 +10,7 @@ Two spellings of one file are one resource, since paths are located before they 
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol, cast
 
@@ -29,7 +30,6 @@ MAX_BITS = 4096
 """The longest integer that names a resource; Python refuses to write out much longer ones."""
 
 _FILE = "file:"
-_MAX_COMPILED = 4096
 
 
 class Place(Protocol):
@@ -61,19 +61,24 @@ class Resources:
     __slots__ = ("_compiled",)
 
     def __init__(self) -> None:
-        # By identity, which is quicker than hashing a whole spec; the spec is kept so that its id stays its own.
-        self._compiled: dict[int, tuple[ToolSpec, Templates]] = {}
+        # By identity, which is quicker than hashing a whole spec; the entry goes with the spec, before another has its id.
+        self._compiled: dict[int, tuple[weakref.ref[ToolSpec], Templates]] = {}
 
-    def wants(self, spec: ToolSpec, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
+    def wants(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], places: Places, *, background: bool = False
+    ) -> tuple[Want, ...]:
         """What a call of ``spec`` with validated ``arguments`` has to hold.
 
+        :param background: what it has to hold where nobody waits for it
         :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
         """
-        found = self._compiled.get(id(spec))
+        if background:
+            return Templates(spec.background_locks).wants(arguments, places)
+        key = id(spec)
+        found = self._compiled.get(key)
         if found is None:
-            if len(self._compiled) >= _MAX_COMPILED:
-                self._compiled.clear()
-            found = self._compiled[id(spec)] = (spec, Templates(spec.effective_locks))
+            gone = weakref.ref(spec, lambda _, compiled=self._compiled: compiled.pop(key, None))
+            found = self._compiled[key] = (gone, Templates(spec.effective_locks))
         templates = found[1]
         return templates.wants(arguments, places) if templates.filled else templates.constant
 

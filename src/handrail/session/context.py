@@ -118,7 +118,7 @@ class Shelf:
         difference = self.succession.publish(generation)
         self.sources = sources
         for authority in self.authorities:
-            authority.agent_layer = layer
+            authority.renew(layer)
         if self.is_on_record:
             self._publish(self._chronicle.told(generation, difference))
         for told in tuple(self.watchers):
@@ -180,7 +180,7 @@ class Context:
         own.shelf.authorities[:] = [self.authority]
         own.shelf.options.add(self.catalog)
         own.shelf.watchers[:] = [self._published]
-        self.authority.agent_layer = own.authority.agent_layer
+        self.authority.renew(own.authority.agent_layer)
         self.shelf, self.shared = own.shelf, own.shared
         if before.is_on_record:
             own.shelf.begin()
