@@ -45,6 +45,7 @@ from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
 from handrail.session.context import Context
 from handrail.session.lasting import Lasting
+from handrail.session.notices import Noticeboard
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
 from handrail.store.folders import locate
@@ -69,6 +70,7 @@ class HeldKernel(Kernel):
         self._closing: set[str] = set()
         self._leaving: asyncio.Task[None] | None = None
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
+        self.notices = Noticeboard(rooms.store.notices, rooms.arbiter.shaper.redactor)
         self.server = Server(self)
         Heeding(self.approvals, self._lane, self._lanes, self._judged_by)
 
@@ -249,6 +251,7 @@ class HeldKernel(Kernel):
         turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
         session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)
         session.history = lasting.history(session_id)
+        session.notices = lane.notices = self.notices.of(session_id)
         session.news.follow(context.watchers)
         self._sessions[session_id] = session
         try:
@@ -282,6 +285,7 @@ class HeldKernel(Kernel):
         try:
             await self.lasting.suspend(session.id)
         finally:
+            self.notices.forget(session.id)
             self._sessions.pop(session.id, None)
 
     async def _closed(self, session: HeldSession) -> None:
@@ -289,6 +293,7 @@ class HeldKernel(Kernel):
         try:
             await self._discard(session.id)
         finally:
+            self.notices.forget(session.id)
             self._sessions.pop(session.id, None)
 
     async def _discard(self, session_id: str) -> None:

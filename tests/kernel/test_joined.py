@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from handrail import ApprovalAnswer, Event, Kernel, ToolError, UsageError, tool
+from handrail.contract.notices import Notice
 from handrail.holding import HeldKernel
 from handrail.joined import JoinedKernel
 from handrail.record.verification import verify
@@ -241,3 +242,28 @@ async def test_a_new_generation_reaches_those_who_joined(tmp_path: Path) -> None
         assert (await session.call("glob", {"pattern": "*"})).ok  # the news came before this answer
         assert joined.generation.number > before
         assert (await turn.call_all([("glob", {"pattern": "*"})]))[0].result.ok, "a turn keeps the one it began with"
+
+
+async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holder(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as held, second(tmp_path) as joined:
+        session = await joined.session()
+        assert session.notices is not None and not await session.notices.awaited()
+        waits = asyncio.create_task(session.notices.arrived())
+        said = Notice("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
+        await held.notices.post(said)
+        await waits
+        assert await session.notices.awaited() and await session.notices.pending() == [said]
+        await session.notices.take(["n1"])
+        assert not await session.notices.pending()
+
+
+async def test_calls_that_are_submitted_one_by_one_through_the_socket_are_one_reply(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
+        session = await joined.session()
+        turn = session.turn()
+        answers = [turn.submit(("write", {"path": "a", "content": str(n)})) for n in range(3)]
+        answers.append(turn.submit(("read", {"path": "a"})))
+        done = [await answer for answer in answers]
+        assert [answer.call_id for answer in done] == [f"{session.id}/{turn.number}.{n}" for n in range(4)]
+        assert done[3].result.data["text"] == "2", "in their order"
+        assert (await session.call("read", {"path": "a"})).ok

@@ -18,6 +18,7 @@ from handrail.catalog.interaction import Interaction
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
+from handrail.contract.notices import NoticeBox
 from handrail.contract.offering import Offering
 from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
@@ -71,6 +72,8 @@ class Lane:
     """What its model has in view; None where nobody keeps that."""
     subscribed: Subscriptions | None = None
     """Which resources it is told of; None before it has subscribed to any."""
+    notices: NoticeBox | None = None
+    """Where what its agent is to be told is left; None where nobody keeps that."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 

@@ -13,6 +13,9 @@ from typing import Any, Literal, Protocol
 NoticeKind = Literal["job", "agent", "trigger", "message"]
 """A job ended; a sub-agent did; a trigger fired; something came over a channel."""
 
+MAX_PENDING = 10_000
+"""Notices that may wait in one session."""
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:
@@ -36,7 +39,7 @@ class Notice:
 
 
 class Notices(Protocol):
-    """What waits to be told in one session."""
+    """What waits to be told in one session, for whoever runs its agent."""
 
     async def pending(self) -> Sequence[Notice]:
         """Those that nobody has taken, in the order in which they came.
@@ -46,15 +49,19 @@ class Notices(Protocol):
         ...
 
     async def take(self, ids: Sequence[str]) -> None:
-        """They are part of the conversation now. Durable on return; again is nothing."""
+        """They are part of the conversation now. Durable on return; again is nothing.
+
+        :raises LogUnavailable: when that cannot be made durable
+        """
         ...
 
     async def arrived(self) -> None:
         """Return when there is one that nobody has taken; at once where there is."""
         ...
 
-    def expected(self) -> int:
-        """How many jobs of this session still run that will leave one."""
+    async def awaited(self) -> bool:
+        """Likewise, and give True; give False as soon as there is none, and nothing runs in this session that will leave
+        one."""
         ...
 
 
@@ -62,8 +69,17 @@ class NoticeBox(Notices, Protocol):
     """The same, as those see it who have something to tell."""
 
     async def post(self, notice: Notice) -> None:
-        """Durable on return. One whose id is known changes nothing, also where that was taken long ago.
+        """Leave ``notice``, whichever session it is for. Durable on return; one that was left before is not left again.
 
+        :raises UsageError: when :data:`MAX_PENDING` wait in that session
         :raises LogUnavailable: when it cannot be made durable
         """
+        ...
+
+    def expect(self, source: str) -> None:
+        """Something runs that will leave one, such as a job by its id: an agent that works until it is idle waits for it."""
+        ...
+
+    def forget(self, source: str) -> None:
+        """It will not after all. That it has left one needs no word."""
         ...

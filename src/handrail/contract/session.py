@@ -10,6 +10,7 @@ from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
+from handrail.contract.notices import Notices
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 
@@ -118,6 +119,11 @@ class Session(Protocol):
     @property
     def history(self) -> History | None:
         """Where what is said in it is kept; None where nothing is."""
+        ...
+
+    @property
+    def notices(self) -> Notices | None:
+        """What its agent is to be told beside the answers to its calls; None where nobody keeps that."""
         ...
 
     async def recall(self, call_id: str) -> Answer:

@@ -18,7 +18,7 @@ from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
-from handrail.joining import mirror
+from handrail.joining import mirror, notices
 from handrail.joining.brought import BroughtTools
 from handrail.joining.framing import Message
 from handrail.joining.host import Handler, Host
@@ -148,9 +148,10 @@ class Guest:
             "find": self._find,
             "reload": self._reload,
             "flush": self._host.log.flush,
+            **notices.handlers(self._session),
             **self._host.further_operations(),
         }
-        notices = {
+        told = {
             "watch": self._watch,
             "unwatch": self._unwatch,
             "rules": self._add_rules,
@@ -163,7 +164,7 @@ class Guest:
             if name != "reply"
         }
         requests["reply"] = Op(self._reply, at_once="reply" in AT_ONCE)
-        heard = {name: heeding(notices[name], reads) for name, reads in NOTICES.items()}
+        heard = {name: heeding(told[name], reads) for name, reads in NOTICES.items()}
         return Operations({**requests, **self._brought.requests}, {**heard, **self._brought.notices})
 
     def _is_leaving(self) -> bool:

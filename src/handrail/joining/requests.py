@@ -131,6 +131,9 @@ REQUESTS: Mapping[str, Shape] = {
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry)},
+    "notices": _of_session,
+    "notices.take": {**_of_session, "ids": each(text)},
+    "notices.awaited": {**_of_session, "idle": flag},
     "provided": {**_of_session, "about": an_object, "content": anything},
     "explain": {"tool": text, "arguments": an_object, "rules": each(a_rule), "headless": flag},
     "find": {"query": text, "limit": whole, "patience_ms": whole, "by_words": flag},
@@ -146,6 +149,9 @@ REQUESTS: Mapping[str, Shape] = {
 
 AT_ONCE = ("reply", "call", "keyed")
 """Calls, which mostly end without waiting: their answers do not wait for the event loop's next round."""
+
+ENDLESS = ("notices.awaited",)
+"""Waits that only somebody's end may end: they end with the connection."""
 
 _parts_of_a_reply = cast("Callable[[Any], tuple[Any, ...]]", itemgetter(*REQUESTS["reply"]))
 
@@ -234,7 +240,7 @@ def answering(name: str, handler: Callable[..., Awaitable[Any]], reads: Shape, i
         except HandrailError as error:
             raise mirror.refusal_of(error) from None
 
-    return Op(handled, at_once=name in AT_ONCE)
+    return Op(handled, at_once=name in AT_ONCE, cancel_when_lost=name in ENDLESS)
 
 
 def heeding(handler: Callable[..., None], reads: Shape) -> Callable[[Any], None]:

@@ -25,6 +25,7 @@ from handrail.joining.framing import Message
 from handrail.joining.history import JoinedHistory
 from handrail.joining.membership import Membership
 from handrail.joining.mirror import error_of
+from handrail.joining.notices import JoinedNotices
 from handrail.joining.operations import Refused
 from handrail.joining.peers import kinds_offered
 from handrail.joining.requests import HANDED_ON, LEAVING
@@ -343,6 +344,10 @@ class JoinedSession:
     @property
     def history(self) -> JoinedHistory:
         return JoinedHistory(self.id, self._membership)
+
+    @property
+    def notices(self) -> JoinedNotices:
+        return JoinedNotices(self.id, self._membership)
 
     # ── events ───────────────────────────────────────────────────────────────────────────────────
 

@@ -21,6 +21,7 @@ from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
+from handrail.contract.notices import Notices
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
@@ -75,6 +76,8 @@ class HeldSession:
         self.closed = False
         self.history: History | None = None
         """Where what is said in it is kept."""
+        self.notices: Notices | None = None
+        """What its agent is to be told; None where nobody keeps that."""
 
     @property
     def turns(self) -> int:

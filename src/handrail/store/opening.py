@@ -12,6 +12,7 @@ from handrail.store.database import Database
 from handrail.store.folders import Folders, prepare
 from handrail.store.lease import Lease
 from handrail.store.messages import Messages
+from handrail.store.notices import NoticeTable
 from handrail.store.remembered import SeenHashes, SessionRules
 from handrail.store.sessions import Sessions, SessionState
 
@@ -28,6 +29,7 @@ class Store:
     messages: Messages
     rules: SessionRules
     seen: SeenHashes
+    notices: NoticeTable
 
     @staticmethod
     def open(
@@ -63,6 +65,7 @@ class Store:
             Messages(database),
             SessionRules(database),
             SeenHashes(database),
+            NoticeTable(database),
         )
 
     async def aclose(self) -> None:

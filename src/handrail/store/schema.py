@@ -85,6 +85,15 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX approval_pending ON approval (created_ns) WHERE state = 'pending'",
         "CREATE INDEX approval_open ON approval (session, call) WHERE answered = 0",
+        # What sessions' agents are to be told, and whether they were; `id` is the delivery's, so that it comes once.
+        """CREATE TABLE notice (
+            number INTEGER PRIMARY KEY,
+            id TEXT NOT NULL UNIQUE,
+            session TEXT NOT NULL,
+            taken INTEGER NOT NULL,
+            body BLOB NOT NULL
+        )""",
+        "CREATE INDEX notice_of_session ON notice (session, taken, number)",
         # Rules that a person's answers "for this project" and "reject always" stored.
         """CREATE TABLE project_rule (
             id TEXT PRIMARY KEY,

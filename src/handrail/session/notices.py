@@ -1,0 +1,114 @@
+"""What an agent is told that no call of its turn answers: kept in the store, and heard by whoever waits for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.errors import UsageError
+from handrail.contract.notices import MAX_PENDING, Notice
+from handrail.store.notices import NoticeTable
+
+MAX_TEXT = 64 * 1024
+"""Characters of one notice; of a longer one the beginning is kept, and it says so."""
+
+
+class Noticeboard:
+    """The notices of all sessions of a workspace, in the process that holds it.
+
+    :param redactor: what must not be kept
+    """
+
+    def __init__(self, table: NoticeTable, redactor: Redactor) -> None:
+        self.table = table
+        self._redactor = redactor
+        self._sessions: dict[str, SessionNotices] = {}
+
+    def of(self, session_id: str) -> SessionNotices:
+        """Those of one session."""
+        found = self._sessions.get(session_id)
+        if found is None:
+            found = self._sessions[session_id] = SessionNotices(self, session_id)
+        return found
+
+    def forget(self, session_id: str) -> None:
+        """The session is not open any more. What waits in it is kept."""
+        found = self._sessions.get(session_id)
+        if found is not None and not found.expects:
+            del self._sessions[session_id]
+
+    async def post(self, notice: Notice) -> None:
+        """See :meth:`handrail.contract.notices.NoticeBox.post`. The session need not be open."""
+        if self.table.count(notice.session_id) >= MAX_PENDING:
+            raise UsageError(
+                f"{MAX_PENDING:,} notices wait in session {notice.session_id}, and no more are kept; go on with the session, "
+                "so that its agent hears them, or close it"
+            )
+        text = self._redactor.text(notice.text)
+        if len(text) > MAX_TEXT:
+            text = f"{text[:MAX_TEXT]}\n({len(text) - MAX_TEXT:,} more characters are left out)"
+        data = None if notice.data is None else self._redactor.value(dict(notice.data))
+        await self.table.post(replace(notice, text=text, data=data, source=self._redactor.text(notice.source)))
+        if (session := self._sessions.get(notice.session_id)) is not None:
+            session.has_come(notice.source)
+
+
+class SessionNotices:
+    """Implements :class:`~handrail.contract.notices.NoticeBox`."""
+
+    def __init__(self, board: Noticeboard, session_id: str) -> None:
+        self._board = board
+        self._session_id = session_id
+        self._expected: set[str] = set()
+        self._changed = asyncio.Event()
+
+    @property
+    def expects(self) -> bool:
+        """Whether something runs that will leave one."""
+        return bool(self._expected)
+
+    async def pending(self) -> Sequence[Notice]:
+        return self._board.table.pending(self._session_id)
+
+    async def take(self, ids: Sequence[str]) -> None:
+        await self._board.table.take(self._session_id, ids)
+
+    async def arrived(self) -> None:
+        while not await self._changes_until(self._any):
+            pass
+
+    async def awaited(self) -> bool:
+        while not await self._changes_until(lambda: self._any() or not self._expected):
+            pass
+        return self._any()
+
+    async def post(self, notice: Notice) -> None:
+        await self._board.post(notice)
+
+    def expect(self, source: str) -> None:
+        self._expected.add(source)
+
+    def forget(self, source: str) -> None:
+        self._expected.discard(source)
+        self._ring()
+
+    def has_come(self, source: str) -> None:
+        """One is there, by ``source``."""
+        self.forget(source)
+
+    def _any(self) -> bool:
+        return self._board.table.count(self._session_id) > 0
+
+    async def _changes_until(self, seen: Callable[[], bool]) -> bool:
+        """Whether it is so now; if not, return after the next change."""
+        changed = self._changed
+        if seen():
+            return True
+        await changed.wait()
+        return False
+
+    def _ring(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
