@@ -106,7 +106,7 @@ ROWS: dict[str, str] = {
     "G-09a": "State is one SQLite database with a versioned schema.",
     "G-10": "While the log takes no records every call is refused.",
     "A-01": "The agent's loop takes calls from the structured channel only and answers each one.",
-    "A-02a": "Models: OpenAI-compatible chat, Anthropic messages, and a script.",
+    "A-02": "Models: OpenAI-compatible chat and responses, Anthropic messages, Gemini, and a script.",
     "A-05a": "question puts structured questions to the person at the face.",
     "A-06": "todo keeps a list for the session.",
     "A-08a": "A run ends within its budget of turns, tokens, time and calls.",

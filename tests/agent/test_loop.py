@@ -172,7 +172,7 @@ async def test_replies_that_keep_breaking_off_end_the_run() -> None:
     assert len(session.ran) == MAX_CUTS
 
 
-@pytest.mark.proves("A-02a")
+@pytest.mark.proves("A-02")
 async def test_a_busy_provider_is_asked_again_with_growing_waits_and_its_own_wish_is_followed() -> None:
     naps: list[float] = []
     model = PlayedModel(

@@ -30,7 +30,7 @@ def answering(**by_name: Result) -> RecordingSession:
     return RecordingSession(answer)
 
 
-@pytest.mark.proves("A-02a")
+@pytest.mark.proves("A-02")
 async def test_a_toml_script_is_played_through_the_loop(tmp_path: Path) -> None:
     path = tmp_path / "tour.toml"
     path.write_text(

@@ -50,7 +50,7 @@ def toured(places: Mapping[str, str], *arguments: str, within: Sequence[str] = (
 
 
 @needs_sandbox
-@pytest.mark.proves("A-02a")
+@pytest.mark.proves("A-02")
 def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(places: dict[str, str]) -> None:
     done = toured(places)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -33,7 +33,7 @@ Role = Literal["primary", "subagent", "all"]
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}\Z")
 _TOOL_PATTERN = re.compile(r"[A-Za-z0-9_.*?\[\]!-]+\Z")
-_MODEL = re.compile(r"[a-z]+:\S(?:.*\S)?\Z")
+_MODEL = re.compile(r"[a-z][a-z-]*:\S(?:.*\S)?\Z")
 _ITEM = re.compile(r"\w+\[[^\]]*\]")
 _MAX_DEPTH = 16
 

@@ -18,7 +18,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
     """Why a chat completions request would be refused: every fault found, none for a good one."""
-    found = _tool_faults([(_dict(tool.get("function")), "parameters") for tool in _dicts(body.get("tools"))])
+    found = tool_faults([(_dict(tool.get("function")), "parameters") for tool in _dicts(body.get("tools"))])
     found += faults_in_search(body)
     if "tools" in body and not body["tools"]:
         found.append("[] is too short - 'tools'")
@@ -44,9 +44,9 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
                     found.append(f"{where}: an assistant message without content and tool_calls")
                 for call in calls:
                     function = _dict(call.get("function"))
-                    waiting.append(_call_id(call.get("id"), where, seen, found))
-                    _check_name(function.get("name"), where, found)
-                    _check_arguments(function.get("arguments"), where, found)
+                    waiting.append(call_id_of(call.get("id"), where, seen, found))
+                    check_name(function.get("name"), where, found)
+                    check_arguments(function.get("arguments"), where, found)
             case "tool":
                 answered = message.get("tool_call_id")
                 if answered in waiting:
@@ -65,7 +65,7 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
 def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
     """Why a messages request would be refused: every fault found, none for a good one."""
     tools = _dicts(body.get("tools"))
-    found = _tool_faults([(tool, "input_schema") for tool in tools if "type" not in tool])
+    found = tool_faults([(tool, "input_schema") for tool in tools if "type" not in tool])
     for tool in tools:
         found += fault_in_form(tool) if "type" in tool else []
     names = [str(tool.get("name")) for tool in tools if "name" in tool]
@@ -103,8 +103,8 @@ def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
             if block.get("type") == "text" and not str(block.get("text", "")).strip():
                 found.append(f"{where}: text content blocks must contain non-whitespace text")
             if block.get("type") == "tool_use":
-                waiting.append(_call_id(block.get("id"), where, seen, found))
-                _check_name(block.get("name"), where, found)
+                waiting.append(call_id_of(block.get("id"), where, seen, found))
+                check_name(block.get("name"), where, found)
                 if not isinstance(block.get("input"), dict):
                     found.append(f"{where}: tool_use.input is not an object")
                 if role != "assistant":
@@ -114,11 +114,12 @@ def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
+def tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
+    """What is wrong with tools, each with the name of its schema's field."""
     found: list[str] = []
     names: set[str] = set()
     for tool, schema_key in tools:
-        _check_name(tool.get("name"), "tools", found)
+        check_name(tool.get("name"), "tools", found)
         name = str(tool.get("name"))
         if name in names:
             found.append(f"tools: names must be unique, {name!r} is there twice")
@@ -131,7 +132,8 @@ def _tool_faults(tools: list[tuple[Mapping[str, Any], str]]) -> list[str]:
     return found
 
 
-def _call_id(value: object, where: str, seen: set[str], found: list[str]) -> str:
+def call_id_of(value: object, where: str, seen: set[str], found: list[str]) -> str:
+    """The id of a call in a history, checked to be one, and the only one of its kind among those ``seen``."""
     call_id = value if isinstance(value, str) else repr(value)
     if not _ID.match(call_id):
         found.append(f"{where}: {call_id!r} is no call id")
@@ -141,12 +143,14 @@ def _call_id(value: object, where: str, seen: set[str], found: list[str]) -> str
     return call_id
 
 
-def _check_name(name: object, where: str, found: list[str]) -> None:
+def check_name(name: object, where: str, found: list[str]) -> None:
+    """A tool's name is one that providers take."""
     if not isinstance(name, str) or not _NAME.match(name):
         found.append(f"{where}: {name!r} does not match '^[a-zA-Z0-9_-]{{1,64}}$'")
 
 
-def _check_arguments(arguments: object, where: str, found: list[str]) -> None:
+def check_arguments(arguments: object, where: str, found: list[str]) -> None:
+    """Arguments are the JSON text of an object."""
     try:
         good = isinstance(arguments, str) and isinstance(json.loads(arguments), dict)
     except ValueError:

@@ -123,7 +123,7 @@ class Recorded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
+class Chunk:
     """One server-sent event."""
 
     data: bytes
@@ -192,7 +192,7 @@ class ProviderServer(abc.ABC):
             name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
         }
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
-        if method != "POST" or path.partition("?")[0] != self._path:
+        if method != "POST" or not self.takes(path.partition("?")[0]):
             await self._refuse(writer, Refusal(404, f"no {method} {path} here", "not_found_error"))
             return
         if not self._authorised(headers):
@@ -248,9 +248,9 @@ class ProviderServer(abc.ABC):
     def base_url(self) -> str:
         """What the provider's SDK takes as its base URL."""
 
-    @property
     @abc.abstractmethod
-    def _path(self) -> str: ...
+    def takes(self, path: str) -> bool:
+        """Whether this is where its requests go."""
 
     @abc.abstractmethod
     def _authorised(self, headers: Mapping[str, str]) -> bool: ...
@@ -262,7 +262,7 @@ class ProviderServer(abc.ABC):
     def _error(self, code: str, message: str) -> dict[str, Any]: ...
 
     @abc.abstractmethod
-    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]: ...
+    def _steps(self, reply: Reply, model: str) -> Iterator[Chunk | Pause | Cut]: ...
 
 
 class OpenAIServer(ProviderServer):
@@ -272,9 +272,8 @@ class OpenAIServer(ProviderServer):
     def base_url(self) -> str:
         return f"{self.address}/v1"
 
-    @property
-    def _path(self) -> str:
-        return "/v1/chat/completions"
+    def takes(self, path: str) -> bool:
+        return path == "/v1/chat/completions"
 
     def _authorised(self, headers: Mapping[str, str]) -> bool:
         return headers.get("authorization") == f"Bearer {self.key}"
@@ -286,21 +285,21 @@ class OpenAIServer(ProviderServer):
     def _error(self, code: str, message: str) -> dict[str, Any]:
         return {"error": {"message": message, "type": code, "param": None, "code": code}}
 
-    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]:
-        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> _Chunk:
+    def _steps(self, reply: Reply, model: str) -> Iterator[Chunk | Pause | Cut]:
+        def chunk(delta: Mapping[str, Any], finish: str | None = None) -> Chunk:
             choice = {"index": 0, "delta": delta, "finish_reason": finish}
             return whole([choice], None)
 
-        def whole(choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int] | None) -> _Chunk:
+        def whole(choices: Sequence[Mapping[str, Any]], usage: Mapping[str, int] | None) -> Chunk:
             body = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": model}
-            return _Chunk(json.dumps({**body, "choices": choices, "usage": usage}).encode())
+            return Chunk(json.dumps({**body, "choices": choices, "usage": usage}).encode())
 
         yield chunk({"role": "assistant", "content": ""})
         number = 0
         for part in reply.parts:
             match part:
                 case str():
-                    yield from (chunk({"content": piece}) for piece in _halves(part))
+                    yield from (chunk({"content": piece}) for piece in halves(part))
                 case Call():
                     index = number if part.index is None else part.index
                     call_id = f"call_{self._played}_{number}" if part.id is None else part.id
@@ -321,16 +320,16 @@ class OpenAIServer(ProviderServer):
                 case Cited():
                     yield chunk({"annotations": part.annotations()})
                 case StreamError(code, message):
-                    yield _Chunk(json.dumps(self._error(code, message)).encode())
+                    yield Chunk(json.dumps(self._error(code, message)).encode())
                 case bytes():
-                    yield _Chunk(part)
+                    yield Chunk(part)
                 case _:
                     yield part
         if reply.ended:
             yield chunk({}, reply.finish or ("tool_calls" if reply.has_calls else "stop"))
             tokens = {"prompt_tokens": reply.usage[0], "completion_tokens": reply.usage[1]}
             yield whole([], {**tokens, "total_tokens": sum(reply.usage)})
-        yield _Chunk(b"[DONE]")
+        yield Chunk(b"[DONE]")
 
 
 class AnthropicServer(ProviderServer):
@@ -340,9 +339,8 @@ class AnthropicServer(ProviderServer):
     def base_url(self) -> str:
         return self.address
 
-    @property
-    def _path(self) -> str:
-        return "/v1/messages"
+    def takes(self, path: str) -> bool:
+        return path == "/v1/messages"
 
     def _authorised(self, headers: Mapping[str, str]) -> bool:
         sent = headers.get("x-api-key") or headers.get("authorization", "").removeprefix("Bearer ")
@@ -355,11 +353,11 @@ class AnthropicServer(ProviderServer):
     def _error(self, code: str, message: str) -> dict[str, Any]:
         return {"type": "error", "error": {"type": code, "message": message}}
 
-    def _steps(self, reply: Reply, model: str) -> Iterator[_Chunk | Pause | Cut]:
-        def event(kind: str, **more: object) -> _Chunk:
-            return _Chunk(json.dumps({"type": kind, **more}).encode(), kind)
+    def _steps(self, reply: Reply, model: str) -> Iterator[Chunk | Pause | Cut]:
+        def event(kind: str, **more: object) -> Chunk:
+            return Chunk(json.dumps({"type": kind, **more}).encode(), kind)
 
-        def delta(index: int, **more: object) -> _Chunk:
+        def delta(index: int, **more: object) -> Chunk:
             return event("content_block_delta", index=index, delta=more)
 
         message: dict[str, Any] = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": []}
@@ -371,7 +369,7 @@ class AnthropicServer(ProviderServer):
             match part:
                 case str():
                     yield event("content_block_start", index=number, content_block={"type": "text", "text": ""})
-                    for piece in _halves(part):
+                    for piece in halves(part):
                         yield delta(number, type="text_delta", text=piece)
                     yield event("content_block_stop", index=number)
                     number += 1
@@ -392,7 +390,7 @@ class AnthropicServer(ProviderServer):
                 case Thinking(text, signature):
                     block = {"type": "thinking", "thinking": "", "signature": ""}
                     yield event("content_block_start", index=number, content_block=block)
-                    for piece in _halves(text):
+                    for piece in halves(text):
                         yield delta(number, type="thinking_delta", thinking=piece)
                     yield delta(number, type="signature_delta", signature=signature)
                     yield event("content_block_stop", index=number)
@@ -400,7 +398,7 @@ class AnthropicServer(ProviderServer):
                 case Provided():
                     for block, asked in blocks(part):
                         yield event("content_block_start", index=number, content_block=block)
-                        for piece in [] if asked is None else _halves(json.dumps(asked)):
+                        for piece in [] if asked is None else halves(json.dumps(asked)):
                             yield delta(number, type="input_json_delta", partial_json=piece)
                         yield event("content_block_stop", index=number)
                         number += 1
@@ -409,7 +407,7 @@ class AnthropicServer(ProviderServer):
                 case StreamError(code, text):
                     yield event("error", error={"type": code, "message": text})
                 case bytes():
-                    yield _Chunk(part, "content_block_delta")
+                    yield Chunk(part, "content_block_delta")
                 case _:
                     yield part
         if reply.ended:
@@ -422,6 +420,7 @@ class AnthropicServer(ProviderServer):
             yield event("message_stop")
 
 
-def _halves(text: str) -> list[str]:
+def halves(text: str) -> list[str]:
+    """A text in two pieces, none of them empty."""
     middle = len(text) // 2
     return [piece for piece in (text[:middle], text[middle:]) if piece]

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 from handrail.agent.model import Model
 from handrail.agent.text_calls import TextForm
 from handrail.contract.errors import StartError, UsageError
 
-_KEYS = {"openai": "OPENAI_API_KEY", "anthropic": "ANTHROPIC_API_KEY"}
+SERVICES: Mapping[str, tuple[str, str]] = {
+    "openai": ("OPENAI_API_KEY", "openai"),
+    "openai-responses": ("OPENAI_API_KEY", "openai"),
+    "anthropic": ("ANTHROPIC_API_KEY", "anthropic"),
+    "gemini": ("GEMINI_API_KEY", "google.genai"),
+}
+"""By the word before the colon: the variable that has the key, and the SDK's module."""
+FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
 
 
 def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm | None = None) -> Model:
     """The model that ``spec`` names. Close it with ``aclose()`` when done.
 
     - ``openai:NAME``: chat completions; the key comes from ``OPENAI_API_KEY``
+    - ``openai-responses:NAME``: responses; the same key
     - ``anthropic:NAME``: messages; the key comes from ``ANTHROPIC_API_KEY``
+    - ``gemini:NAME``: the Gemini API; the key comes from ``GEMINI_API_KEY``
     - ``script:FILE``: plays a file of turns, see :mod:`handrail.agent.providers.script_file`
 
     :param base_url: another server that speaks the same API. Such a server gets the key of the environment if
@@ -34,29 +43,39 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
 
         return TextualModel(open_model(spec, base_url=base_url), text_calls)
     kind, colon, name = spec.partition(":")
-    if not colon or not name or kind not in ("openai", "anthropic", "script"):
-        raise UsageError(f"{spec!r} is not a model; write openai:NAME, anthropic:NAME or script:FILE")
+    if not colon or not name or kind not in (*SERVICES, "script"):
+        raise UsageError(f"{spec!r} is not a model; write {FORMS}")
     if kind == "script":
         if base_url is not None:
             raise UsageError(f"{spec!r} plays a file and asks no server; leave the base URL ({base_url}) out")
         from handrail.agent.providers.script import ScriptModel
 
         return ScriptModel.from_file(Path(name))
-    if kind == "openai":
-        key = _key("openai", name, base_url)
-        from handrail.agent.providers.openai import OpenAIModel
+    key = _key(kind, name, base_url)
+    match kind:
+        case "openai":
+            from handrail.agent.providers.openai import OpenAIModel
 
-        return OpenAIModel(name, api_key=key, base_url=base_url)
-    key = _key("anthropic", name, base_url)
-    from handrail.agent.providers.anthropic import AnthropicModel
+            return OpenAIModel(name, api_key=key, base_url=base_url)
+        case "openai-responses":
+            from handrail.agent.providers.responses import ResponsesModel
 
-    return AnthropicModel(name, api_key=key, base_url=base_url)
+            return ResponsesModel(name, api_key=key, base_url=base_url)
+        case "gemini":
+            from handrail.agent.providers.gemini import GeminiModel
+
+            return GeminiModel(name, api_key=key, base_url=base_url)
+        case _:
+            from handrail.agent.providers.anthropic import AnthropicModel
+
+            return AnthropicModel(name, api_key=key, base_url=base_url)
 
 
-def _key(kind: Literal["openai", "anthropic"], name: str, base_url: str | None) -> str:
-    if find_spec(kind) is None:
-        raise StartError(f"{kind}:{name} needs the {kind} SDK; install it with: pip install 'handrail[{kind}]'")
-    variable = _KEYS[kind]
+def _key(kind: str, name: str, base_url: str | None) -> str:
+    variable, module = SERVICES[kind]
+    extra = kind.partition("-")[0]
+    if not _is_there(module):
+        raise StartError(f"{kind}:{name} needs the {extra} SDK; install it with: pip install 'handrail[{extra}]'")
     key = os.environ.get(variable, "").strip()
     if key:
         return key
@@ -65,3 +84,10 @@ def _key(kind: Literal["openai", "anthropic"], name: str, base_url: str | None) 
     raise StartError(
         f"{kind}:{name} needs a key; set the environment variable {variable}, or give --base-url for a server without one"
     )
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return find_spec(module) is not None
+    except (ModuleNotFoundError, ValueError):  # the package that it would be in is not there, or is kept from loading
+        return False

@@ -49,7 +49,7 @@ MOST_SHOWN = 160
     "--model",
     metavar="MODEL",
     envvar="HANDRAIL_MODEL",
-    help="openai:NAME, anthropic:NAME or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
+    help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
 )
 @click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
 @click.option(
@@ -147,7 +147,7 @@ async def _run(
         spec = asked.model or manifest.model
         if spec is None:
             raise click.UsageError(
-                "name a model: --model openai:NAME, anthropic:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
+                "name a model: --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
             )
         model = open_model(spec, base_url=asked.base_url, text_calls=asked.text_calls)
         try:

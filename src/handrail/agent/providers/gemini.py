@@ -1,0 +1,227 @@
+"""Google's Gemini API.
+
+https://ai.google.dev/api/generate-content#method:-models.streamgeneratecontent
+A call comes as one part, whole, so its block is closed where it is opened. What signs a part (the model's hidden reasoning)
+goes back in front of the same part.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from typing import Any, cast
+
+import httpx2
+from google import genai
+from google.genai import errors, types
+
+from handrail.agent.model import (
+    AssistantMessage,
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    CallPart,
+    Finished,
+    FinishReason,
+    Kept,
+    Message,
+    ModelRequest,
+    ProviderBusy,
+    ProviderError,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    TextPart,
+    Usage,
+    UserMessage,
+)
+from handrail.agent.providers.failures import failure
+from handrail.agent.providers.fields import count, get, text
+from handrail.catalog.dialects import GEMINI, Dialect
+from handrail.catalog.fitting import offered
+
+PROVIDER = "gemini"
+_REASONS: dict[str, FinishReason] = {"STOP": "end", "MAX_TOKENS": "length", "TOO_MANY_TOOL_CALLS": "calls"}
+_CANNOT_BE_READ = frozenset({"MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"})
+_REFUSED = frozenset(
+    {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
+)
+_LONGEST_WAIT_S = 600.0
+
+
+class GeminiModel:
+    """One model behind the Gemini API.
+
+    :param base_url: another server's address, ending before ``/v1``; None: the SDK's default
+    """
+
+    def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
+        self._model = model
+        self._address = base_url or "the Gemini API"
+        self._http = httpx2.AsyncClient(timeout=httpx2.Timeout(_LONGEST_WAIT_S, connect=10.0))
+        options = types.HttpOptions(base_url=base_url, httpx_async_client=cast("Any", self._http))
+        # Said outright, since variables of the environment could turn it to another service.
+        self._client = genai.Client(vertexai=False, api_key=api_key, http_options=options)
+
+    @property
+    def name(self) -> str:
+        return f"{PROVIDER}:{self._model}"
+
+    @property
+    def dialect(self) -> Dialect:
+        return GEMINI
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        """See :meth:`handrail.agent.model.Model.stream`."""
+        reader = _PartReader()
+        try:
+            models: Any = self._client.aio.models
+            chunks: AsyncIterator[types.GenerateContentResponse] = await models.generate_content_stream(
+                model=self._model, contents=_contents(request.messages), config=_config(request)
+            )
+            async for chunk in chunks:
+                for event in reader.read(chunk):
+                    yield event
+        except errors.APIError as error:
+            raise self._failure(error) from error
+        except httpx2.TimeoutException as error:
+            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._address})") from error
+        except httpx2.TransportError as error:
+            raise ProviderBusy(f"{self.name}: no connection to {self._address}, or it broke off ({error})") from error
+        except ValueError as error:
+            raise StreamCut(
+                f"{self.name}: the provider sent an event that cannot be read ({str(error)[:300]})"
+            ) from error
+        if reader.unreadable is not None:
+            raise StreamCut(
+                f"{self.name}: the model wrote a call that its provider could not read ({reader.unreadable})"
+            )
+        if not reader.finished:
+            raise StreamCut(f"{self.name}: the stream ended without a finish reason")
+
+    def _failure(self, error: errors.APIError) -> ProviderError:
+        message = str(error.message or error.status or "no reason given")
+        code = "invalid_api_key" if "API key not valid" in message else error.status
+        headers = cast("Mapping[str, str]", getattr(get(error, "response"), "headers", None) or {})
+        return failure(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
+
+
+class _PartReader:
+    """Turns chunks into block events."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self.unreadable: str | None = None
+        self._calls = 0
+
+    def read(self, chunk: types.GenerateContentResponse) -> Iterator[BlockEvent]:
+        if (usage := chunk.usage_metadata) is not None:
+            given = count(usage, "candidates_token_count") + count(usage, "thoughts_token_count")
+            yield Usage(count(usage, "prompt_token_count") + count(usage, "tool_use_prompt_token_count"), given)
+        if self.finished or self.unreadable is not None:
+            return
+        if not chunk.candidates:
+            if get(chunk.prompt_feedback, "block_reason") is not None:
+                self.finished = True
+                yield Finished("refused")
+            return
+        candidate = chunk.candidates[0]
+        for part in (candidate.content and candidate.content.parts) or ():
+            yield from self._part(part)
+        if candidate.finish_reason is not None:
+            reason = str(candidate.finish_reason.value)
+            if reason in _CANNOT_BE_READ:
+                self.unreadable = reason
+                return
+            self.finished = True
+            ended = "refused" if reason in _REFUSED else _REASONS.get(reason, "other")
+            yield Finished("calls" if ended == "end" and self._calls else ended)
+
+    def _part(self, part: types.Part) -> Iterator[BlockEvent]:
+        if part.thought:
+            return
+        if part.thought_signature:
+            yield Kept(PROVIDER, {"signature": base64.b64encode(part.thought_signature).decode()})
+        if said := text(part, "text"):
+            yield TextDelta(said)
+        if (call := part.function_call) is not None:
+            index, self._calls = self._calls, self._calls + 1
+            yield CallOpened(index, text(call, "id"), text(call, "name") or "")
+            yield CallArguments(index, json.dumps(call.args or {}))
+            yield CallClosed(index)
+
+
+def _config(request: ModelRequest) -> types.GenerateContentConfig:
+    declared = [types.FunctionDeclaration.model_validate(offered(view, GEMINI)[0]) for view in request.tools]
+    return types.GenerateContentConfig(
+        system_instruction=request.system or None,
+        tools=[types.Tool(function_declarations=declared)] if declared else None,
+        max_output_tokens=request.max_output_tokens,
+        automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+    )
+
+
+def _contents(messages: Iterable[Message]) -> list[types.Content]:
+    """Alternating roles: what follows in the same role joins the message before it."""
+    joined: list[types.Content] = []
+    names: dict[str, str] = {}
+    for message in messages:
+        role = "model" if isinstance(message, AssistantMessage) else "user"
+        if isinstance(message, AssistantMessage):
+            names = {call.wire_id: call.name for call in message.calls}
+        parts = list(_parts(message, names))
+        if joined and joined[-1].role == role:
+            joined[-1].parts = [*(joined[-1].parts or ()), *parts]
+        elif parts:
+            joined.append(types.Content(role=role, parts=parts))
+    return joined
+
+
+def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
+    match message:
+        case UserMessage():
+            yield types.Part(text=message.text if message.text.strip() else "(empty)")
+        case AssistantMessage(parts):
+            signature: bytes | None = None
+            for part in parts:
+                match part:
+                    case Kept(provider, block):
+                        if provider == PROVIDER:
+                            signature = _signature(block.get("signature")) or signature
+                        continue
+                    case TextPart():
+                        yield types.Part(text=part.text, thought_signature=signature)
+                    case CallPart(wire_id, name, arguments):
+                        call = types.FunctionCall(id=wire_id, name=name, args=dict(arguments))
+                        yield types.Part(function_call=call, thought_signature=signature)
+                signature = None
+            if signature is not None:
+                yield types.Part(text="", thought_signature=signature)
+        case ResultsMessage(results):
+            for result in results:
+                given = types.FunctionResponse(
+                    id=result.wire_id, name=names.get(result.wire_id, "unknown"), response=_response(result.text)
+                )
+                yield types.Part(function_response=given)
+
+
+def _signature(kept: object) -> bytes | None:
+    try:
+        return base64.b64decode(kept, validate=True) if isinstance(kept, str) else None
+    except (binascii.Error, ValueError):
+        return None
+
+
+def _response(result: str) -> dict[str, Any]:
+    """A result's text as the object that this API takes."""
+    try:
+        value = json.loads(result)
+    except ValueError:
+        value = None
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {"output": result}

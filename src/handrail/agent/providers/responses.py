@@ -1,0 +1,236 @@
+"""OpenAI's responses API.
+
+https://platform.openai.com/docs/api-reference/responses-streaming
+Each item of a reply is opened and closed by its own event. Nothing is stored at the provider: the history goes with each
+request, with the encrypted reasoning that belongs to it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, cast
+
+import openai
+
+from handrail.agent.model import (
+    AssistantMessage,
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    CallPart,
+    Finished,
+    FinishReason,
+    Kept,
+    Message,
+    ModelRequest,
+    NativeGiven,
+    ProviderBusy,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    TextPart,
+    Usage,
+    UserMessage,
+)
+from handrail.agent.providers.failures import failure
+from handrail.agent.providers.fields import count, get, plain, text
+from handrail.catalog.dialects import OPENAI_RESPONSES, Dialect
+from handrail.catalog.fitting import offered
+
+if TYPE_CHECKING:
+    from openai.types.responses import ResponseInputItemParam, ResponseStreamEvent, ToolParam
+
+PROVIDER = "openai-responses"
+_INCOMPLETE: dict[str, FinishReason] = {
+    "max_output_tokens": "length",
+    "content_filter": "refused",
+    "max_messages": "length",
+}
+_REASONS_ENCRYPTED = re.compile(r"o\d|gpt-[5-9]|gpt-\d\d")
+"""Models that give their reasoning encrypted; others refuse a request that asks for it."""
+_NATIVE = {
+    "web_search_call": "web_search",
+    "image_generation_call": "image_generation",
+    "code_interpreter_call": "code_interpreter",
+}
+_GOES_BACK = frozenset({"reasoning", "web_search_call"})
+"""Items of the provider's own that stand in later requests as they came. The rest is large, or is of no use there."""
+_ASKED = frozenset({"code", "revised_prompt"})
+"""Fields of such an item that say what the model asked for."""
+
+
+class ResponsesModel:
+    """One model behind the responses API.
+
+    :param base_url: another server's address, ending before ``/responses``; None: the SDK's default
+    """
+
+    def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
+        self._model = model
+        self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
+
+    @property
+    def name(self) -> str:
+        return f"{PROVIDER}:{self._model}"
+
+    @property
+    def dialect(self) -> Dialect:
+        return OPENAI_RESPONSES
+
+    async def aclose(self) -> None:
+        await self._client.close()
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        """See :meth:`handrail.agent.model.Model.stream`."""
+        reader = _ItemReader()
+        try:
+            events = await self._client.responses.create(
+                model=self._model,
+                instructions=request.system or openai.omit,
+                input=list(_items(request.messages)),
+                tools=_tools(request) or openai.omit,
+                max_output_tokens=request.max_output_tokens or openai.omit,
+                include=["reasoning.encrypted_content"] if _REASONS_ENCRYPTED.match(self._model) else openai.omit,
+                store=False,
+                stream=True,
+            )
+            async with events:
+                async for event in events:
+                    for block in reader.read(event):
+                        yield block
+        except openai.APIStatusError as error:
+            raise failure(
+                self.name, "OPENAI_API_KEY", error.status_code, error.code, error.message, error.response.headers
+            ) from error
+        except openai.APITimeoutError as error:
+            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
+        except openai.APIConnectionError as error:
+            raise ProviderBusy(
+                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
+            ) from error
+        except openai.APIError as error:
+            raise failure(self.name, "OPENAI_API_KEY", None, error.code or error.type, error.message, {}) from error
+        except ValueError as error:
+            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
+        if reader.failure is not None:
+            raise failure(self.name, "OPENAI_API_KEY", None, reader.failure[0], reader.failure[1], {})
+        if not reader.finished:
+            raise StreamCut(f"{self.name}: the stream ended without response.completed")
+
+
+class _ItemReader:
+    """Turns the API's events into block events. The SDK does not validate them, so nothing is taken to be there."""
+
+    def __init__(self) -> None:
+        self.finished = False
+        self.failure: tuple[str | None, str] | None = None
+        self._open: dict[int, bool] = {}
+        """Calls by their item's number, and whether arguments of them came."""
+        self._calls = False
+
+    def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
+        if self.finished:
+            return
+        index, kind = get(event, "output_index"), get(event, "type")
+        match kind:
+            case "response.output_text.delta" | "response.refusal.delta":
+                if said := text(event, "delta"):
+                    yield TextDelta(said)
+            case "response.output_item.added" if isinstance(index, int):
+                item = get(event, "item")
+                if get(item, "type") == "function_call" and index not in self._open:
+                    self._open[index] = False
+                    self._calls = True
+                    yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
+            case "response.function_call_arguments.delta" if isinstance(index, int) and index in self._open:
+                if piece := text(event, "delta"):
+                    self._open[index] = True
+                    yield CallArguments(index, piece)
+            case "response.output_item.done" if isinstance(index, int):
+                yield from self._done(index, get(event, "item"))
+            case "response.completed" | "response.incomplete":
+                yield from self._end(get(event, "response"), whole=kind == "response.completed")
+            case "response.failed":
+                error = get(get(event, "response"), "error")
+                self.failure = text(error, "code"), text(error, "message") or "no reason given"
+            case "error":
+                self.failure = text(event, "code"), text(event, "message") or "no reason given"
+            case _:
+                pass
+
+    def _done(self, index: int, item: object) -> Iterator[BlockEvent]:
+        kind = text(item, "type") or ""
+        if kind == "function_call":
+            if index not in self._open:  # some servers send an item as a whole
+                self._calls = True
+                self._open[index] = False
+                yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
+            if not self._open.pop(index) and (whole := text(item, "arguments")):
+                yield CallArguments(index, whole)
+            if get(item, "status") != "incomplete":
+                yield CallClosed(index)
+        elif (block := plain(item)) is not None:
+            if kind in _NATIVE:
+                yield _given(_NATIVE[kind], kind, block)
+            elif kind == "reasoning" and block.get("encrypted_content"):  # any other is known to the provider alone
+                yield Kept(PROVIDER, block)
+
+    def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
+        usage = get(response, "usage")
+        if usage is not None:
+            yield Usage(count(usage, "input_tokens"), count(usage, "output_tokens"))
+        self.finished = True
+        why = text(get(response, "incomplete_details"), "reason") or ""
+        yield Finished(("calls" if self._calls else "end") if whole else _INCOMPLETE.get(why, "other"))
+
+
+def _given(name: str, kind: str, block: dict[str, Any]) -> NativeGiven:
+    used = str(block.get("id") or "")
+    asked = block.get("action") if kind == "web_search_call" else {k: block[k] for k in _ASKED & block.keys()}
+    content = {key: value for key, value in block.items() if key not in _ASKED | {"id", "type", "action"}}
+    if kind == "image_generation_call" and isinstance(data := block.get("result"), str):
+        media_type = f"image/{block.get('output_format') or 'png'}"
+        content["result"] = {"type": "base64", "media_type": media_type, "data": data}
+    kept = block if kind in _GOES_BACK else {"type": kind, "id": used}
+    return NativeGiven(
+        name,
+        used,
+        cast("dict[str, Any]", asked) if isinstance(asked, dict) else {},
+        content,
+        block.get("status") in ("failed", "incomplete"),
+        Kept(PROVIDER, kept, said=True),
+    )
+
+
+def _items(messages: Iterable[Message]) -> Iterator[ResponseInputItemParam]:
+    for message in messages:
+        for item in _said(message):
+            yield cast("ResponseInputItemParam", item)
+
+
+def _said(message: Message) -> Iterator[Mapping[str, Any]]:
+    match message:
+        case UserMessage():
+            yield {"role": "user", "content": message.text}
+        case AssistantMessage(parts):
+            for part in parts:
+                match part:
+                    case TextPart():
+                        yield {"role": "assistant", "content": part.text}
+                    case CallPart(wire_id, name, arguments):
+                        given = json.dumps(arguments, ensure_ascii=False, separators=(",", ":"))
+                        yield {"type": "function_call", "call_id": wire_id, "name": name, "arguments": given}
+                    case Kept(provider, block):
+                        if provider == PROVIDER and block.get("type") in _GOES_BACK:
+                            yield block
+        case ResultsMessage(results):
+            for result in results:
+                yield {"type": "function_call_output", "call_id": result.wire_id, "output": result.text}
+
+
+def _tools(request: ModelRequest) -> list[ToolParam]:
+    own = [offered(view, OPENAI_RESPONSES)[0] for view in request.tools]
+    return [cast("ToolParam", tool) for tool in (*own, *request.native)]
