@@ -85,12 +85,6 @@ class Authority:
         self._prepared.clear()
         self._watching.clear()
 
-    def renew(self, agent_layer: Layer) -> None:
-        """There are other tools: the agent has something else, and what was prepared for the tools before is let go."""
-        self.agent_layer = agent_layer
-        self._prepared.clear()
-        self._watching.clear()
-
     def judge(
         self,
         spec: ToolSpec,
