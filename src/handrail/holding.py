@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
+from handrail.arbiter.delegating import check_type
 from handrail.arbiter.logs import redacted_logs
+from handrail.arbiter.looking import JobView
 from handrail.arbiter.offers import judged_as
-from handrail.arbiter.redaction import RedactedValues
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
+from handrail.contract.delegation import Child, Delegation
 from handrail.contract.doors import Findings
-from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
 from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
@@ -34,18 +36,18 @@ from handrail.joining import approvals, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
+from handrail.lanes import lane_of
 from handrail.policy.authority import Authority
-from handrail.policy.defaults import reading
-from handrail.policy.hidden import HiddenNow
-from handrail.policy.modes import Mode, given, in_mode
+from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation
 from handrail.runtime.roots import Roots
-from handrail.runtime.surface import Surroundings
 from handrail.session.context import Context
+from handrail.session.family import Family, Under
 from handrail.session.lasting import Lasting
 from handrail.session.notices import Noticeboard
+from handrail.session.opening import Opening
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
 from handrail.store.folders import locate
@@ -105,6 +107,10 @@ class HeldKernel(Kernel):
     @property
     def approvals(self) -> Approvals:
         return self.rooms.arbiter.approvals
+
+    @property
+    def jobs(self) -> JobView:
+        return JobView(self.rooms.arbiter.jobs)
 
     @property
     def log(self) -> CommitLog:
@@ -175,17 +181,17 @@ class HeldKernel(Kernel):
     ) -> HeldSession:
         if attendant is None and not headless:
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
-        return await self.open_session(
+        opening = Opening(
             self._context(agent),
-            id,
+            self._face,
             attendant=attendant,
             peer=peer,
-            rules=rules,
+            rules=rule_texts(rules),
             mode=mode,
             topic=topic,
             client=client,
-            face=self._face,
         )
+        return await self.open_session(opening, id)
 
     def _context(self, agent: str | None) -> Context:
         """That of ``agent`` with what this process brought; made when it is first named."""
@@ -197,74 +203,61 @@ class HeldKernel(Kernel):
             context = self._others[agent] = self.rooms.context(agent, **brought.for_context())
         return context
 
-    async def open_session(
-        self,
-        context: Context,
-        id: str | None,
-        *,
-        attendant: Attendant | None,
-        peer: Peer | None = None,
-        rules: Iterable[AnyRule],
-        mode: str | None = None,
-        topic: str | None,
-        client: ClientContext | None,
-        face: str,
-    ) -> HeldSession:
-        """A session of whichever process works in ``context``."""
+    async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
+        """A session of whichever process works in the context of ``opening``."""
         if id is not None and (id in self._sessions or id in self._closing):
             raise UsageError(f"session {id!r} is open already")
         session_id = new_session_id() if id is None else id
-        rooms, folders, lasting = self.rooms, self.rooms.store.folders, self.lasting
-        headless = attendant is None
-        row = lasting.row(
-            SessionRow(session_id, time.time_ns(), agent=context.agent, topic=topic, face=face, headless=headless)
-        )
-        output, scratch = folders.output(session_id), folders.scratch(session_id)
-        around = Surroundings(
-            session_id=session_id,
-            agent=context.agent,
-            workdir=self.workdir,
-            scratch=str(scratch),
-            roots=Roots(self.workdir, (str(output),), context.further),
-            sandbox=rooms.sandbox,
-            values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
-            attendant=attendant,
-            peer=peer,
-            topic=row.topic,
-            client=client,
-            seen=lasting.seen(session_id),
-            hidden=(str(folders.state),),
-            secrets=context.secrets,
-        )
-        own = parse_rules(given_rules(rule_texts(rules), "session"), context.generation)
-        own += [*lasting.rules(session_id), *project_rules(self.approvals)]
-        around.quarantine = str(output / "quarantine")
-        around.home_of = folders.home_of
-        book = context.rules.with_rules(reading(str(output)), *own)
-        if (wanted := given(mode)) is not None:
-            book = in_mode(book, wanted)
-        lane = Lane(around, context.authority, book, attendant)
-        lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
-        kept = HiddenNow(self.workdir)
-        around.denials = lambda: kept.of(lane.rules)
+        rooms, lasting, context = self.rooms, self.lasting, opening.context
+        row = lasting.row(opening.row(session_id, time.time_ns()))
+        lane = lane_of(rooms, lasting, opening, row)
         # Call ids stay unique when a session goes on.
         turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
-        session = HeldSession(rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns)
+        family = Family(context.manifest, self._open_child, opening.under)
+        session = HeldSession(
+            rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns, family
+        )
         session.history = lasting.history(session_id)
         session.notices = lane.notices = self.notices.of(session_id)
         session.news.follow(context.watchers)
         self._sessions[session_id] = session
+        family.enter(session)
         try:
             await rooms.store.sessions.open(row)
             await session.catalog.restore()
+            await rooms.arbiter.restarts.take_up(lane)
         except BaseException:
             session.news.end()
-            del self._sessions[session_id]
+            self._forget(session)
             raise
-        opened = {"agent": context.agent, "face": face, "headless": headless, "mode": book.mode, **_parent(row)}
+        opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
         context.shelf.begin()
-        self.log.append([Record("session-opened", session_id, "", opened)])
+        self.log.append([Record("session-opened", session_id, "", {**opened, **_parent(row)})])
         return session
+
+    async def _open_child(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
+        """A session of a sub-agent, in the context of its own agent with what this process brought."""
+        session = await self.open_child(self._context, Under(parent, call_id, delegation), self._face)
+        return Child(session, session.family.manifest)
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        """
+        :param context_of: that of an agent, with what the process brought whose session the parent is
+        :raises ToolError: where work cannot be handed to that agent
+        """
+        above, agent = under.parent.lane, under.delegation.agent
+        check_type(agent, above.agent_types())
+        try:
+            context = context_of(agent)
+        except HandrailError:
+            text = f"the agent {agent!r} cannot be used: its manifest or a tool of it is faulty. handrail agents says why, to its operator"
+            raise ToolError(text, kind="unavailable") from None
+        around = above.around
+        return await self.open_session(
+            Opening(context, face, topic=around.topic, client=around.client, under=under), id
+        )
 
     async def fork(self, id: str) -> str:
         return await self._fork(id, new_session_id())
@@ -283,23 +276,31 @@ class HeldKernel(Kernel):
     async def _suspended(self, session: HeldSession) -> None:
         """Nobody has it open any more; what belongs to it stays."""
         try:
+            if session.family.under is not None:  # what its calls ask of people ends with it
+                await self.approvals.close_session(session.id)
             await self.lasting.suspend(session.id)
         finally:
-            self.notices.forget(session.id)
-            self._sessions.pop(session.id, None)
+            self._forget(session)
 
     async def _closed(self, session: HeldSession) -> None:
         """Taken from the list last: until its folders are gone nobody may open it again."""
         try:
             await self._discard(session.id)
         finally:
-            self.notices.forget(session.id)
-            self._sessions.pop(session.id, None)
+            self._forget(session)
+
+    def _forget(self, session: HeldSession) -> None:
+        self.notices.forget(session.id)
+        self._sessions.pop(session.id, None)
+        session.family.leave(session)
 
     async def _discard(self, session_id: str) -> None:
         store = self.rooms.store
         self._closing.add(session_id)
         try:
+            await self.rooms.arbiter.jobs.end("user", session_id)
+            for child in store.sessions.under(session_id):
+                await self._discard(child.id)
             await self.approvals.close_session(session_id)
             await self.rooms.programs.release(str(store.folders.scratch(session_id)))
             self.log.append([Record("session-closed", session_id, "", {})])
@@ -348,6 +349,7 @@ class HeldKernel(Kernel):
         self.server.leaving = True
         for session in tuple(self._sessions.values()):
             session.cancel("shutdown")
+        self.rooms.arbiter.jobs.stop_all("shutdown")
         self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
 
     async def shut_down(self) -> None:
@@ -366,6 +368,7 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
             steps.callback(self.approvals.close)
             steps.push_async_callback(self._suspend_all)
+            steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
 
@@ -420,6 +423,7 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
+        await rooms.arbiter.restarts.recover()
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
@@ -438,4 +442,6 @@ async def hold(
 
 
 def _parent(row: SessionRow) -> dict[str, Any]:
+    if row.under is not None:
+        return {"under": row.under, "under_call": row.under_call}
     return {"parent": row.details["parent"]} if "parent" in row.details else {}

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.errors import ToolError
 from handrail.contract.history import History
 from handrail.contract.jsontext import ArgumentText, parse_arguments
 from handrail.contract.native import NativeOffer
@@ -94,6 +96,15 @@ class RecordingSession:
 
     def hold(self) -> None:
         self.release.clear()
+
+    agents: Sequence[AgentType] = ()
+    delegates: Delegates | None = None
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        self.delegates = delegates
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        raise ToolError("there are no sub-agents here", kind="unavailable")
 
     async def begin(self, text: str) -> None:
         self.begun.append(text)

@@ -10,11 +10,12 @@ from typing import Literal, Protocol
 from handrail.agent.conversation import Conversation
 from handrail.agent.stream import Reply, ReplyAssembly
 from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.spec import ToolSpec
 
-StopKind = Literal["user", "shutdown", "timeout"]
+StopKind = Literal["user", "shutdown", "timeout", "parent"]
 
 MAX_KEPT_AGAIN = 16 * 1024 * 1024
 """Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""
@@ -73,6 +74,19 @@ class Session(Protocol):
 
     def cancel(self, reason: StopKind) -> object:
         """Stop the calls in flight; each is still answered."""
+        ...
+
+    @property
+    def agents(self) -> Sequence[AgentType]:
+        """The agents that its own may hand work to."""
+        ...
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        """These see to what its calls hand over."""
+        ...
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        """A session for the sub-agent that a call of this one begins."""
         ...
 
 

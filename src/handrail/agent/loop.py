@@ -42,6 +42,7 @@ from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
 from handrail.agent.retry import Delayed, RetryPolicy
 from handrail.agent.run import Run
 from handrail.agent.stream import ReplyAssembly, ReplyTooLong
+from handrail.agent.subagents import OpenModel, Subagents
 from handrail.catalog.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, UsageError
@@ -66,6 +67,8 @@ class Agent:
     :param budget: bounds of each run
     :param retry: how patiently a busy provider is asked again
     :param max_output_tokens: bound of each reply; None leaves the provider's default
+    :param models: opens the models that sub-agents' manifests name
+    :param counted: what a run uses of its budget; a sub-agent's may count for its parent, too
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Agent:
         budget: Budget | None = None,
         retry: RetryPolicy | None = None,
         max_output_tokens: int | None = None,
+        models: OpenModel | None = None,
+        counted: Callable[[Budget], Spent] = Spent,
     ) -> None:
         self.session = session
         self.model = model
@@ -90,12 +95,19 @@ class Agent:
         self._max_output_tokens = max_output_tokens
         self._conversation = Conversation(session.history)
         self._natives = Natives(model, session.history)
+        self._counted = counted
+        session.delegate_to(Subagents(self, models))
         self._run: Run | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The history so far, from the first run on: whole exchanges only."""
         return self._conversation.messages
+
+    @property
+    def spent(self) -> Spent | None:
+        """What the run under way has used."""
+        return None if self._run is None else self._run.spent
 
     def cancel(self, reason: StopKind = "user") -> None:
         """Stop the run that is under way: reading ends, calls in flight are stopped, and all are answered.
@@ -133,7 +145,7 @@ class Agent:
             raise UsageError("this agent is already running a task; wait for it, or give each task an agent of its own")
         began = asyncio.get_running_loop().time()
         seconds = self.budget.seconds
-        run = self._run = Run(Spent(self.budget), began, None if seconds is None else began + seconds)
+        run = self._run = Run(self._counted(self.budget), began, None if seconds is None else began + seconds)
         try:
             await self._conversation.load()
             async with aclosing(self._settle(run)) as settled:
@@ -245,7 +257,12 @@ class Agent:
         specs = turn.specs
         if self._system is None:  # kept from the first run on, so that providers can cache it
             self._system = system_prompt(
-                self._workspace, specs, index=turn.index, native=self._natives.offered, instructions=self._instructions
+                self._workspace,
+                specs,
+                index=turn.index,
+                native=self._natives.offered,
+                agents=self.session.agents,
+                instructions=self._instructions,
             )
         views = [spec.llm_view() for spec in specs]
         return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._natives.forms)

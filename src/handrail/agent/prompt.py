@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from handrail.catalog.prompt import tool_part
+from handrail.contract.delegation import AgentType
+from handrail.contract.neutral import neutralised
 from handrail.contract.spec import ToolSpec
 
+MAX_LINE = 300
+"""Characters of what stands in the prompt of an agent or a skill."""
 STRUCTURED_ONLY = "- Call tools through the tool interface only; a call written as text does nothing.\n"
 BASE = f"""\
 You work in a workspace through tools. A tool call is a proposal: it is checked against rules, may be put to a \
@@ -30,6 +34,7 @@ def system_prompt(
     native: Iterable[ToolSpec] = (),
     skills: Iterable[str] = (),
     hints: Iterable[str] = (),
+    agents: Iterable[AgentType] = (),
     instructions: str = "",
 ) -> str:
     """The text, in fixed order: what holds always, the workspace, the tools (what there is beside those in view, guidance,
@@ -39,11 +44,21 @@ def system_prompt(
     :param specs: the tools in view; only ``guidance`` is taken from beyond their LLM view
     :param index: a turn's :attr:`~handrail.contract.session.Turn.index`
     :param native: what the model's provider carries out itself
+    :param agents: whom work can be handed to, by the tool ``task``
     """
+    specs = list(specs)
     sections = [BASE]
     if workspace is not None:
         sections.append(f"# Workspace\n\nRelative paths start at {workspace}.")
     sections += tool_part(index, specs, native=native, skills=skills, hints=hints)
+    if any(spec.id == "task" for spec in specs) and (lines := [_agent_line(one) for one in agents]):
+        sections.append("# Agents\n\ntask hands work to one of these:\n" + "\n".join(lines))
     if instructions.strip():
         sections.append("# Instructions\n\n" + instructions.strip())
     return "\n\n".join(sections) + "\n"
+
+
+def _agent_line(agent: AgentType) -> str:
+    """One line of what an operator may have written on several."""
+    about = neutralised(" ".join(agent.description.split()))
+    return f"- {agent.id}: {about[:MAX_LINE]}" if about else f"- {agent.id}"

@@ -14,7 +14,11 @@ from handrail.agent.stream import Reply, ReplyAssembly
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 
-_STOPPED: dict[StopKind, str] = {"user": "the user stopped the run", "shutdown": "the kernel is shutting down"}
+_STOPPED: dict[StopKind, str] = {
+    "user": "the user stopped the run",
+    "shutdown": "the kernel is shutting down",
+    "parent": "aborted by parent",
+}
 
 
 @dataclass(slots=True)

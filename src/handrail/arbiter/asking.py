@@ -124,6 +124,7 @@ class Asking:
             arguments_hash=self._shaper.hash(call.arguments),
             definition_hash=call.entry.definition_hash,
             reason="",
+            origin=call.lane.origin,
         )
 
     async def _ask(self, call: Call, asked: Approval) -> Approval:

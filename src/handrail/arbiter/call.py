@@ -16,6 +16,7 @@ from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import ProposedCall
+from handrail.contract.delegation import AgentType, Delegates
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
 from handrail.contract.notices import NoticeBox
@@ -74,6 +75,12 @@ class Lane:
     """Which resources it is told of; None before it has subscribed to any."""
     notices: NoticeBox | None = None
     """Where what its agent is to be told is left; None where nobody keeps that."""
+    delegates: Delegates | None = None
+    """Who sees to what its calls hand over; None while no model is attached."""
+    agent_types: Callable[[], Sequence[AgentType]] = tuple
+    """Whom work may be handed to."""
+    origin: str = ""
+    """For people who are asked: whose sub-agent's it is."""
     emptied: asyncio.Event | None = None
     """Set by the last call in flight, while somebody waits for it."""
 

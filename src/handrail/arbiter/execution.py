@@ -15,12 +15,13 @@ from handrail.contract.errors import ToolError
 
 T = TypeVar("T")
 
-StopReason = Literal["timeout", "user", "shutdown"]
+StopReason = Literal["timeout", "user", "shutdown", "parent"]
 
 STOPPED_TEXT: dict[StopReason, str] = {
     "timeout": "timed out",
     "user": "stopped by the user",
     "shutdown": "stopped because the kernel is shutting down",
+    "parent": "aborted by parent",
 }
 
 

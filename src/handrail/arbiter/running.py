@@ -14,6 +14,7 @@ from typing import Any
 
 from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
+from handrail.arbiter.delegating import CallAgents
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.offers import CallOffers
@@ -260,6 +261,9 @@ class _Doors:
         if (catalog := self.of.lane.catalog) is None:
             raise ToolError("there is no catalog in this session", kind="unavailable")
         return catalog.door(self.of.generation)
+
+    def agents(self) -> CallAgents:
+        return CallAgents(self.of)
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))

@@ -84,26 +84,6 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Delegation:
-    """A task for a sub-agent. Its rights are at most those of whoever delegates."""
-
-    agent: str
-    task: str
-    background: bool = False
-
-
-class Agents(Protocol):
-    """Sub-agents: child sessions with a conversation of their own."""
-
-    async def run(self, delegation: Delegation) -> Result:
-        """What it answered; in the background, its session's id at once.
-
-        :raises ToolError: ``invalid_input`` for an agent that there is not; ``limit`` too many levels down
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
 class Category:
     """A group of tools under one name. ``tool_count`` is of those that can be called now and are not in view anyway."""
 

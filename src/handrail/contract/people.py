@@ -49,6 +49,7 @@ class ApprovalRequest:
     :param targets: what the call would touch, as people read it
     :param created_ns: wall-clock nanoseconds, as is ``expires_ns``
     :param expires_ns: after this nobody can answer any more
+    :param origin: the sub-agent that asks, and whose it is; ``""`` for the agent that people talk to
     """
 
     call_id: str
@@ -65,6 +66,7 @@ class ApprovalRequest:
     wider: str | None = None
     created_ns: int = 0
     expires_ns: int = 0
+    origin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

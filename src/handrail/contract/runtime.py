@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
@@ -354,6 +355,11 @@ class Runtime(Protocol):
     def people(self) -> People: ...
     @property
     def catalog(self) -> Catalog: ...
+    @property
+    def agents(self) -> Agents:
+        """Sub-agents that work can be handed to."""
+        ...
+
     @property
     def cancellation(self) -> Cancellation: ...
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
@@ -16,7 +17,8 @@ from handrail.contract.spec import ToolSpec
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or the same with what a provider adds."""
-StopReason = Literal["timeout", "user", "shutdown"]
+StopReason = Literal["timeout", "user", "shutdown", "parent"]
+"""``parent``: it is a sub-agent's, and whoever began that was stopped or has ended."""
 
 
 class Turn(Protocol):
@@ -144,7 +146,26 @@ class Session(Protocol):
         ...
 
     def cancel(self, reason: StopReason = "user") -> object:
-        """Stop every call in flight; each still gets its one result."""
+        """Stop every call in flight, and those of the sub-agents below; each still gets its one result."""
+        ...
+
+    @property
+    def agents(self) -> Sequence[AgentType]:
+        """The agents that its own may hand work to."""
+        ...
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        """From now on these see to what its calls hand over to sub-agents; None where nobody does."""
+        ...
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        """Open a session for the sub-agent that a call of this one begins. It ends with this one at the latest. Its calls may
+        touch at most what this one's agent passes on.
+
+        :param call_id: in flight
+        :raises ToolError: as :meth:`handrail.contract.delegation.Agents.run` does
+        :raises UsageError: when no such call is in flight
+        """
         ...
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:

@@ -32,7 +32,7 @@ _CHOICES = {
     "kind": Kind,
     "guidance_bucket": Bucket,
 }
-_WAITS_FOR = {"ask": "people", "jobs": "jobs"}
+_WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities by which a tool waits for what may itself have to wait for locks."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 

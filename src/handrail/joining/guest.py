@@ -41,6 +41,7 @@ from handrail.joining.wire import Connection
 from handrail.registry.generation import Difference, Generation
 from handrail.session.context import Context
 from handrail.session.events import PASSING
+from handrail.session.opening import Opening
 from handrail.session.session import HeldSession
 from handrail.session.turn import HeldTurn
 
@@ -230,17 +231,17 @@ class Guest:
         await self._server.is_left(id)
         context = self.context if agent is None else self._context(agent)
         client_there = None if peer is None else RemotePeer(self._connection, id, peer)
-        session = await self._host.open_session(
+        opening = Opening(
             context,
-            id,
+            self.face,
             attendant=None if headless else RemotePerson(self._connection),
             peer=client_there,
             rules=rules,
             mode=mode,
             topic=topic,
             client=client,
-            face=self.face,
         )
+        session = await self._host.open_session(opening, id)
         if self._connection.lost is not None:
             self._server.leave(self, (session,))
         else:

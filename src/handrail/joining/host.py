@@ -7,15 +7,13 @@ from typing import Any, Protocol
 
 from handrail.contract.doors import Findings
 from handrail.contract.modes import Mode
-from handrail.contract.peer import Peer
-from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
-from handrail.contract.runtime import ClientContext
 from handrail.contract.tool import Tool
 from handrail.joining.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
 from handrail.session.context import Context
+from handrail.session.opening import Opening
 from handrail.session.session import HeldSession
 
 Handler = Callable[..., Awaitable[Any]]
@@ -47,19 +45,7 @@ class Host(Protocol):
         """:raises ValueError: for a value that cannot be redacted"""
         ...
 
-    async def open_session(
-        self,
-        context: Context,
-        id: str | None,
-        *,
-        attendant: Attendant | None,
-        peer: Peer | None = None,
-        rules: Iterable[str | RuleEntry],
-        mode: str | None = None,
-        topic: str | None,
-        client: ClientContext | None,
-        face: str,
-    ) -> HeldSession: ...
+    async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession: ...
 
     async def explain_in(
         self,

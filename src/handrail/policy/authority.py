@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -56,6 +57,7 @@ class Authority:
         self.ceiling = ceiling
         self.agent: Mapping[str, Any] = agent if agent is not None else {"id": "default"}
         self.handed = handed
+        self._narrower: weakref.WeakSet[Authority] = weakref.WeakSet()
         # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
         self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
 
@@ -64,7 +66,8 @@ class Authority:
         narrower = Authority(
             self.variables, self.agent_layer, self.watchdogs, ceiling=self.ceiling, agent=self.agent, handed=handed
         )
-        narrower.of = self.of or self
+        narrower.of = base = self.of or self
+        base._narrower.add(narrower)
         return narrower
 
     def passes_on(self, manifest: AgentManifest) -> CapabilitySet:
@@ -82,8 +85,9 @@ class Authority:
     def renew(self, agent_layer: Layer) -> None:
         """There are other tools: the agent has something else, and what was prepared for the tools before is let go."""
         self.agent_layer = agent_layer
-        self._prepared.clear()
-        self._watching.clear()
+        for one in (self, *self._narrower):
+            one._prepared.clear()
+            one._watching.clear()
 
     def judge(
         self,

@@ -50,6 +50,7 @@ def call_set(
     return own.narrowed(*parent.layers) if parent.layers else CapabilitySet()
 
 
+PASSED_ON = "what is passed on by agent"
 PRESENCE = frozenset({"ask", "elicit"})
 """Named capabilities by which a call reaches the people of a session."""
 
@@ -65,7 +66,7 @@ def passed_on(agent: str, delegable: Delegable, has: CapabilitySet, variables: V
     """
     if not has.layers:
         return CapabilitySet()
-    owner = f"what agent {agent} passes on"
+    owner = f"{PASSED_ON} {agent}"
     named = expand(delegable.as_requires(), variables, owner)
     own = has.layers[0]
     kept = own.capabilities if delegable.capabilities is None else named.capabilities
@@ -95,4 +96,6 @@ def refusal(capabilities: CapabilitySet, layer: Layer, capability: Capability, s
         return f"{verb} {shown} is not possible: this call has no capabilities at all."
     if layer.owner == CEILING:
         return f"{verb} {shown} exceeds the host's ceiling; its operator would widen [ceiling] in handrail.toml ({section})."
+    if layer.owner.startswith(PASSED_ON):
+        return f"{verb} {shown} is outside {layer.owner}; its operator would widen [delegable] in its manifest ({section})."
     return f"{verb} {shown} is outside what {layer.owner} requires; its author would add it to requires: {section}."

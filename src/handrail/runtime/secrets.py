@@ -66,6 +66,12 @@ class SecretStore:
         values = {other: value for other, value in self._values.items() if other != name}
         return SecretStore(values, {**self._missing, name: why}, self._settings)
 
+    def only(self, names: Iterable[str], why: str) -> SecretStore:
+        """Those of ``names``; every other one is missing for this reason."""
+        kept = self.chosen(names)
+        missing = {name: why for name in self._values if name not in kept}
+        return SecretStore(kept, {**self._missing, **missing}, self._settings)
+
     def chosen(self, names: Iterable[str]) -> dict[str, str]:
         """Those of ``names`` that are known."""
         return {name: self._values[name] for name in names if name in self._values}

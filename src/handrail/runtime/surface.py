@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
@@ -127,6 +128,10 @@ class Doors(Protocol):
 
         :raises ToolError: ``unavailable`` where there is none
         """
+        ...
+
+    def agents(self) -> Agents:
+        """The sub-agents that the call may hand work to."""
         ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
@@ -292,6 +297,11 @@ class CallRuntime:
     def catalog(self) -> Catalog:
         self._require_named("catalog")
         return self._doors.catalog()
+
+    @property
+    def agents(self) -> Agents:
+        self._require_named("agents")
+        return self._doors.agents()
 
     @property
     def cancellation(self) -> Cancellation:

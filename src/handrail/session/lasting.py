@@ -38,6 +38,11 @@ class Lasting:
         known = self.store.sessions.get(opened.id)
         if known is None or known.closed_ns is not None:
             return opened
+        if known.under is not None:  # begun by a person, it would be bounded by no parent any more
+            raise UsageError(
+                f"session {opened.id} is a sub-agent's, begun by the call {known.under_call}, and does not go on by itself; "
+                "fork it, and go on with the fork"
+            )
         if known.agent != opened.agent:
             raise UsageError(
                 f"session {opened.id} is one of the agent {known.agent!r}, not of {opened.agent!r}; open it with that agent, "
@@ -130,7 +135,9 @@ class Lasting:
             raise UsageError(f"session {forked_id[:80]!r} is there already; a fork is another session")
         now = time.time_ns()
         details = {**parent.details, "parent": parent_id}
-        forked = replace(parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details)
+        forked = replace(
+            parent, id=forked_id, opened_ns=now, used_ns=now, face=face, details=details, under=None, under_call=None
+        )
         await self.store.database.writer.flush()  # what was said in it up to here is copied, not what is on its way
         folders = self.store.folders
         try:

@@ -16,7 +16,9 @@ from handrail.arbiter.execution import StopReason
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
+from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
@@ -30,6 +32,7 @@ from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
+from handrail.session.family import Family
 from handrail.session.news import News
 from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of
@@ -55,6 +58,7 @@ class HeldSession:
         on_close: Callable[[HeldSession], Awaitable[None]],
         on_suspend: Callable[[HeldSession], Awaitable[None]],
         turns: int = 0,
+        family: Family | None = None,
     ) -> None:
         self._arbiter = arbiter
         self._lane = lane
@@ -76,6 +80,8 @@ class HeldSession:
         self.closed = False
         self.history: History | None = None
         """Where what is said in it is kept."""
+        self.family = family or Family(AgentManifest())
+        """The sessions of sub-agents above and below it."""
         self.notices: Notices | None = None
         """What its agent is to be told; None where nobody keeps that."""
 
@@ -112,6 +118,7 @@ class HeldSession:
         """
         found = rules_of(texts)
         self._lane.rules = self._lane.rules.with_rules(*found)
+        self.family.narrowed(self._lane.rules.mode, found)
         check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
@@ -122,6 +129,7 @@ class HeldSession:
         wanted = given(mode)
         if wanted is not None and wanted != self._lane.rules.mode:
             self._lane.rules = in_mode(self._lane.rules, wanted)
+            self.family.narrowed(wanted)
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its answer.
@@ -159,7 +167,7 @@ class HeldSession:
     @property
     def view(self) -> list[ToolSpec]:
         """The tools that the next turn has in view."""
-        return self._catalog.specs(self._generation())
+        return self.family.usable(self._catalog.specs(self._generation()), self._lane.delegates)
 
     @property
     def catalog(self) -> Interaction:
@@ -245,7 +253,9 @@ class HeldSession:
         return await reply.answers()
 
     def cancel(self, reason: StopReason = "user") -> int:
-        """Stop every call in flight; each still gets its one result. Gives their number."""
+        """Stop every call in flight, and those of the sub-agents below; each still gets its one result. Gives the number of
+        its own."""
+        self.family.cancel()
         running = list(self._lane.running.values())
         for call in running:
             call.execution.stop(reason)
@@ -280,6 +290,20 @@ class HeldSession:
             return
         await _through(self._close())
 
+    @property
+    def agents(self) -> Sequence[AgentType]:
+        """The agents that its own may hand work to."""
+        return self._lane.agent_types()
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        """See :meth:`handrail.contract.session.Session.delegate_to`."""
+        self._lane.delegates = delegates
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        """See :meth:`handrail.contract.session.Session.child`."""
+        self._check_open()
+        return await self.family.child(self, call_id, delegation)
+
     async def settled(self) -> None:
         """Return when no call is in flight."""
         await self._lane.answered()
@@ -300,7 +324,7 @@ class HeldSession:
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
         for call in tuple(self._lane.running.values()):
-            if call.asked:  # it waits for a person, which outlasts this: parked, not cancelled
+            if call.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
                 call.execution.stop("shutdown")
         await self.end(reason, why)
         await self._on_suspend(self)
@@ -320,6 +344,7 @@ class HeldSession:
         self._lane.closed = f"session {self.id} {why}"
         self.news.end()
         self.cancel(reason)
+        await self.family.end()
         if self._lane.subscribed is not None:
             await self._lane.subscribed.aclose()
         # Work in the event loop that never heeds its cancellation must not keep everybody else from ending.

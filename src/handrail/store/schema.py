@@ -35,8 +35,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             headless INTEGER NOT NULL,
             details BLOB NOT NULL,
             used_ns INTEGER NOT NULL,
-            holder INTEGER -- the fencing token of the process that has it open
+            holder INTEGER, -- the fencing token of the process that has it open
+            under TEXT, -- the session whose call began it, for a sub-agent's
+            under_call TEXT
         ) WITHOUT ROWID""",
+        "CREATE INDEX session_under ON session (under) WHERE under IS NOT NULL",
         # What was said in a session: one message a row, in the form of no provider.
         """CREATE TABLE message (
             session TEXT NOT NULL,

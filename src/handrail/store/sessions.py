@@ -25,6 +25,7 @@ class SessionRow:
     :param used_ns: when it was last opened, suspended, or something was said in it
     :param holder: the fencing token of the process that opened it and has not suspended it. Whether that process
         still is the workspace's holder is for the reader to find out: a process that is killed changes nothing here
+    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
     """
 
     id: str
@@ -37,6 +38,8 @@ class SessionRow:
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
     used_ns: int = 0
     holder: int | None = None
+    under: str | None = None
+    under_call: str | None = None
 
 
 class Sessions:
@@ -88,6 +91,16 @@ class Sessions:
             rows = session_rows(self._database.reading, "WHERE id = ?", (session_id,))
         return rows[0] if rows else None
 
+    def under(self, session_id: str) -> list[SessionRow]:
+        """The sessions of sub-agents that calls of this one began and that are not closed, in the order in which they were
+        opened.
+
+        :raises LogUnavailable: when the database cannot be read
+        """
+        with readable(self._database.path):
+            where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
+            return session_rows(self._database.reading, where, (session_id,))
+
     def all(self, *, limit: int = 1000) -> list[SessionRow]:
         """The most recently opened first.
 
@@ -103,20 +116,31 @@ def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[st
     :param where: the rest of the query, after ``FROM session``
     :raises sqlite3.Error: when the database cannot be read
     """
-    columns = "id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder"
+    columns = "id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
     return [_session(row) for row in rows]
 
 
 def _session(row: tuple[Any, ...]) -> SessionRow:
     """:raises sqlite3.Error: when it is not what was written"""
-    id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder = row
-    texts = (id, agent, face, "" if topic is None else topic)
+    id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call = row
+    texts = (id, agent, face, *("" if text is None else text for text in (topic, under, under_call)))
     numbers = (opened_ns, used_ns, 0 if closed_ns is None else closed_ns, 0 if holder is None else holder)
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise not_as_written(f"the row of session {str(id)[:80]!r}")
     return SessionRow(
-        id, opened_ns, closed_ns, agent, topic, face, bool(headless), _details(details), used_ns=used_ns, holder=holder
+        id,
+        opened_ns,
+        closed_ns,
+        agent,
+        topic,
+        face,
+        bool(headless),
+        _details(details),
+        used_ns=used_ns,
+        holder=holder,
+        under=under,
+        under_call=under_call,
     )
 
 
@@ -234,8 +258,8 @@ class _Statements:
 
 _STATEMENTS = _Statements()
 _INSERT = (
-    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder) "
-    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
+    "INSERT INTO session (id, opened_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call) "
+    "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 )
 _AGAIN = (
     " ON CONFLICT (id) DO UPDATE SET closed_ns = NULL, agent = excluded.agent, topic = excluded.topic, "
@@ -263,6 +287,8 @@ def _values(row: SessionRow) -> tuple[Value, ...]:
         encode(dict(row.details)),
         row.used_ns,
         row.holder,
+        row.under,
+        row.under_call,
     )
 
 

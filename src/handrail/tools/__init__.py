@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handrail.contract.tool import Tool
+from handrail.tools.agents import Task
 from handrail.tools.ask import Ask
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
 from handrail.tools.files import Edit, FilePatch, Read, Write
@@ -13,7 +14,7 @@ from handrail.tools.plan import Todo
 from handrail.tools.shell import Bash
 
 BUILTINS: tuple[Tool, ...] = (
-    *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask()),
+    *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
     *GIT_TOOLS,
     *OFFER_TOOLS,

@@ -1,0 +1,167 @@
+"""Sub-agents: an agent's work on what the calls of its session hand over, each in a child session with its own conversation."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from handrail.agent.budget import Budget, Spent
+from handrail.agent.events import RunOutcome
+from handrail.agent.model import Model, ModelRequest, Usage
+from handrail.agent.stream import Reply
+from handrail.contract.agent import AgentManifest
+from handrail.contract.delegation import Delegation
+from handrail.contract.errors import ErrorKind, HandrailError, ToolError
+from handrail.contract.result import Result
+
+if TYPE_CHECKING:
+    from handrail.agent.loop import Agent
+
+logger = logging.getLogger("handrail.agent")
+
+OpenModel = Callable[[str], Model]
+"""Opens a model by its name; see :func:`handrail.agent.providers.open_model`."""
+
+ROLE = (
+    "You work for another agent, which gave you this task and reads nothing but your last message. You cannot ask it "
+    "anything. End with one message that says all that it needs: what you found or did, and what you could not do."
+)
+_KINDS: dict[str, ErrorKind] = {
+    "budget": "limit",
+    "cancelled": "cancelled",
+    "failed": "backend",
+    "parked": "unavailable",
+}
+
+
+class SharedSpent(Spent):
+    """What a sub-agent uses of its own budget and, as well, of what is left of the agent's above it."""
+
+    def __init__(self, budget: Budget, above: Spent) -> None:
+        super().__init__(budget)
+        self._above = above
+
+    def add(self, request: ModelRequest, reply: Reply) -> None:
+        super().add(request, reply)
+        self._above.add(request, reply)
+
+    def out_of_turns(self) -> str | None:
+        return super().out_of_turns() or self._above.out_of_turns()
+
+    def out_of_tokens(self, usage: Usage | None = None) -> str | None:
+        return super().out_of_tokens(usage) or self._above.out_of_tokens(usage)
+
+    def take_calls(self, count: int) -> int:
+        return min(super().take_calls(count), self._above.take_calls(count))
+
+    def out_of_calls(self) -> str:
+        limit = self.budget.calls
+        return super().out_of_calls() if limit is not None and self.calls > limit else self._above.out_of_calls()
+
+
+class Subagents:
+    """Implements :class:`~handrail.contract.delegation.Delegates` for one agent.
+
+    :param of: whose model they work with, where their manifest names no other, and whose budget they share
+    :param models: opens the others
+    """
+
+    def __init__(self, of: Agent, models: OpenModel | None = None) -> None:
+        self._of = of
+        self._models = models
+
+    async def run(self, call_id: str, delegation: Delegation) -> Result:
+        """See :meth:`handrail.contract.delegation.Delegates.run`."""
+        session, manifest = await self._of.session.child(call_id, delegation)
+        own: Model | None = None
+        try:
+            own = self._own_model(manifest)
+            agent = self._agent(session, manifest, own or self._of.model)
+            outcome = await _to_its_end(agent, delegation.task)
+        finally:
+            try:
+                if own is not None:
+                    await own.aclose()
+            finally:
+                await session.suspend()
+        return _result(delegation.agent, session.id, outcome)
+
+    def _agent(self, session: Any, manifest: AgentManifest, model: Model) -> Agent:
+        from handrail.agent.loop import Agent
+
+        above = self._of.spent if manifest.budgets.shared else None
+
+        def counted(budget: Budget) -> Spent:
+            return Spent(budget) if above is None else SharedSpent(budget, above)
+
+        return Agent(
+            session,
+            model,
+            workspace=session.workdir,
+            instructions="\n\n".join(part for part in (ROLE, manifest.prompt.strip()) if part),
+            budget=Budget.of(manifest.budgets),
+            models=self._models,
+            counted=counted,
+        )
+
+    def _own_model(self, manifest: AgentManifest) -> Model | None:
+        """The manifest's, where that is another than the one above.
+
+        :raises ToolError: ``unavailable`` where it cannot be had
+        """
+        if manifest.model is None or manifest.model == self._of.model.name:
+            return None
+        try:
+            if self._models is not None:
+                return self._models(manifest.model)
+            from handrail.agent.providers import open_model
+
+            return open_model(manifest.model)
+        except HandrailError as error:
+            logger.warning("the model of the agent %s cannot be had: %s", manifest.id, error)
+            raise ToolError(
+                f"the model of the agent {manifest.id!r} cannot be had here; its operator was told why. Hand the work to "
+                "another agent, or do it yourself",
+                kind="unavailable",
+            ) from None
+
+
+async def _to_its_end(agent: Agent, task: str) -> RunOutcome:
+    """Wait for the run. Whoever is cancelled meanwhile stops it, and waits until its calls are on record."""
+    work = asyncio.ensure_future(agent.complete(task))
+    owed: asyncio.CancelledError | None = None
+    while not work.done():
+        try:
+            await asyncio.wait({work})
+        except asyncio.CancelledError as cancelled:
+            if owed is not None:  # told again: nobody waits any longer
+                work.cancel()
+            owed = cancelled
+            agent.cancel("parent")
+    if owed is not None:
+        with contextlib.suppress(asyncio.CancelledError):
+            work.exception()
+        raise owed
+    return work.result()
+
+
+def _result(agent: str, session_id: str, outcome: RunOutcome) -> Result:
+    """As the model of the agent above reads it. What is the operator's to know is said to the operator."""
+    told: dict[str, Any] = {
+        "agent": agent,
+        "session_id": session_id,
+        "text": outcome.text,
+        "turns": outcome.turns,
+        "calls": outcome.calls,
+    }
+    if outcome.ok:
+        return Result.output(told)
+    why = outcome.detail
+    if outcome.status == "failed":
+        logger.warning("the sub-agent %s in session %s came to no end: %s", agent, session_id, outcome.detail)
+        why = "its model gave no whole reply; its operator was told why"
+    text = f"the sub-agent {agent} did not finish: {why}. What it said last is in 'text'"
+    return Result.error(_KINDS.get(outcome.status, "failed"), text, told)

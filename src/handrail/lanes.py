@@ -1,0 +1,90 @@
+"""A session's lane, put together when it is opened: its surroundings, its rules, and what bounds a sub-agent's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from handrail.arbiter.call import Lane
+from handrail.arbiter.redaction import RedactedValues
+from handrail.assembly import Rooms, given_rules, parse_rules
+from handrail.catalog.interaction import Interaction
+from handrail.contract.agent import DEFAULT_AGENT, AgentManifest
+from handrail.contract.delegation import AgentType
+from handrail.kernel import rule_texts
+from handrail.policy.defaults import reading
+from handrail.policy.hidden import HiddenNow
+from handrail.policy.modes import given, in_mode
+from handrail.registry.agents import find_agents
+from handrail.runtime.roots import Roots
+from handrail.runtime.surface import Surroundings
+from handrail.session.family import bounded, origin_of, secrets_for
+from handrail.session.lasting import Lasting
+from handrail.session.opening import Opening
+from handrail.session.parked import project_rules
+from handrail.store.sessions import SessionRow
+
+_ANYTHING = (
+    "An agent like this one, with a conversation of its own: for a part of the work whose details you need not see."
+)
+"""What the default agent is for, as another one's model is told, where its manifest says nothing."""
+
+
+def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -> Lane:
+    """The lane of a session that is kept as ``row``.
+
+    :raises LoadError: for a rule that is none
+    :raises LogUnavailable: when what is kept of it cannot be read
+    """
+    context, under, folders = opening.context, opening.under, rooms.store.folders
+    workdir, session_id = str(folders.workspace), row.id
+    output, scratch = folders.output(session_id), folders.scratch(session_id)
+    around = Surroundings(
+        session_id=session_id,
+        agent=context.agent,
+        workdir=workdir,
+        scratch=str(scratch),
+        roots=Roots(workdir, (str(output),), context.further),
+        sandbox=rooms.sandbox,
+        values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
+        attendant=opening.people,
+        peer=opening.peer,
+        topic=row.topic,
+        client=opening.client,
+        seen=lasting.seen(session_id),
+        hidden=(str(folders.state),),
+        secrets=context.secrets if under is None else secrets_for(context.secrets, under),
+    )
+    own = parse_rules(given_rules(rule_texts(opening.rules), "session"), context.generation)
+    own += [*lasting.rules(session_id), *project_rules(rooms.arbiter.approvals)]
+    around.quarantine = str(output / "quarantine")
+    around.home_of = folders.home_of
+    book = context.rules.with_rules(reading(str(output)), *own)
+    if (wanted := given(opening.mode)) is not None:
+        book = in_mode(book, wanted)
+    authority = context.authority
+    if under is not None:
+        above = under.parent.lane
+        book = bounded(book, above.rules.mode, above.rules.rules)
+        authority = authority.within(above.authority.passes_on(under.parent.family.manifest))
+    lane = Lane(around, authority, book, opening.people)
+    lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
+    lane.agent_types = lambda: agent_types(rooms, context.manifest)
+    if under is not None:
+        lane.origin = origin_of(context.agent, under)
+    kept = HiddenNow(workdir)
+    around.denials = lambda: kept.of(lane.rules)
+    return lane
+
+
+def agent_types(rooms: Rooms, of: AgentManifest) -> Sequence[AgentType]:
+    """The agents that one may hand work to, without those whose manifest is faulty."""
+    found = find_agents(rooms.config.folder, (str(rooms.store.folders.workspace),)).values()
+    return tuple(
+        AgentType(one.manifest.id, one.manifest.description.strip() or _described(one.manifest))
+        for one in found
+        if not one.faults and one.manifest.takes_work_of(of)
+    )
+
+
+def _described(manifest: AgentManifest) -> str:
+    return _ANYTHING if manifest.id == DEFAULT_AGENT else ""

@@ -1,0 +1,158 @@
+"""A session and those of the sub-agents that its calls begin: what bounds a child, and what ends with its parent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from handrail.contract.agent import AgentManifest
+from handrail.contract.delegation import MAX_DEPTH, Child, Delegates, Delegation
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.modes import MODES
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
+from handrail.contract.runtime import Question
+from handrail.contract.spec import ToolSpec
+from handrail.policy.modes import in_mode, read_mode
+from handrail.policy.rules import Rule, RuleBook
+from handrail.runtime.secrets import SecretStore
+
+if TYPE_CHECKING:
+    from handrail.session.session import HeldSession
+
+ABORTED = "was aborted by its parent, whose session has ended"
+NOT_NOW = "nobody is there now, and a sub-agent's call cannot wait for them"
+
+
+class Opens(Protocol):
+    """Opens the session of a sub-agent."""
+
+    def __call__(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Awaitable[Child]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Under:
+    """Where a child session comes from."""
+
+    parent: HeldSession
+    call_id: str
+    delegation: Delegation
+
+
+@dataclass(slots=True)
+class Family:
+    """A session among those of the agents above and below it.
+
+    :param manifest: its agent's
+    :param opens: None where nobody can open the sessions of sub-agents
+    :param under: None for one that a person or a program began
+    """
+
+    manifest: AgentManifest
+    opens: Opens | None = None
+    under: Under | None = None
+    children: list[HeldSession] = field(default_factory=list["HeldSession"])
+    """Those that are open."""
+
+    @property
+    def depth(self) -> int:
+        """How many agents are above it."""
+        return 0 if self.under is None else self.under.parent.family.depth + 1
+
+    async def child(self, of: HeldSession, call_id: str, delegation: Delegation) -> Child:
+        """See :meth:`handrail.contract.session.Session.child`."""
+        if call_id not in of.lane.running:
+            raise UsageError(f"call {call_id[:80]!r} of session {of.id} is not in flight, so it begins no sub-agent")
+        if self.depth >= MAX_DEPTH:
+            raise ToolError(
+                f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
+                kind="limit",
+            )
+        if self.opens is None:
+            raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
+        return await self.opens(of, call_id, delegation)
+
+    def usable(self, specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
+        """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
+        if delegates is not None:
+            return specs
+        return [spec for spec in specs if "agents" not in spec.requires.capabilities]
+
+    def cancel(self) -> None:
+        """Stop what runs in the sessions below."""
+        for child in tuple(self.children):
+            child.cancel("parent")
+
+    def narrowed(self, mode: str, rules: Sequence[Rule] = ()) -> None:
+        """The session has another mode, or further rules: those below it have no wider one, and what these rules keep from it
+        they keep from them."""
+        for child in tuple(self.children):
+            lane = child.lane
+            lane.rules = bounded(lane.rules, mode, rules)
+            child.family.narrowed(mode, rules)
+
+    async def end(self) -> None:
+        """The session ends, and with it those below."""
+        await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in tuple(self.children)))
+
+    def enter(self, session: HeldSession) -> None:
+        """``session``, which this is of, is open."""
+        if self.under is not None:
+            self.under.parent.family.children.append(session)
+
+    def leave(self, session: HeldSession) -> None:
+        """It is not open any more."""
+        if self.under is not None and session in self.under.parent.family.children:
+            self.under.parent.family.children.remove(session)
+
+
+def bounded(book: RuleBook, mode: str, rules: Sequence[Rule]) -> RuleBook:
+    """``book`` in a mode that is no wider than ``mode``, with those of ``rules`` that narrow it."""
+    held = set(book.rules)
+    kept = [
+        rule for rule in rules if rule.action != "allow" and rule.scope not in ("mode", "default") and rule not in held
+    ]
+    book = book.with_rules(*kept) if kept else book
+    bound = read_mode(mode)
+    return book if MODES.index(read_mode(book.mode)) <= MODES.index(bound) else in_mode(book, bound)
+
+
+def secrets_for(child: SecretStore, under: Under) -> SecretStore:
+    """What of a child's secrets its parent passes on, which has to have them itself."""
+    parent = under.parent
+    names = parent.lane.around.secrets.names & set(parent.family.manifest.delegable.secrets)
+    return child.only(names, f"the agent {parent.family.manifest.id} does not pass it on to its sub-agents")
+
+
+def attendant_for(under: Under) -> Attendant | None:
+    """The people of the parent, where it passes them on."""
+    there = under.parent.lane.attendant
+    if there is None or not under.parent.family.manifest.delegable.presence:
+        return None
+    return there if isinstance(there, _AskedFromBelow) else _AskedFromBelow(there)
+
+
+def origin_of(agent: str, under: Under) -> str:
+    """Who asks, for the people of the session at the top."""
+    above = under.parent.family.under
+    of = under.parent.lane.origin if above is not None else f"session {under.parent.id}"
+    about = f" ({' '.join(under.delegation.description.split())[:80]})" if under.delegation.description.strip() else ""
+    return f"sub-agent {agent}{about} of {of}"
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedFromBelow:
+    """The people of a parent session, asked by a child. Its calls are not parked: nobody would take them up again."""
+
+    people: Attendant
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        answer = await self.people.approve(request)
+        return ApprovalAnswer("reject", NOT_NOW) if answer.choice == "later" else answer
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        answers = await self.people.answer(session_id, questions)
+        if answers is None:
+            raise ToolError(NOT_NOW, kind="unavailable")
+        return answers

@@ -1,0 +1,56 @@
+"""How a session is opened, whoever opens it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from handrail.contract.peer import Peer
+from handrail.contract.people import Attendant
+from handrail.contract.rule_texts import RuleEntry
+from handrail.contract.runtime import ClientContext
+from handrail.session.context import Context
+from handrail.session.family import Under, attendant_for
+from handrail.store.sessions import SessionRow
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """
+
+    :param attendant: of a sub-agent's session its parent's people count, where they are passed on
+    :param under: for a sub-agent's session
+    """
+
+    context: Context
+    face: str
+    attendant: Attendant | None = None
+    peer: Peer | None = None
+    rules: Iterable[str | RuleEntry] = ()
+    mode: str | None = None
+    topic: str | None = None
+    client: ClientContext | None = None
+    under: Under | None = None
+
+    @property
+    def people(self) -> Attendant | None:
+        return self.attendant if self.under is None else attendant_for(self.under)
+
+    def row(self, session_id: str, now_ns: int) -> SessionRow:
+        """How it is kept."""
+        row = SessionRow(
+            session_id,
+            now_ns,
+            agent=self.context.agent,
+            topic=self.topic,
+            face=self.face,
+            headless=self.people is None,
+        )
+        if self.under is None:
+            return row
+        told = self.under.delegation
+        details: dict[str, Any] = {"description": told.description} if told.description else {}
+        if told.metadata is not None:
+            details["metadata"] = dict(told.metadata)
+        return replace(row, details=details, under=self.under.parent.id, under_call=self.under.call_id)

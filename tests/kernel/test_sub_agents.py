@@ -1,0 +1,291 @@
+"""Work handed to a sub-agent: its own session, at most its parent's rights, and an end with its parent's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.agent.budget import Budget
+from handrail.agent.loop import Agent
+from handrail.agent.model import Model
+from handrail.contract.people import ApprovalAnswer
+from handrail.contract.result import Result
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+Agents = dict[str, str]
+"""Manifests by id, without the id."""
+
+
+@asynccontextmanager
+async def kernel_of(folder: Path, agents: Agents, **given: Any) -> AsyncGenerator[HeldKernel]:
+    for agent, text in agents.items():
+        place = folder / "config" / "agents" / agent
+        place.mkdir(parents=True, mode=0o755)
+        (place / "agent.toml").write_text(f'id = "{agent}"\n{text}')
+    async with temporary_kernel(folder, **given) as kernel:
+        yield kernel
+
+
+def task(agent: str, prompt: str = "Do it.", **more: Any) -> tuple[str, dict[str, Any]]:
+    return "task", {"subagent_type": agent, "prompt": prompt, **more}
+
+
+def models(**by_name: PlayedModel) -> Callable[[str], Model]:
+    """What opens ``played:NAME``."""
+    return lambda spec: by_name[spec.partition(":")[2]]
+
+
+async def answers(agent: Agent, prompt: str = "Go.") -> list[Result]:
+    """What the model was answered with, in order."""
+    from handrail.agent.events import CallAnswered
+
+    return [event.answer.model async for event in agent.run(prompt) if isinstance(event, CallAnswered)]
+
+
+READER = 'role = "subagent"\ndescription = "Reads."\nprompt = "Only read."\ntools = ["read", "task"]\nmodel = "played:reader"'
+WRITER = 'role = "all"\ntools = ["read", "write", "bash", "question", "task"]\nmodel = "played:writer"'
+WRITES = f"{WRITER}\nrules = ['allow fs.write **']"
+
+
+@pytest.mark.proves("A-03")
+async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is_the_answer(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
+        reader = PlayedModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
+        top = PlayedModel(call_reply(task("reader", "What is in note.txt?")), text_reply("42"))
+        session = await kernel.session()
+        agent = Agent(session, top, workspace=session.workdir, models=models(reader=reader))
+        outcome = await agent.complete("Find the answer.")
+
+        assert (outcome.status, outcome.text) == ("answered", "42")
+        assert "# Agents\n\ntask hands work to one of these:\n- default: " in top.requests[0].system
+        assert "- reader: Reads." in top.requests[0].system
+        child = reader.requests[0]
+        assert "Only read." in child.system
+        assert str(child.messages[0]).count("What is in note.txt?") == 1
+        assert "Find the answer" not in str(child.messages)
+        assert {view["name"] for view in child.tools} == {"read", "task"}
+        row = kernel.rooms.store.sessions.under(session.id)[0]
+        assert (row.agent, row.under_call, row.holder) == ("reader", f"{session.id}/1.0", None)
+        assert "It says 42." in str(top.requests[1].messages)
+        await kernel.log.flush()
+        assert [call.tool for call in kernel.log.reader.calls(session=row.id)] == ["read"]
+        assert await kernel.lasting.history(row.id).read()
+
+
+@pytest.mark.proves("A-03")
+async def test_an_unknown_agent_is_answered_with_those_there_are(tmp_path: Path) -> None:
+    agents = {"reader": READER, "mine": "tools = ['read']", "broken": 'role = "all"\npromt = 1'}
+    async with kernel_of(tmp_path, agents) as kernel:
+        top = PlayedModel(call_reply(task("readr"), task("mine"), task("broken")), text_reply("."))
+        found = await answers(Agent(await kernel.session(), top))
+    assert [result.error_kind for result in found] == ["invalid_input"] * 3
+    assert "'readr' that takes work here; did you mean 'reader'? There are: default, reader" in str(found[0].error_text)
+
+
+@pytest.mark.proves("A-03")
+async def test_without_a_model_nobody_does_the_work_and_the_tool_is_not_in_view(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        session = await kernel.session()
+        assert "task" not in [spec.id for spec in session.view]
+        result = await session.call(*task("reader"))
+        assert (result.error_kind, "no model is attached" in str(result.error_text)) == ("unavailable", True)
+        Agent(session, PlayedModel())
+        assert "task" in [spec.id for spec in session.view]
+
+
+@pytest.mark.proves("A-03")
+async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {}) as kernel:
+        downwards = [call_reply(task("default", f"level {n}")) for n in range(1, 7)]
+        model = PlayedModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
+        session = await kernel.session()
+        outcome = await Agent(session, model).complete("Go down.")
+        assert outcome.text == "up 5"
+        assert "there are 5 agents above this one already" in str(model.requests[6].messages)
+        depth, below = 0, session.id
+        while rows := kernel.rooms.store.sessions.under(below):
+            depth, below = depth + 1, rows[0].id
+        assert depth == 5
+
+
+@pytest.mark.proves("A-03")
+async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Path) -> None:
+    own = f"{READER}\n[budgets]\nshared = false\nturns = 3"
+    for manifest, status in ((READER, "budget"), (own, "answered")):
+        folder = tmp_path / status
+        folder.mkdir()
+        async with kernel_of(folder, {"reader": manifest}) as kernel:
+            reads = [call_reply(("read", {"path": "nothing"})) for _ in range(2)]
+            reader = PlayedModel(*reads, text_reply("done"))
+            top = PlayedModel(call_reply(task("reader")), text_reply("end"))
+            agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
+            assert (await agent.complete("Go.")).status == status
+            assert len(reader.requests) == (2 if status == "budget" else 3)
+
+
+@pytest.mark.proves("P-12")
+async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest_says(tmp_path: Path) -> None:
+    parent = "[delegable]\nfs.write = ['out/**']"
+    async with kernel_of(tmp_path, {"default": parent, "writer": WRITES}) as kernel:
+        writes = call_reply(
+            ("write", {"path": "a.txt", "content": "a"}), ("write", {"path": "out/b.txt", "content": "b"})
+        )
+        writer = PlayedModel(writes, text_reply("done"))
+        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
+        assert "outside what is passed on by agent default" in str(writer.requests[1].messages)
+    assert not (tmp_path / "ws" / "a.txt").exists()
+    assert (tmp_path / "ws" / "out" / "b.txt").read_text() == "b"
+
+
+@pytest.mark.proves("P-12")
+async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_sub_agents(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"default": "rules = ['deny fs.write keep/**']", "writer": WRITES}) as kernel:
+        replies = [
+            call_reply(("write", {"path": "keep/a", "content": "a"}), ("write", {"path": "b", "content": "b"})),
+            text_reply("."),
+        ]
+        writer = PlayedModel(*replies, *replies)
+        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(writer=writer))
+        await agent.complete("Go.")
+        assert [(tmp_path / "ws" / name).exists() for name in ("keep/a", "b")] == [False, True]
+        (tmp_path / "ws" / "b").unlink()
+        session.set_mode("plan")
+        await agent.complete("Again.")
+        assert not (tmp_path / "ws" / "b").exists()
+
+
+@pytest.mark.proves("P-12")
+@pytest.mark.parametrize("passed", [False, True])
+async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and_see_who_asks(
+    tmp_path: Path, passed: bool
+) -> None:
+    parent = f"[delegable]\npresence = {str(passed).lower()}"
+    async with kernel_of(tmp_path, {"default": parent, "writer": WRITER}) as kernel:
+        person = ScriptedPerson([ApprovalAnswer("once")], [[["yes"]]])
+        calls = call_reply(("write", {"path": "a", "content": "a"}), ("question", {"questions": [{"question": "Ok?"}]}))
+        writer = PlayedModel(calls, text_reply("."))
+        session = await kernel.session(attendant=person)
+        top = PlayedModel(call_reply(task("writer", description="write a")), text_reply("."))
+        await Agent(session, top, models=models(writer=writer)).complete("Go.")
+        assert (tmp_path / "ws" / "a").exists() is passed
+        origins = [request.origin for request in person.requests]
+        assert origins == ([f"sub-agent writer (write a) of session {session.id}"] if passed else [])
+        assert [question.question for question in person.questions] == (["Ok?"] if passed else [])
+
+
+@pytest.mark.proves("P-12")
+async def test_what_a_sub_agent_asks_is_never_left_waiting_behind_it(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"default": "[delegable]\npresence = true", "writer": WRITER}) as kernel:
+        person = ScriptedPerson([ApprovalAnswer("later")])
+        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        await Agent(await kernel.session(attendant=person), top, models=models(writer=writer)).complete("Go.")
+        assert "cannot wait for them" in str(writer.requests[1].messages)
+        assert not kernel.approvals.pending()
+
+
+@pytest.mark.proves("P-12")
+@pytest.mark.parametrize("passed", [False, True])
+async def test_a_secret_reaches_a_sub_agents_tool_only_where_its_parent_passes_it_on(
+    tmp_path: Path, passed: bool
+) -> None:
+    from handrail import Runtime, tool
+
+    told: list[str] = []
+
+    @tool(id="sign", secrets=["key"], side_effect="read", locks=[])
+    def sign(runtime: Runtime) -> str:
+        """Sign something."""
+        told.append(runtime.secrets.get("key"))
+        return "signed"
+
+    parent = "[delegable]\nsecrets = ['key']" if passed else ""
+    signer = 'role = "subagent"\ntools = ["sign"]\nrules = ["allow sign"]\nmodel = "played:signer"'
+    agents = {"default": parent, "signer": signer}
+    async with kernel_of(tmp_path, agents, tools=[sign], secrets={"key": "hunter2-hunter2"}) as kernel:
+        model = PlayedModel(call_reply(("sign", {})), text_reply("."))
+        top = PlayedModel(call_reply(task("signer")), text_reply("."))
+        await Agent(await kernel.session(), top, models=models(signer=model)).complete("Go.")
+        assert told == (["hunter2-hunter2"] if passed else [])
+        assert ("does not pass it on to its sub-agents" in str(model.requests[1].messages)) is not passed
+
+
+@pytest.mark.proves("A-03")
+@pytest.mark.parametrize("how", ["cancel", "close", "suspend"])
+async def test_what_ends_a_parent_aborts_its_sub_agents_and_their_calls(tmp_path: Path, how: str) -> None:
+    from handrail import Runtime, tool
+
+    running = asyncio.Event()
+    ended: list[bool] = []
+
+    @tool(id="hold", side_effect="write", locks=[])
+    async def hold(runtime: Runtime) -> str:
+        """Wait."""
+        running.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(runtime.cancellation.requested)
+        return ""
+
+    holder = 'role = "subagent"\ntools = ["hold"]\nrules = ["allow hold"]\nmodel = "played:holder"'
+    async with kernel_of(tmp_path, {"holder": holder}, tools=[hold]) as kernel:
+        top = PlayedModel(call_reply(task("holder")), text_reply("."))
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(holder=PlayedModel(call_reply(("hold", {})))))
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await running.wait()
+        child = session.family.children[0]
+        if how == "cancel":
+            agent.cancel()
+        else:
+            await getattr(session, how)()
+        outcome = await run
+        assert (outcome.status, ended, child.closed) == ("cancelled", [True], True)
+        assert session.family.children == []
+        await kernel.log.flush()
+        if how == "close":
+            assert kernel.rooms.store.sessions.under(session.id) == []
+        row = kernel.rooms.store.sessions.get(child.id)
+        assert row is not None and (row.closed_ns is not None) is (how == "close")
+        assert [(c.error_kind, c.error_text) for c in kernel.log.reader.calls(session=child.id)] == [
+            ("cancelled", "hold was aborted by parent")
+        ]
+
+
+async def test_a_sub_agents_session_does_not_go_on_by_itself_and_its_fork_does(tmp_path: Path) -> None:
+    from handrail import UsageError
+
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        top = PlayedModel(call_reply(task("reader")), text_reply("."))
+        session = await kernel.session()
+        await Agent(session, top, models=models(reader=PlayedModel(text_reply("Read.")))).complete("Go.")
+        row = kernel.rooms.store.sessions.under(session.id)[0]
+        with pytest.raises(UsageError, match="fork it"):
+            await kernel.session(row.id, agent="reader")
+        forked = await kernel.fork(row.id)
+        again = await kernel.session(forked, agent="reader")
+        assert again.family.under is None
+        assert (await again.call("read", {"path": "missing"})).error_kind == "failed"
+
+
+async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) -> None:
+    from handrail import UsageError
+    from handrail.contract.delegation import Delegation
+
+    async with kernel_of(tmp_path, {}) as kernel:
+        session: HeldSession = await kernel.session()
+        with pytest.raises(UsageError, match="not in flight"):
+            await session.child("ses_other/1.0", Delegation("default", "x"))
