@@ -17,7 +17,6 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.delegating import check_type
 from handrail.arbiter.logs import redacted_logs
-from handrail.arbiter.looking import JobView
 from handrail.arbiter.offers import judged_as
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
@@ -107,10 +106,6 @@ class HeldKernel(Kernel):
     @property
     def approvals(self) -> Approvals:
         return self.rooms.arbiter.approvals
-
-    @property
-    def jobs(self) -> JobView:
-        return JobView(self.rooms.arbiter.jobs)
 
     @property
     def log(self) -> CommitLog:
@@ -298,7 +293,6 @@ class HeldKernel(Kernel):
         store = self.rooms.store
         self._closing.add(session_id)
         try:
-            await self.rooms.arbiter.jobs.end("user", session_id)
             for child in store.sessions.under(session_id):
                 await self._discard(child.id)
             await self.approvals.close_session(session_id)
@@ -349,7 +343,6 @@ class HeldKernel(Kernel):
         self.server.leaving = True
         for session in tuple(self._sessions.values()):
             session.cancel("shutdown")
-        self.rooms.arbiter.jobs.stop_all("shutdown")
         self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
 
     async def shut_down(self) -> None:
@@ -368,7 +361,6 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
             steps.callback(self.approvals.close)
             steps.push_async_callback(self._suspend_all)
-            steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
 
