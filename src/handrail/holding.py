@@ -415,7 +415,6 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
-        await rooms.arbiter.restarts.recover()
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
