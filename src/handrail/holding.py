@@ -220,7 +220,6 @@ class HeldKernel(Kernel):
         try:
             await rooms.store.sessions.open(row)
             await session.catalog.restore()
-            await rooms.arbiter.restarts.take_up(lane)
         except BaseException:
             session.news.end()
             self._forget(session)
