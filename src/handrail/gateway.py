@@ -147,9 +147,8 @@ class HeldServers(McpServers):
         **settings: Any,
     ) -> AsyncGenerator[ConnectedServer]:
         rooms = self._rooms
-        definition = definition_of(
-            name, _settings(name, command=command, url=url, **settings), "Kernel.mcp.connect", self._secrets
-        )
+        server = _settings(name, command=command, url=url, **settings)
+        definition = definition_of(name, server, "Kernel.mcp.connect", self._secrets, rooms.upstreams.learn)
         source = rooms.upstreams.add(definition, prompt)
         upstream = rooms.upstreams[name]
         try:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import Configuration
 from handrail.config.mcp import McpServer, SecretValue
+from handrail.config.mcp_secrets import secrets_in, secrets_in_url
 from handrail.contract.errors import Fault, LoadError, UsageError
 from handrail.contract.hosts import bracketed, fault_in_host, read_url
 from handrail.contract.requires import CapabilitySet, Layer, Variables, expand
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from handrail.registry.sources.mcp.source import McpSource
     from handrail.sandbox.egress import Gate
 
-_SECRET_NAME = re.compile(r"token|key|secret|passw|auth|credential", re.IGNORECASE)
-_LEAST_SECRET = 8
 FIRST_LOOK_S = 1.0
 """How long after the start a server by url that nobody knows is looked at: what speaks to it is slow to load."""
 
@@ -117,14 +115,18 @@ def definition_of(
 
     def value(key: str, given: str | SecretValue) -> str:
         if isinstance(given, str):
-            if _SECRET_NAME.search(key) and len(given) >= _LEAST_SECRET:
-                learn(given)
-            return given
-        if (why := secrets.reason_missing(given.secret)) is not None:
+            found = given
+        elif (why := secrets.reason_missing(given.secret)) is not None:
             missing.append(why)
             return ""
-        return given.prefix + secrets.chosen([given.secret])[given.secret]
+        else:
+            found = given.prefix + secrets.chosen([given.secret])[given.secret]
+        for one in secrets_in(key, found):
+            learn(one)
+        return found
 
+    for one in secrets_in_url(server.url or ""):
+        learn(one)
     oauth = server.oauth
     grants = [grant for grant in ("sampling", "elicitation", "roots") if getattr(server, grant)]
     return ServerDefinition(
@@ -284,6 +286,11 @@ class Upstreams:
         if not self._closed:
             with contextlib.suppress(UsageError):
                 await self.when_changed(source)
+
+    @property
+    def learn(self) -> Callable[[str], None]:
+        """Told every value that may be a secret."""
+        return self._ground.learn
 
     @property
     def sources(self) -> list[McpSource]:

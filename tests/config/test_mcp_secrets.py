@@ -1,0 +1,49 @@
+"""What counts as a secret among the settings of an upstream server, where nobody said that it is one."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+import pytest
+from tests.config.places import Layers
+
+from handrail.config.mcp_secrets import secrets_in, secrets_in_url
+from handrail.upstreams import configured
+
+BASIC = base64.b64encode(b"ann:open-sesame").decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("Authorization", "Bearer abcdefgh1234", {"Bearer abcdefgh1234", "abcdefgh1234"}),
+        ("authorization", f"Basic {BASIC}", {f"Basic {BASIC}", BASIC, "ann:open-sesame", "open-sesame"}),
+        ("Authorization", f"Basic {BASIC.rstrip('=')}", {f"Basic {BASIC.rstrip('=')}", BASIC.rstrip("=")} | {"ann:open-sesame", "open-sesame"}),
+        ("Authorization", "Basic no-base64-at-all", {"Basic no-base64-at-all", "no-base64-at-all"}),
+        ("Authorization", "Bearer abc", {"Bearer abc"}),
+        ("X-API-Key", "abcdefgh1234", {"abcdefgh1234"}),
+        ("Cookie", "a=1; session=abcdefgh1234", {"a=1; session=abcdefgh1234", "abcdefgh1234"}),
+        ("GITHUB_TOKEN", "short", set[str]()),
+        ("X-Team", "the blue team of all", set[str]()),
+    ],
+)  # fmt: skip
+def test_a_field_that_sounds_like_it_holds_a_secret_and_its_parts(name: str, value: str, found: set[str]) -> None:
+    assert set(secrets_in(name, value)) == found
+
+
+def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
+    url = "https://s.example/mcp?api_key=abc%2Fdefgh1&team=the-blue-one&token=ijklmnop#top"
+    assert set(secrets_in_url(url)) == {"abc/defgh1", "abc%2Fdefgh1", "ijklmnop"}
+    assert set(secrets_in_url("https://[")) == set()
+
+
+@pytest.mark.proves("F-04")
+def test_they_are_learned_from_a_file_of_another_program_and_from_a_table_alike(layers: Layers) -> None:
+    server = {"url": "https://a.example/mcp?key=abcdefgh", "headers": {"Authorization": "Bearer ${WHO:-ijklmnopq}"}}
+    (layers.config.parent / "mcp.json").write_text(json.dumps({"mcpServers": {"a": server}}))
+    table = f'[mcp.servers.b]\nurl = "https://b.example/mcp"\nheaders = {{ Authorization = "Basic {BASIC}" }}\n'
+    layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + table)
+    learned: list[str] = []
+    configured(layers.load(), learn=learned.append, environment={})
+    assert {"abcdefgh", "ijklmnopq", "open-sesame"} <= set(learned)
