@@ -38,6 +38,10 @@ class Editor:
         self.answering: Answering = lambda _call, _options: "reject_once"
         self.forms: list[Any] = []
         self.filled: Any = schema.DeclineElicitationResponse(action="decline")
+        self.terminals: dict[str, asyncio.subprocess.Process] = {}
+        self.started: list[list[str]] = []
+        self.seen: dict[str, str] = {}
+        self.released: list[str] = []
         self._open: list[asyncio.Future[str]] = []
         self._changed = asyncio.Condition()
 
@@ -63,6 +67,29 @@ class Editor:
     async def create_elicitation(self, message: str, mode: Any, **_: Any) -> Any:
         self.forms.append((message, mode))
         return self.filled
+
+    async def create_terminal(
+        self, session_id: str, command: str, args: list[str] | None = None, **_: Any
+    ) -> schema.CreateTerminalResponse:
+        process = await asyncio.create_subprocess_exec(
+            command, *(args or ()), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        self.started.append([command, *(args or ())])
+        name = f"t{len(self.terminals)}"
+        self.terminals[name] = process
+        return schema.CreateTerminalResponse(terminal_id=name)
+
+    async def wait_for_terminal_exit(
+        self, session_id: str, terminal_id: str, **_: Any
+    ) -> schema.WaitForTerminalExitResponse:
+        output, _none = await self.terminals[terminal_id].communicate()
+        self.seen[terminal_id] = output.decode()
+        return schema.WaitForTerminalExitResponse(exit_code=self.terminals[terminal_id].returncode)
+
+    async def release_terminal(self, session_id: str, terminal_id: str, **_: Any) -> None:
+        async with self._changed:
+            self.released.append(terminal_id)
+            self._changed.notify_all()
 
     def on_connect(self, conn: Any) -> None:
         pass

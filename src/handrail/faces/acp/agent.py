@@ -28,6 +28,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.faces.acp.asking import Person
 from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, task_of
 from handrail.faces.acp.places import Opening, Places
+from handrail.faces.acp.screens import Screens, how_shown
 from handrail.faces.acp.telling import Telling, Update
 from handrail.faces.acp.transport import INVALID_REQUEST, Checked, Messages
 from handrail.policy.modes import read_mode
@@ -379,7 +380,8 @@ class Desk:
         async def send(update: Update) -> None:
             await client.session_update(person.session_id, update)
 
-        telling = Telling(send, spec_of, kernel.workdir)
+        screens = Screens(client, how_shown(offered))
+        telling = Telling(send, spec_of, kernel.workdir, screens)
         forms = offered.elicitation is not None and offered.elicitation.form is not None
         person = Person(client, kernel.workdir, spec_of, forms=forms, introduce=telling.introduce)
         try:
@@ -391,7 +393,7 @@ class Desk:
         except BaseException:
             await telling.aclose()
             raise
-        person.session_id = session.id
+        person.session_id = screens.session_id = session.id
         session.watch(telling.happened)
         agent = Agent(
             session,

@@ -14,6 +14,7 @@ from handrail.contract.events import Event
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
+from handrail.faces.acp.screens import Screen, Screens
 
 Update = (
     schema.UserMessageChunk
@@ -37,8 +38,9 @@ class Telling:
     :param spec_of: a tool of the session by its id
     """
 
-    def __init__(self, send: Send, spec_of: Callable[[str], ToolSpec | None], workdir: str) -> None:
+    def __init__(self, send: Send, spec_of: Callable[[str], ToolSpec | None], workdir: str, screens: Screens) -> None:
         self._send = send
+        self._screens = screens
         self._spec_of = spec_of
         self._workdir = workdir
         self._waiting: deque[Update] = deque()
@@ -52,6 +54,8 @@ class Telling:
         self._pump = asyncio.create_task(self._tell())
 
     async def aclose(self) -> None:
+        await self._screens.aclose()
+        await self.flush()
         self._pump.cancel()
         await asyncio.wait((self._pump,))
 
@@ -118,7 +122,7 @@ class Telling:
                 given: Any = event.data.get("arguments")
                 self.proposed(call_id, event.tool_id, cast("dict[str, Any]", given) if isinstance(given, dict) else {})
             case "started":
-                self._change(call_id, event.tool_id, status="in_progress")
+                self._started(call_id, event.tool_id)
             case "progress":
                 self._progress(call_id, event)
             case "parked":
@@ -163,6 +167,8 @@ class Telling:
 
     def result(self, call_id: str, tool_id: str, result: Result, status: schema.ToolCallStatus | None = None) -> None:
         content, places = showing.content_of(result, self._workdir)
+        if (screen := self._screens.end(call_id)) is not None:
+            content = self._ended(screen, result) or content
         self._change(
             call_id,
             tool_id,
@@ -172,19 +178,57 @@ class Telling:
             raw_output=result.to_dict(),
         )
 
+    def _started(self, call_id: str, tool_id: str) -> None:
+        spec = self._spec_of(tool_id)
+        if spec is None or spec.kind != "execute":
+            self._change(call_id, tool_id, status="in_progress")
+            return
+
+        def tell(content: list[showing.Content] | None, meta: Any) -> None:
+            if len(self._waiting) <= MOST_PROGRESS:
+                last = self._waiting[-1] if self._waiting else None
+                if content and meta is None and isinstance(last, schema.ToolCallProgress) and _grows(last, call_id):
+                    self._waiting.pop()
+                self._change(call_id, tool_id, content=content, field_meta=meta)
+
+        screen = self._screens.begin(call_id, tell)
+        meta = {"terminal_info": {"terminal_id": call_id, "cwd": self._workdir}} if screen.how == "drawn" else None
+        self._change(call_id, tool_id, status="in_progress", content=screen.content, field_meta=meta)
+
+    def _ended(self, screen: Screen, result: Result) -> list[showing.Content] | None:
+        """The rest of what a command wrote, and how it ended; the terminal, where there is one."""
+        data: object = result.data
+        fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+        output, code, signal = fields.get("output"), fields.get("exit_code"), fields.get("signal")
+        if screen.how != "text" and not screen.shown and isinstance(output, str):
+            screen.write(output)
+        screen.end(code if isinstance(code, int) else None, signal if isinstance(signal, str) else None)
+        if screen.content is None or result.ok:
+            return screen.content
+        return [*screen.content, showing.text(result.error_text or "it failed without words")]
+
     def _change(self, call_id: str, tool_id: str, **fields: Any) -> None:
         if call_id not in self._known:  # one that was proposed before this client was there
             self.proposed(call_id, tool_id, {})
         self.tell(schema.ToolCallProgress(session_update="tool_call_update", tool_call_id=call_id, **fields))
 
     def _progress(self, call_id: str, event: Event) -> None:
+        piece = event.data.get("output")
+        if isinstance(piece, str) and (screen := self._screens.get(call_id)) is not None:
+            screen.write(piece)
+            return
         message = event.data.get("message")
         if not isinstance(message, str) or not message or len(self._waiting) > MOST_PROGRESS:
             return
         last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, schema.ToolCallProgress) and last.tool_call_id == call_id and last.status is None:
+        if isinstance(last, schema.ToolCallProgress) and _grows(last, call_id):
             self._waiting.pop()
         self._change(call_id, event.tool_id, content=[showing.text(message)])
+
+
+def _grows(update: schema.ToolCallProgress, call_id: str) -> bool:
+    """Whether an update says only how far this call is, so that a later one may stand in its place."""
+    return update.tool_call_id == call_id and update.status is None and update.field_meta is None
 
 
 def block(words: str) -> schema.TextContentBlock:
