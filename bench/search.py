@@ -2,11 +2,16 @@
 
 Both run the same ripgrep with the same pattern on the same warm tree, in turns. Ours includes the sandbox, the
 reading of each match, the judging of each file and the sorting. The tree is built in a temporary folder and removed.
+
+A kernel has a sandbox ready for the next search of a session, which is what stands beside ripgrep with a bound; the
+first search of a session, and one after a minute without any, has its sandbox made for it. Root can have all of it put
+before the machine's other work, alike: ``chrt -f 1 python bench/search.py``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import statistics
 import subprocess
@@ -21,10 +26,16 @@ from handrail.contract.sandbox import Profile, Sandbox, Tier
 from handrail.runtime.ripgrep import installed
 from handrail.runtime.roots import Roots
 from handrail.runtime.search import RipgrepSearch
+from handrail.sandbox.pool import Pooled, pooled
 from handrail.sandbox.tiers import Refusing, choose
 
 FILES, BYTES, FOLDERS = 24_000, 600_000_000, 400
-ROUNDS = 9
+ROUNDS = 11
+AT_MOST = 1.15
+"""Times ripgrep itself, in the sandbox; missed where both the rounds' median and the shortest are beyond it."""
+READY = "handrail, in the sandbox"
+PAUSE_S = 0.05
+"""Between two runs: what has been put before all else is held back by the kernel once it leaves nothing to others."""
 PATTERNS = {
     "a word in 1 file of 100": "needle_of_bench",
     "an expression": r"def \w+_needle\(",
@@ -84,11 +95,15 @@ async def main() -> int:
         root.mkdir()
         scratch.mkdir()
         plant(root)
+        os.sync()  # else the disk is written to while the first rounds run
         program = installed(str(root), confined=False)
         sandbox = choose()
+        ready = pooled(sandbox)
+        missed = 0
         doors = {"handrail, unconfined": searching(root, scratch, Refusing(Tier("none", "measured for comparison")))}
         if sandbox.tier.confines:
-            doors["handrail, in the sandbox"] = searching(root, scratch, sandbox)
+            doors[READY] = searching(root, scratch, ready)
+            doors["handrail, a session's first"] = searching(root, scratch, sandbox)
         size = sum(path.stat().st_size for path in root.rglob("*.py"))
         print(
             f"{FILES:,} files, {size / 1e6:.0f} MB; {program}; {ROUNDS} rounds in turns; medians, and the least of each"
@@ -105,6 +120,9 @@ async def main() -> int:
             for turn in range(ROUNDS + 1):
                 for label, run in contenders.items():
                     spent, counts[label] = await timed(run)
+                    if isinstance(ready, Pooled):
+                        await ready.replenished()
+                    await asyncio.sleep(PAUSE_S)
                     if turn:  # the first one warms
                         times[label].append(spent)
             for label, spent_ms in times.items():
@@ -113,8 +131,11 @@ async def main() -> int:
                 ratio = statistics.median(own / rg for own, rg in zip(spent_ms, times["rg itself"], strict=True))
                 least = min(spent_ms) / min(times["rg itself"])
                 print(f"{f'{name}: {label}':48} {middle:8.1f} {ratio:6.2f} {least:9.2f} {counts[label]:8,}")
+                missed += label == READY and min(ratio, least) > AT_MOST
             assert len(set(counts.values())) == 1, counts
-    return 0
+        if isinstance(ready, Pooled):
+            await ready.aclose()
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
