@@ -11,7 +11,8 @@ from typing import Any
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.modes import Mode
 from handrail.contract.peer import Peer
@@ -320,6 +321,17 @@ class JoinedSession:
 
     def cancel(self, reason: StopReason = "user") -> None:
         self._membership.begin(self._stop(reason))
+
+    @property
+    def agents(self) -> Sequence[AgentType]:
+        """None: sub-agents work where their parent's calls are carried out."""
+        return ()
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        """Nothing is handed over from here: the holder answers such a call with ``unavailable``."""
+
+    async def child(self, call_id: str, delegation: Delegation) -> Child:
+        raise ToolError("sub-agents cannot be begun from a process that joined", kind="unavailable")
 
     async def _stop(self, reason: StopReason) -> None:
         try:
