@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from handrail.contract.offering import SourceRequest, offered
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.listing import Listing
-from handrail.registry.sources.mcp.offering import McpOffering, shape_of
+from handrail.registry.sources.mcp.offering import McpOffering
+from handrail.registry.sources.uris import matching_of, shape_of
 
 READ = SourceRequest("resources/read", "uri")
 MEANS = {
@@ -51,6 +52,43 @@ def test_a_template_makes_what_its_expressions_mean(parts: list[tuple[str, str]]
     means = "".join(re.escape(text) + MEANS[kind] for text, kind in parts) + re.escape(last)
     shape = shape_of(template)
     assert shape is not None and shape.makes(uri) == (re.fullmatch(means, uri, re.DOTALL) is not None)
+
+
+def test_an_operators_own_template_too() -> None:
+    parts = "".join(f"{{+{name}}}/" for name in "abcdefg")
+    assert matching_of(f"x:{parts}!").values("x:" + "/" * 4_000) is None
+    found = matching_of(f"x:{parts}{{h}}").values("x:" + "/" * 4_000 + "end")
+    assert found is not None and found["h"] == "end" and "".join(found.values()).count("/") == 4_000 - 7
+    assert matching_of("x:{+a}").values("x:" + "a" * 4_095) is None, "longer than any URI"
+
+
+@given(
+    st.lists(st.tuples(st.text("a/", max_size=2), st.sampled_from(["", "+"])), min_size=1, max_size=3),
+    st.text("a/?# ", max_size=2),
+    st.text("a/?#. \n", max_size=9),
+)
+def test_its_variables_have_the_values_that_make_the_uri(parts: list[tuple[str, str]], last: str, uri: str) -> None:
+    template = "".join(f"{text}{{{kind}v{at}}}" for at, (text, kind) in enumerate(parts)) + last
+    means = re.escape(last)
+    for at, (text, kind) in reversed(tuple(enumerate(parts))):
+        value = ".+" if kind else r"[^/?#\s]+"
+        means = f"{re.escape(text)}(?P<v{at}>{value}){means}"
+    expected = re.fullmatch(means, uri)
+    assert matching_of(template).values(uri) == (None if expected is None else expected.groupdict())
+
+
+@pytest.mark.parametrize(
+    ("template", "problem"),
+    [
+        ("x:none", "at least one"),
+        ("x:{?a}", "variables as {name}"),
+        ("x:{a}{a}", "twice"),
+        ("x:" + "".join(f"{{a{number}}}" for number in range(9)), "at most 8"),
+    ],
+)
+def test_a_template_that_cannot_be_read_backwards_is_none(template: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        matching_of(template)
 
 
 @pytest.mark.parametrize("first", ["greedy", "exact"])

@@ -26,12 +26,12 @@ from handrail.contract.peer import Ask
 from handrail.contract.result import Blob
 from handrail.contract.runtime import Runtime
 from handrail.contract.schema import path_text
+from handrail.registry.sources.uris import VARIABLE, matching_of
 
 OFFERING_FILE = "offering.json"
 MAX_OFFERING_BYTES = 4 * 1024 * 1024
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _PLACEHOLDER = re.compile(r"\{\{\s*([A-Za-z_][A-Za-z0-9_.-]*)\s*\}\}")
-_VARIABLE = re.compile(r"\{(\+?)([A-Za-z_][A-Za-z0-9_]*)\}")
 _TEXTUAL = re.compile(r"text/|application/([^;]*\+)?(json|xml|yaml|toml|javascript|x-sh)\b")
 _Text = Annotated[str, Field(min_length=1, max_length=4_096)]
 _Uri = Annotated[str, Field(min_length=3, max_length=4_096, pattern=r"^[A-Za-z][A-Za-z0-9+.-]*:\S*$")]
@@ -111,7 +111,7 @@ class OwnOffering:
         self._folder = folder
         self._read_file = read_file
         self._resources = {one.uri: one for one in told.resources}
-        self._templates = [(one, _matching(one.uri_template)) for one in told.templates]
+        self._templates = [(one, matching_of(one.uri_template)) for one in told.templates]
         self._prompts = {one.name: one for one in told.prompts}
         self.resources = tuple(
             ResourceSpec(one.uri, one.name, one.description, one.title, self._media_type(one), more=one.more())
@@ -141,7 +141,7 @@ class OwnOffering:
         return tuple(dict.fromkeys(named))
 
     def has(self, uri: str) -> bool:
-        return uri in self._resources or any(matching.fullmatch(uri) for _, matching in self._templates)
+        return uri in self._resources or any(matching.values(uri) is not None for _, matching in self._templates)
 
     async def read(self, uri: str, runtime: Runtime) -> Mapping[str, Any]:
         if (one := self._resources.get(uri)) is not None:
@@ -151,8 +151,8 @@ class OwnOffering:
                 return _contents(uri, self._media_type(one), base64.b64decode(one.blob))
             return _contents(uri, self._media_type(one), await asyncio.to_thread(self._file, one.file or ""))
         for template, matching in self._templates:
-            if (found := matching.fullmatch(uri)) is not None:
-                values = {name: unquote(value) for name, value in found.groupdict().items()}
+            if (found := matching.values(uri)) is not None:
+                values = {name: unquote(value) for name, value in found.items()}
                 return _contents(uri, template.media_type, _filled(template.text, values))
         raise ToolError(f"there is no resource {uri[:200]!r}", kind="invalid_input")
 
@@ -292,9 +292,11 @@ def _faults(told: _File) -> Iterator[tuple[str, str]]:
         if one.blob is not None and not _is_base64(one.blob):
             yield f"resources[{index}].blob", "is not base64"
     for index, template in enumerate(told.templates):
-        variables = {name for _, name in _VARIABLE.findall(template.uri_template)}
-        if not variables or set("{}") & set(_VARIABLE.sub("", template.uri_template)):
-            yield f"resourceTemplates[{index}].uriTemplate", "expected variables as {name} or {+name}, at least one"
+        variables = {name for _, name in VARIABLE.findall(template.uri_template)}
+        try:
+            matching_of(template.uri_template)
+        except ValueError as error:
+            yield f"resourceTemplates[{index}].uriTemplate", str(error)
         for name in sorted((_named_in(template.text) | set(template.complete)) - variables):
             yield f"resourceTemplates[{index}]", f"names {name!r}, which its uriTemplate does not have"
     names: set[str] = set()
@@ -372,19 +374,6 @@ def _answered(answers: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
             blocks = cast("list[dict[str, Any]]", said if isinstance(said, list) else [said])
             found[key] = "".join(str(block.get("text", "")) for block in blocks)
     return found
-
-
-def _matching(template: str) -> re.Pattern[str]:
-    """What a URI is compared with. A name that stands twice has to be the same text."""
-    pattern, at = "", 0
-    seen: set[str] = set()
-    for found in _VARIABLE.finditer(template):
-        reserved, name = found[1], found[2]
-        each = r".{1,2000}" if reserved else r"[^/?#\s]{1,2000}"
-        pattern += re.escape(template[at : found.start()]) + (f"(?P={name})" if name in seen else f"(?P<{name}>{each})")
-        seen.add(name)
-        at = found.end()
-    return re.compile(pattern + re.escape(template[at:]))
 
 
 def _contents(uri: str, media_type: str, content: str | bytes) -> dict[str, Any]:

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from handrail.contract.errors import ToolError
@@ -17,16 +14,12 @@ from handrail.registry.sources.mcp.channel import Lost, RpcError
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.listing import Item, Listing
 from handrail.registry.sources.mcp.tools import failed
+from handrail.registry.sources.uris import MAX_URI, shape_of
 
 if TYPE_CHECKING:
     from handrail.contract.runtime import Runtime
     from handrail.registry.sources.mcp.owner import Upstream
 
-MAX_URI = 4096
-_MOST_EXPRESSIONS = 8
-_EXPRESSION = re.compile(r"\{([+#./;?&]?)[^{}]*\}")
-_STOPS = {"": "/?#", "+": "", "#": "", ".": "/?#", "/": "?#", ";": "/?#", "?": "#", "&": "#"}
-"""By the kind of an expression: what no value of it holds. The kinds but the first two begin with themselves, or are empty."""
 _SAID = ("annotations", "icons", "_meta")
 
 
@@ -121,62 +114,6 @@ class McpOffering:
             return await self._upstream.call(method, params, runtime)
         except RpcError as error:
             raise failed(self.source, error) from None
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What URIs a template makes, read generously.
-
-    A template is its server's, and a URI a model's: so no expression that backtracks, which the two could make run for
-    ever. The places that were reached in a URI are the bits of one number instead.
-
-    :param first: what every URI begins with
-    :param rest: each expression's kind, and the text behind it
-    """
-
-    first: str
-    rest: tuple[tuple[str, str], ...]
-
-    def makes(self, uri: str) -> bool:
-        if not self.rest:
-            return uri == self.first
-        if not uri.startswith(self.first) or not uri.endswith(self.rest[-1][1]):
-            return False
-        reached = 1 << len(self.first)
-        for kind, text in self.rest:
-            free = _places(uri, _STOPS[kind])
-            begun = reached if kind in ("", "+") else (reached & _starts(uri, kind)) << 1
-            # Adding carries each place over the run of free ones that it stands in, and so over whatever is between.
-            reached |= begun | (((begun & free) + free) ^ free)
-            reached = (reached & _starts(uri, text)) << len(text)
-        return bool(reached >> len(uri) & 1)
-
-
-def shape_of(template: str) -> Shape | None:
-    """None for a template that makes too many URIs to be judged."""
-    expressions = list(_EXPRESSION.finditer(template))
-    if len(template) > MAX_URI or len(expressions) > _MOST_EXPRESSIONS:
-        return None
-    ends = [expression.start() for expression in expressions] + [len(template)]
-    texts = [template[expression.end() : end] for expression, end in zip(expressions, ends[1:], strict=True)]
-    kinds = [expression[1] for expression in expressions]
-    return Shape(template[: ends[0]], tuple(zip(kinds, texts, strict=True)))
-
-
-@lru_cache(maxsize=64)
-def _places(uri: str, stops: str) -> int:
-    """The places of a URI at which a character stands that is none of ``stops``."""
-    return int("0" + "".join("01"[one not in stops] for one in reversed(uri)), 2)
-
-
-@lru_cache(maxsize=256)
-def _starts(uri: str, text: str) -> int:
-    """The places of a URI at which ``text`` stands."""
-    found, at = 0, uri.find(text)
-    while at >= 0:
-        found |= 1 << at
-        at = uri.find(text, at + 1)
-    return found
 
 
 def _resource(item: Item) -> ResourceSpec | None:
