@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -108,6 +110,23 @@ def test_every_file_says_what_it_does_and_stays_readable(folder: str) -> None:
         if text.strip() and not text.lstrip().removeprefix("#!/usr/bin/env python3\n").startswith(('"""', 'r"""')):
             faults.append(f"{path.relative_to(ROOT)} does not begin with what it does")
     assert not faults, "\n".join(faults)
+
+
+def test_what_mcp_needs_comes_with_its_extra() -> None:
+    """Nothing of it is only there because something else of it happens to need it."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    asked = [*project["dependencies"], *project["optional-dependencies"]["mcp"]]
+    there = {re.split(r"[\[><=;! ]", one)[0].lower().replace("-", "_") for one in asked}
+    known_as = {"jwt": "pyjwt", "mcp_types": "mcp"}  # a part of the SDK, whose versions go with it
+    lacking: set[str] = set()
+    for folder in ("faces/mcp", "registry/sources/mcp"):
+        for path in (SOURCE / folder).glob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                names = [one.name for one in node.names] if isinstance(node, ast.Import) else []
+                names += [node.module] if isinstance(node, ast.ImportFrom) and node.module else []
+                roots = {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) - {"handrail"}
+                lacking |= {f"{path.name}: {root}" for root in roots if known_as.get(root, root) not in there}
+    assert not lacking
 
 
 def test_nothing_committed_is_unfinished_or_speaks_of_how_it_was_made() -> None:

@@ -212,6 +212,7 @@ def list_command(setting: Setting) -> int:
 
 def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
     from handrail.contract.errors import UsageError
+    from handrail.registry.pins import StoredPins, reviews
     from handrail.registry.sources.mcp.installing import package_of, recorded
     from handrail.registry.sources.mcp.source import McpSource
     from handrail.store.folders import locate
@@ -228,8 +229,19 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
         row |= {"package": found[0], "version": found[1]}
     if definition.missing:
         return row | {"state": definition.missing}
-    tools = len(McpSource(definition, folders.state, str(folders.workspace)).load().tools)
-    return row | {"tools": tools, "state": f"{tools} tools" if tools else "not connected yet"}
+    source = McpSource(definition, folders.state, str(folders.workspace))
+    if fault := source.fault():
+        return row | {"state": fault}
+    if source.listing is None:
+        return row | {"state": f"never connected; connect it and see its tools: handrail sources review {source.name}"}
+    loaded = source.load()
+    tools, pins = [found.tool.spec for found in loaded.tools], StoredPins(folders.state)
+    state = f"{len(tools)} tool{'' if len(tools) == 1 else 's'}"
+    if waiting := len(reviews(source.name, tools, pins)):
+        state += f", {waiting} to be reviewed: handrail sources review {source.name}"
+    if loaded.faults:
+        state += f"; {len(loaded.faults)} of what it lists cannot be used"
+    return row | {"tools": len(tools), "waiting": waiting, "state": state}
 
 
 def _definitions(setting: Setting) -> list[ServerDefinition]:
