@@ -389,3 +389,19 @@ async def test_two_hundred_calls_leave_nothing(ground: Ground) -> None:
 @pytest.mark.timeout(3600)
 async def test_ten_thousand_calls_leave_nothing(ground: Ground) -> None:
     await many_calls(ground, 10_000)
+
+
+async def test_who_is_begun_after_their_end_says_so_when_waited_for(ground: Ground) -> None:
+    """As when a sandbox that could not be set up has ended before its network is there."""
+    sandbox = ground.sandbox
+    assert isinstance(sandbox, Bubblewrap)
+    plan = await sandbox.plan(ground.capabilities, ground.profile(), Program(("true",)))
+    process = sandbox.prepare(plan)
+    process.let_go()
+    with contextlib.suppress(ToolError):
+        await process.wait()
+    await settled()
+    process.begin(plan.call, b"")
+    with pytest.raises(ToolError) as caught:
+        await process.wait()
+    assert caught.value.kind == "backend"

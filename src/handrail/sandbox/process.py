@@ -139,6 +139,8 @@ class Confined(Piped):
         :param call: the letter's second part
         :param secrets: what to put into the file for them
         """
+        if self._letter < 0:
+            return  # it has ended already, and been put away: that is told when it is waited for
         if self._secrets is not None:
             _written(self._secrets, secrets)
             os.close(self._secrets)
