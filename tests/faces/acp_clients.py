@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, context
 from pathlib import Path
 from typing import Any, cast
 
-from acp import connect_to_agent, schema, text_block
+from acp import RequestError, connect_to_agent, schema, text_block
 from acp._transport import memory_transport_pair
 from acp.client.connection import ClientSideConnection
 
@@ -39,6 +39,7 @@ class Editor:
         self.forms: list[Any] = []
         self.filled: Any = schema.DeclineElicitationResponse(action="decline")
         self.terminals: dict[str, asyncio.subprocess.Process] = {}
+        self.buffers: dict[str, str] = {}
         self.started: list[list[str]] = []
         self.seen: dict[str, str] = {}
         self.released: list[str] = []
@@ -67,6 +68,11 @@ class Editor:
     async def create_elicitation(self, message: str, mode: Any, **_: Any) -> Any:
         self.forms.append((message, mode))
         return self.filled
+
+    async def read_text_file(self, session_id: str, path: str, **_: Any) -> schema.ReadTextFileResponse:
+        if path not in self.buffers:
+            raise RequestError.resource_not_found(path)
+        return schema.ReadTextFileResponse(content=self.buffers[path])
 
     async def create_terminal(
         self, session_id: str, command: str, args: list[str] | None = None, **_: Any

@@ -10,6 +10,7 @@ from acp import RequestError, schema
 from tests.faces.acp_clients import Desk, Editor, ask, call, no_model
 
 from handrail.faces.acp.conversation import Block
+from handrail.runtime import unsaved
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -373,3 +374,23 @@ async def test_a_model_that_fails_is_an_error_of_the_prompt_in_words(desk: Desk)
         opened = await client.new_session(cwd=str(desk.workspace))
         with pytest.raises(RequestError, match="script"):
             await ask(client, opened.session_id)
+
+
+async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    turns = (
+        {"calls": [call("read", path="note.txt")]},
+        {"calls": [call("edit", path="note.txt", old="typed", new="x")]},
+        {"text": "${0.error_text}"},
+    )
+    editor = Editor()
+    editor.answering = lambda _call, _options: "allow_once"
+    editor.buffers[str(desk.workspace / "note.txt")] = "typed"
+    offers = schema.ClientCapabilities(fs=schema.FileSystemCapabilities(read_text_file=True, write_text_file=True))
+    async with desk.connected(*turns, editor=editor, offers=offers) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    assert editor.call(0)["rawOutput"]["data"]["text"] == "typed"
+    assert "unsaved changes to note.txt" in editor.said
+    assert (desk.workspace / "note.txt").read_text() == "first\nsecond\n"

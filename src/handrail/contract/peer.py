@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 AskMethod = Literal["elicitation/create", "sampling/createMessage", "roots/list"]
 
@@ -88,6 +88,19 @@ class Peer(Protocol):
 
     def let_go(self, call_id: str) -> None:
         """The client need not hold the line: where its transport allows, it is hung up and comes back for the answer."""
+        ...
+
+
+@runtime_checkable
+class Buffers(Protocol):
+    """What a :class:`Peer` has beside, whose client is an editor on this machine."""
+
+    async def unsaved(self, path: str) -> str | None:
+        """What the editor shows of a file now, saved or not; None where it does not say. Rules have judged the path; what
+        comes back is as foreign as a file's content.
+
+        :param path: absolute and canonical
+        """
         ...
 
 

@@ -38,7 +38,7 @@ _indexes = lines.LineIndexes()
 _T = TypeVar("_T")
 
 
-class _Content:
+class Content:
     """An open file: its whole content where that is small enough to be hashed, else ranges of it."""
 
     def __init__(self, descriptor: int, found: os.stat_result, data: bytes | None) -> None:
@@ -85,7 +85,7 @@ class RootedFiles:
         if max_bytes is not None and max_bytes < 0:
             raise ToolError(f"max_bytes is {max_bytes}; 0 or more was expected", kind="invalid_input")
 
-        def take(content: _Content) -> FileBytes:
+        def take(content: Content) -> FileBytes:
             begin = max(0, content.size + start) if start < 0 else min(start, content.size)
             count = content.size - begin if max_bytes is None else min(max_bytes, content.size - begin)
             if content.data is None and count > MAX_EDIT_BYTES:
@@ -102,7 +102,7 @@ class RootedFiles:
     ) -> FileLines:
         located = self._judged("fs.read", path)
 
-        def take(content: _Content) -> FileLines:
+        def take(content: Content) -> FileLines:
             index = lines.LineIndex(content.size) if content.data is not None else _indexes.of(content.stat)
             got = lines.window(content.read, index, first, count, max_bytes, max_line)
             return FileLines(located.shown, got.lines, got.first, got.next, got.total, content.size, got.cut)
@@ -137,7 +137,7 @@ class RootedFiles:
         seen = self._seen.digest(located.absolute)
         limit = min(max_bytes, MAX_EDIT_BYTES)
 
-        def take(content: _Content) -> bytes:
+        def take(content: Content) -> bytes:
             if content.data is None or content.size > limit:
                 raise ToolError(
                     f"{located.shown} has {content.size} bytes; at most {limit} can be edited", kind="limit"
@@ -180,7 +180,7 @@ class RootedFiles:
             raise ToolError(refused, kind="denied")
         return located
 
-    async def _with_content(self, located: Located, take: Callable[[_Content], _T], *, note: bool = True) -> _T:
+    async def _with_content(self, located: Located, take: Callable[[Content], _T], *, note: bool = True) -> _T:
         """Open, note the hash, and let ``take`` pick its part; in a thread unless all of it is at hand."""
         content = _at_hand(located)
         if content is not None:
@@ -194,14 +194,14 @@ class RootedFiles:
                 whole = replace.read_whole(descriptor, found.st_size) if found.st_size <= MAX_EDIT_BYTES else None
                 if whole is not None and len(whole) > MAX_EDIT_BYTES:  # it grew while it was read
                     found, whole = os.fstat(descriptor), None
-                content = _Content(descriptor, found, whole)
+                content = Content(descriptor, found, whole)
                 if note:
                     self._note(located, content)
                 return take(content)
 
         return await _in_thread(read)
 
-    def _note(self, located: Located, content: _Content) -> None:
+    def _note(self, located: Located, content: Content) -> None:
         if content.data is not None:
             self._seen.note(located.absolute, hashlib.sha256(content.data).hexdigest())
 
@@ -226,7 +226,7 @@ class _Opened:
             raise beneath.explained(error, self._located, self._doing) from error
 
 
-def _at_hand(located: Located) -> _Content | None:
+def _at_hand(located: Located) -> Content | None:
     """The whole of a small file if the kernel can give it without waiting for a disk; else None."""
     if not _NOWAIT:
         return None
@@ -245,7 +245,7 @@ def _at_hand(located: Located) -> _Content | None:
             count = os.preadv(descriptor, [buffer], 0, _NOWAIT)
         except OSError:  # not in the cache, or a file system that cannot say
             return None
-        return _Content(descriptor, found, bytes(buffer[:count])) if count == found.st_size else None
+        return Content(descriptor, found, bytes(buffer[:count])) if count == found.st_size else None
     finally:
         os.close(descriptor)
 

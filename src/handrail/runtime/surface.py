@@ -10,7 +10,7 @@ from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
-from handrail.contract.peer import LOG_LEVELS, LogLevel, Peer, PeerDoor
+from handrail.contract.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
 from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
 from handrail.contract.requires import CapabilitySet
@@ -205,7 +205,13 @@ class CallRuntime:
         if self._files is None:
             fs = self._spec.requires.fs
             self._require(bool(fs.read or fs.write), "fs", '{"fs": {"read": ["{workspace}"]}}')
-            self._files = RootedFiles(self._around.roots, self._around.seen, self._doors.may())
+            around, may = self._around, self._doors.may()
+            if around.peer is not None and isinstance(around.peer, Buffers):
+                from handrail.runtime.unsaved import EditorFiles  # for sessions in editors
+
+                self._files = EditorFiles(around.roots, around.seen, may, around.peer)
+            else:
+                self._files = RootedFiles(around.roots, around.seen, may)
         return self._files
 
     @property

@@ -26,6 +26,7 @@ from handrail.agent.loop import Agent
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp.asking import Person
+from handrail.faces.acp.buffers import Editor
 from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, task_of
 from handrail.faces.acp.places import Opening, Places
 from handrail.faces.acp.screens import Screens, how_shown
@@ -384,9 +385,11 @@ class Desk:
         telling = Telling(send, spec_of, kernel.workdir, screens)
         forms = offered.elicitation is not None and offered.elicitation.form is not None
         person = Person(client, kernel.workdir, spec_of, forms=forms, introduce=telling.introduce)
+        editor = Editor(client) if offered.fs is not None and offered.fs.read_text_file else None
         try:
             session = await kernel.session(
                 session_id,
+                peer=editor,
                 headless=self._serving.headless,
                 attendant=None if self._serving.headless else person,
             )
@@ -394,6 +397,8 @@ class Desk:
             await telling.aclose()
             raise
         person.session_id = screens.session_id = session.id
+        if editor is not None:
+            editor.session_id = session.id
         session.watch(telling.happened)
         agent = Agent(
             session,

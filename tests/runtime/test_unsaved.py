@@ -1,0 +1,170 @@
+"""Reading beside an editor: what its user has not saved is read, is never written over, and no link brings in anything else."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from handrail.contract.errors import ToolError
+from handrail.contract.requires import Capability
+from handrail.runtime import unsaved
+from handrail.runtime.roots import Roots
+from handrail.runtime.seen import SeenFiles
+from handrail.runtime.unsaved import EditorFiles
+
+pytestmark = [
+    pytest.mark.proves("F-05"),
+    pytest.mark.skipif(os.name == "nt", reason="file times say something else there"),
+]
+
+
+class Buffers:
+    """An editor that shows a text of each file, and does something when it is asked."""
+
+    def __init__(self) -> None:
+        self.texts: dict[str, str] = {}
+        self.asked: list[str] = []
+        self.meanwhile: Callable[[], object] = lambda: None
+        self.hangs = False
+
+    async def unsaved(self, path: str) -> str | None:
+        self.asked.append(path)
+        self.meanwhile()
+        if self.hangs:
+            await asyncio.Event().wait()
+        return self.texts.get(path)
+
+
+def allowed(capability: Capability, target: str | Sequence[str]) -> None:
+    return None
+
+
+@pytest.fixture
+def editor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Buffers, EditorFiles]:
+    """A workspace that nothing has changed for a while, and the file door beside its editor."""
+    workspace = tmp_path / "ws"
+    (workspace / "src").mkdir(parents=True)
+    (workspace / "src" / "a.txt").write_text("saved\n")
+    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    buffers = Buffers()
+    return workspace, buffers, EditorFiles(Roots(str(workspace)), SeenFiles(), allowed, buffers)
+
+
+Place = tuple[Path, Buffers, EditorFiles]
+
+
+async def read(files: EditorFiles) -> str:
+    return "\n".join((await files.read_lines("src/a.txt")).lines)
+
+
+async def test_what_is_not_saved_is_read_and_refuses_every_change(editor: Place) -> None:
+    workspace, buffers, files = editor
+    path = str(workspace / "src" / "a.txt")
+    assert await read(files) == "saved" and buffers.asked == [path]
+    buffers.texts[path] = "typed\nmore"
+    assert await read(files) == "typed\nmore"
+    assert (await files.read_bytes("src/a.txt")).data == b"typed\nmore"
+    for change in (files.read_for_edit("src/a.txt"), files.write("src/a.txt", b"mine")):
+        with pytest.raises(ToolError, match=r"unsaved changes to src/a\.txt") as refused:
+            await change
+        assert refused.value.kind == "conflict"
+    assert (workspace / "src" / "a.txt").read_text() == "saved\n"
+    del buffers.texts[path]
+    assert (await files.write("src/a.txt", b"mine")).before == b"saved\n"
+
+
+async def test_a_text_that_the_editor_has_not_reloaded_is_not_taken_for_an_unsaved_one(editor: Place) -> None:
+    workspace, buffers, files = editor
+    buffers.texts[str(workspace / "src" / "a.txt")] = "saved"
+    assert await read(files) == "saved"
+    await files.write("src/a.txt", b"written\n")
+    assert await read(files) == "written", "a session reads what it wrote"
+    await files.write("src/a.txt", b"again\n")
+    assert await read(files) == "again"
+
+
+async def test_a_link_that_is_put_there_while_the_editor_looks_brings_in_nothing(editor: Place, tmp_path: Path) -> None:
+    workspace, buffers, files = editor
+    folder, file = workspace / "src", workspace / "src" / "a.txt"
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "a.txt").write_text("secret")
+    buffers.texts[str(file)] = "secret"
+
+    def swap_file() -> None:
+        file.rename(folder / "kept")
+        file.symlink_to(outside / "a.txt")
+        file.unlink()
+        (folder / "kept").rename(file)
+
+    def swap_folder() -> None:
+        folder.rename(workspace / "kept")
+        folder.symlink_to(outside)
+        folder.unlink()
+        (workspace / "kept").rename(folder)
+
+    assert await read(files) == "secret", "without a swap the text counts: what follows shows that it is the swap"
+    for swap in (swap_file, swap_folder):
+        _until_the_clock_ticks(workspace)
+        buffers.meanwhile = swap
+        assert await read(files) == "saved"
+        buffers.meanwhile = lambda: None
+
+
+def _until_the_clock_ticks(folder: Path) -> None:
+    """File systems' clocks go on by steps; a test may be quicker than one."""
+    before = folder.parent.stat().st_ctime_ns
+    probe = folder.parent / "tick"
+    while True:
+        probe.touch()
+        now = probe.stat().st_ctime_ns
+        probe.unlink()
+        if now > max(before, folder.stat().st_ctime_ns, (folder / "src").stat().st_ctime_ns):
+            return
+
+
+async def test_where_a_folder_has_just_changed_the_editor_is_not_asked(
+    editor: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, buffers, files = editor
+    buffers.texts[str(workspace / "src" / "a.txt")] = "typed"
+    monkeypatch.setattr(unsaved, "SETTLED_NS", 10**12)
+    assert await read(files) == "saved" and buffers.asked == []
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "FRESH_NS", 10**12)
+    assert await read(files) == "saved" and buffers.asked == []
+
+
+async def test_an_editor_that_does_not_answer_is_not_waited_for(editor: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, buffers, files = editor
+    monkeypatch.setattr(unsaved, "PATIENCE_S", 0.0)
+    buffers.hangs = True
+    assert await read(files) == "saved" and len(buffers.asked) == 1
+
+
+async def test_what_an_editor_says_is_bounded_and_of_whole_characters(
+    editor: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workspace, buffers, files = editor
+    buffers.texts[str(workspace / "src" / "a.txt")] = "half \ud800 of one"
+    assert "half" in await read(files)
+    monkeypatch.setattr(unsaved, "MAX_EDIT_BYTES", 3)
+    assert await read(files) == "saved"
+
+
+async def test_a_file_that_rules_refuse_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("x")
+    buffers = Buffers()
+
+    def never(capability: Capability, target: str | Sequence[str]) -> str:
+        return "a rule says no"
+
+    files = EditorFiles(Roots(str(tmp_path)), SeenFiles(), never, buffers)
+    with pytest.raises(ToolError, match="a rule says no"):
+        await files.read_lines("a.txt")
+    assert buffers.asked == []
