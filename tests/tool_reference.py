@@ -27,6 +27,8 @@ RESULTS: Mapping[str, str] = {
     "bash": "exit_code output",
     "todo": "todos",
     "question": "answers",
+    "task": "agent session_id text turns calls",
+    "skill": "name from content",
     "browse_tools": "categories",
     "load_tools": "loaded tools_added message",
     "find_tools": "tools message",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import RedactedValues
@@ -21,6 +22,7 @@ from handrail.session.family import bounded, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
+from handrail.session.skills import SessionSkills
 from handrail.store.sessions import SessionRow
 
 _ANYTHING = (
@@ -68,6 +70,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         authority = authority.within(above.authority.passes_on(under.parent.family.manifest))
     lane = Lane(around, authority, book, opening.people)
     lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
+    lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
     lane.agent_types = lambda: agent_types(rooms, context.manifest)
     if under is not None:
         lane.origin = origin_of(context.agent, under)
@@ -88,3 +91,10 @@ def agent_types(rooms: Rooms, of: AgentManifest) -> Sequence[AgentType]:
 
 def _described(manifest: AgentManifest) -> str:
     return _ANYTHING if manifest.id == DEFAULT_AGENT else ""
+
+
+def parent_of(row: SessionRow) -> dict[str, Any]:
+    """Where a session comes from, for its record."""
+    if row.under is not None:
+        return {"under": row.under, "under_call": row.under_call}
+    return {"parent": row.details["parent"]} if "parent" in row.details else {}

@@ -13,6 +13,7 @@ from handrail.contract.history import History
 from handrail.contract.jsontext import ArgumentText, parse_arguments
 from handrail.contract.native import NativeOffer
 from handrail.contract.result import Result
+from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
 ECHO = ToolSpec(
@@ -98,6 +99,7 @@ class RecordingSession:
         self.release.clear()
 
     agents: Sequence[AgentType] = ()
+    skills: Sequence[Skill] = ()
     delegates: Delegates | None = None
 
     def delegate_to(self, delegates: Delegates | None) -> None:

@@ -287,5 +287,5 @@ async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) 
 
     async with kernel_of(tmp_path, {}) as kernel:
         session: HeldSession = await kernel.session()
-        with pytest.raises(UsageError, match="not in flight"):
+        with pytest.raises(UsageError, match="hands no work over now"):
             await session.child("ses_other/1.0", Delegation("default", "x"))

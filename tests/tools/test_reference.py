@@ -13,9 +13,11 @@ from tests.tool_reference import RESULTS, TABLE, render, rows, shipped, where
 from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 
+from handrail.agent.loop import Agent
 from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import PlayedModel, text_reply
 from handrail.tools import ALIASES, BUILTINS
 
 CALLS: dict[str, dict[str, Any]] = {
@@ -28,6 +30,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "bash": {"command": "echo hi"},
     "todo": {"todos": [{"id": "1", "content": "x", "status": "pending"}]},
     "question": {"questions": [{"question": "Which?", "options": [{"label": "a"}, {"label": "b"}]}]},
+    "task": {"subagent_type": "default", "prompt": "Say hello."},
+    "skill": {"name": "tool-builder"},
     "browse_tools": {},
     "load_tools": {"category": "git"},
     "find_tools": {"query": "show what git has recorded"},
@@ -113,7 +117,9 @@ async def session(tmp_path: Path, host: GitHost) -> AsyncGenerator[Session]:
         f"allow net.fetch {host.authority}",
     ]
     async with temporary_kernel(tmp_path, rules=rules) as kernel:
-        yield await kernel.session(agent="caller", attendant=ScriptedPerson(answers=[[["a"]]]))
+        opened = await kernel.session(agent="caller", attendant=ScriptedPerson(answers=[[["a"]]]))
+        Agent(opened, PlayedModel(text_reply("Hello.")))
+        yield opened
 
 
 @confined

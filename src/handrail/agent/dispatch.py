@@ -13,6 +13,7 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
+from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
 StopKind = Literal["user", "shutdown", "timeout", "parent"]
@@ -79,6 +80,11 @@ class Session(Protocol):
     @property
     def agents(self) -> Sequence[AgentType]:
         """The agents that its own may hand work to."""
+        ...
+
+    @property
+    def skills(self) -> Sequence[Skill]:
+        """The skills that its model can read."""
         ...
 
     def delegate_to(self, delegates: Delegates | None) -> None:

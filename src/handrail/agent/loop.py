@@ -261,6 +261,7 @@ class Agent:
                 specs,
                 index=turn.index,
                 native=self._natives.offered,
+                skills=self.session.skills,
                 agents=self.session.agents,
                 instructions=self._instructions,
             )

@@ -25,6 +25,7 @@ from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
+from handrail.contract.skills import Skills
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
@@ -79,6 +80,10 @@ class Lane:
     """Who sees to what its calls hand over; None while no model is attached."""
     agent_types: Callable[[], Sequence[AgentType]] = tuple
     """Whom work may be handed to."""
+    delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
+    """Its calls that are handing work over, by their ids."""
+    skills: Skills | None = None
+    """Those there are in its session."""
     origin: str = ""
     """For people who are asked: whose sub-agent's it is."""
     emptied: asyncio.Event | None = None

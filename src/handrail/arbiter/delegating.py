@@ -29,8 +29,12 @@ class CallAgents:
         check_type(delegation.agent, lane.agent_types())
         if lane.delegates is None:
             raise ToolError(NO_MODEL, kind="unavailable")
-        with not_counted(self._of):
-            return await lane.delegates.run(self._of.id, delegation)
+        lane.delegating[self._of.id] = self._of
+        try:
+            with not_counted(self._of):
+                return await lane.delegates.run(self._of.id, delegation)
+        finally:
+            del lane.delegating[self._of.id]
 
 
 def check_type(agent: str, types: Sequence[AgentType]) -> None:

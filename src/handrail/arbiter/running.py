@@ -29,6 +29,7 @@ from handrail.contract.requires import Capability
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
+from handrail.contract.skills import Skills
 from handrail.policy.plain import argv_of
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime
@@ -264,6 +265,11 @@ class _Doors:
 
     def agents(self) -> CallAgents:
         return CallAgents(self.of)
+
+    def skills(self) -> Skills:
+        if (skills := self.of.lane.skills) is None:
+            raise ToolError("there are no skills in this session", kind="unavailable")
+        return skills
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         return await self.runs.nest(self.of, partial(self.runs.nested, self.of, tool_id, arguments))

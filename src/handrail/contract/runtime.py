@@ -18,6 +18,7 @@ from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
+from handrail.contract.skills import Skills
 
 FileKind = Literal["file", "directory", "symlink", "other"]
 
@@ -358,6 +359,11 @@ class Runtime(Protocol):
     @property
     def agents(self) -> Agents:
         """Sub-agents that work can be handed to."""
+        ...
+
+    @property
+    def skills(self) -> Skills:
+        """The session's skills."""
         ...
 
     @property

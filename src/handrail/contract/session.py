@@ -13,6 +13,7 @@ from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
 from handrail.contract.result import Result
+from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
@@ -152,6 +153,11 @@ class Session(Protocol):
     @property
     def agents(self) -> Sequence[AgentType]:
         """The agents that its own may hand work to."""
+        ...
+
+    @property
+    def skills(self) -> Sequence[Skill]:
+        """The skills that its model can read, the nearest first; the same as long as it is open."""
         ...
 
     def delegate_to(self, delegates: Delegates | None) -> None:

@@ -255,6 +255,7 @@ class Guest:
             "catalog": mirror.of_catalog_options(catalog.options),
             "brought": list(catalog.active.first()),
             "native": _ruled(session),
+            "skills": [asdict(skill) for skill in session.skills],
         }
         if context is not self.context:
             told["generation"] = mirror.of_generation(context.generation)

@@ -16,6 +16,7 @@ from handrail.contract.people import ApprovalAnswer, Choice
 from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
+from handrail.contract.skills import Skill
 from handrail.joining import mirror
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused
@@ -91,6 +92,15 @@ def a_rule(value: Any) -> str | RuleEntry:
 def a_door(value: Any) -> str:
     """By which an answer came, for the record."""
     return text(value)[:80]
+
+
+def a_skill(value: Any) -> Skill:
+    """One that a session's model can read."""
+    given = an_object(value)
+    layer = given.get("layer")
+    if layer not in ("workspace", "user", "shipped"):
+        raise Malformed("expected a skill's layer")
+    return Skill(text(given.get("name")), text(given.get("description")), layer, text(given.get("place")))
 
 
 a_decision = shape(ApprovalAnswer, choice=one_of(*get_args(Choice)), message=text, arguments=optional(an_object))

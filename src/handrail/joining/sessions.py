@@ -20,6 +20,7 @@ from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import Proposal, StopReason
+from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 from handrail.joining import mirror
 from handrail.joining.framing import Message
@@ -29,7 +30,7 @@ from handrail.joining.mirror import error_of
 from handrail.joining.notices import JoinedNotices
 from handrail.joining.operations import Refused
 from handrail.joining.peers import kinds_offered
-from handrail.joining.requests import HANDED_ON, LEAVING
+from handrail.joining.requests import HANDED_ON, LEAVING, a_skill
 from handrail.joining.turns import JoinedTurn
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
@@ -97,6 +98,7 @@ class JoinedSession:
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
         """What its model has in view, as the holder has it."""
+        self._skills: Sequence[Skill] = ()
         self._ruled: Mapping[str, str | None] = {}
         """By the id of what a provider carries out itself: why the session's rules rule it out, or None."""
         self._listeners: list[Callable[[Event], None]] = []
@@ -171,6 +173,7 @@ class JoinedSession:
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
         self._catalog.active.bring(told["brought"])
         self._ruled = dict(told["native"])
+        self._skills = self._skills or tuple(a_skill(one) for one in told["skills"])
 
     # ── what its model has in view ───────────────────────────────────────────────────────────────
 
@@ -326,6 +329,10 @@ class JoinedSession:
     def agents(self) -> Sequence[AgentType]:
         """None: sub-agents work where their parent's calls are carried out."""
         return ()
+
+    @property
+    def skills(self) -> Sequence[Skill]:
+        return self._skills
 
     def delegate_to(self, delegates: Delegates | None) -> None:
         """Nothing is handed over from here: the holder answers such a call with ``unavailable``."""

@@ -29,6 +29,7 @@ from handrail.contract.runtime import (
     State,
 )
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
+from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
@@ -132,6 +133,10 @@ class Doors(Protocol):
 
     def agents(self) -> Agents:
         """The sub-agents that the call may hand work to."""
+        ...
+
+    def skills(self) -> Skills:
+        """:raises ToolError: ``unavailable`` where there are none"""
         ...
 
     def answered(self, questions: Sequence[Question]) -> list[list[str]] | None:
@@ -308,6 +313,11 @@ class CallRuntime:
     def agents(self) -> Agents:
         self._require_named("agents")
         return self._doors.agents()
+
+    @property
+    def skills(self) -> Skills:
+        self._require_named("skills")
+        return self._doors.skills()
 
     @property
     def cancellation(self) -> Cancellation:

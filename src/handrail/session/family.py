@@ -5,11 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
+from handrail.arbiter.call import Call
+from handrail.arbiter.peers import far_along
 from handrail.contract.agent import AgentManifest
 from handrail.contract.delegation import MAX_DEPTH, Child, Delegates, Delegation
 from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.events import Event
 from handrail.contract.modes import MODES
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
@@ -62,8 +66,11 @@ class Family:
 
     async def child(self, of: HeldSession, call_id: str, delegation: Delegation) -> Child:
         """See :meth:`handrail.contract.session.Session.child`."""
-        if call_id not in of.lane.running:
-            raise UsageError(f"call {call_id[:80]!r} of session {of.id} is not in flight, so it begins no sub-agent")
+        call = of.lane.delegating.get(call_id)
+        if call is None:
+            raise UsageError(
+                f"call {call_id[:80]!r} of session {of.id} hands no work over now, so it begins no sub-agent"
+            )
         if self.depth >= MAX_DEPTH:
             raise ToolError(
                 f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
@@ -71,7 +78,10 @@ class Family:
             )
         if self.opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
-        return await self.opens(of, call_id, delegation)
+        child = await self.opens(of, call_id, delegation)
+        if call.watched:  # whoever watches the call sees what is done for it
+            child.session.watch(partial(_tell, call, delegation.agent))
+        return child
 
     def usable(self, specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
         """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
@@ -139,6 +149,11 @@ def origin_of(agent: str, under: Under) -> str:
     of = under.parent.lane.origin if above is not None else f"session {under.parent.id}"
     about = f" ({' '.join(under.delegation.description.split())[:80]})" if under.delegation.description.strip() else ""
     return f"sub-agent {agent}{about} of {of}"
+
+
+def _tell(call: Call, agent: str, event: Event) -> None:
+    if event.kind == "started":
+        call.emit("progress", far_along(f"{agent}: {event.tool_id}", None, None, None))
 
 
 @dataclass(frozen=True, slots=True)

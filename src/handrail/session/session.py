@@ -26,6 +26,7 @@ from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal
+from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import given, in_mode
 from handrail.policy.native import ruled
@@ -294,6 +295,11 @@ class HeldSession:
     def agents(self) -> Sequence[AgentType]:
         """The agents that its own may hand work to."""
         return self._lane.agent_types()
+
+    @property
+    def skills(self) -> Sequence[Skill]:
+        """The skills that its model can read, the nearest first; the same as long as it is open."""
+        return () if self._lane.skills is None else self._lane.skills.index
 
     def delegate_to(self, delegates: Delegates | None) -> None:
         """See :meth:`handrail.contract.session.Session.delegate_to`."""

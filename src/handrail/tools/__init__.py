@@ -12,9 +12,10 @@ from handrail.tools.git import GIT_TOOLS
 from handrail.tools.offers import OFFER_TOOLS
 from handrail.tools.plan import Todo
 from handrail.tools.shell import Bash
+from handrail.tools.skill import SkillTool
 
 BUILTINS: tuple[Tool, ...] = (
-    *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task()),
+    *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
     *GIT_TOOLS,
     *OFFER_TOOLS,

@@ -18,6 +18,7 @@ COMMANDS = {
     "tools": "List the tools there are, and what is withheld.",
     "find": "Find the tools that serve a need, said in plain words.",
     "agents": "List the agents there are, and what is wrong with them.",
+    "skills": "List the skills there are, and who wrote each.",
     "run": "Give a task to a model and let it work through the tools.",
     "sessions": "List the sessions there are; show, fork or close some.",
     "approve": "Show what waits for a person, and answer it.",
