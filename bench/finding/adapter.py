@@ -6,13 +6,15 @@
 that leaves them as they are, and learns to prefer a request's tool among all of its corpus (a softmax over cosines),
 each corpus counting the same, tools with many requests by the square root. Few rounds and a soft preference hold on
 corpora that it was not fitted on; a sharp one or more rounds do not. What is kept is its scale and its first directions
-by singular value. ``--without`` leaves one corpus out, to measure on it.
+by singular value. Beside it are kept some requests of each corpus with their tools, and those of ``everyday.txt``: requests
+that are like them are looked for near the same tools. ``--without`` leaves one corpus out of both, to measure on it.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +26,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from finding.known import Known
 from retrieval import Corpus, corpora
 
-from handrail.catalog.minilm import MiniLM
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import passage
+from handrail.catalog.turning import Served, Turn
 from handrail.catalog.usual import REQUESTS, TOOLS
 from handrail.catalog.vectors import center_of, directions
 
@@ -36,10 +38,15 @@ SHARPNESS = 14.0
 ROUNDS, BATCHES, BATCH, PACE, STAY = 3, 12, 256, 5e-4, 5e-5
 """Rounds of so many batches of so many requests of each corpus, the length of a step, the pull back to the start."""
 
+EVERYDAY = Path(__file__).parent / "everyday.txt"
+
 RANK = 64
 
+SERVED = 500
+"""Requests of each corpus that are kept with their tools, of each tool about as many."""
 
-def pairs(corpus: Corpus, model: MiniLM) -> tuple[Any, Any, Any]:
+
+def pairs(corpus: Corpus, model: Known) -> tuple[Any, Any, Any]:
     """Directions of requests (or of the part nearest to a tool, where there are several), of tools, and which is whose."""
     asked, usual = model.encode(REQUESTS).mean(axis=0), model.encode(TOOLS)
     rows = model.encode([passage(each) for each in corpus.documents])
@@ -86,14 +93,59 @@ def fitted(several: list[tuple[Any, Any, Any]], width: int) -> Any:
     return matrix
 
 
-def without(left_out: Corpus, every: Sequence[Corpus], model: MiniLM) -> Any:
-    """The adapter fitted on all corpora but one, as ``turn.npy`` has it."""
-    several = [pairs(each, model) for each in every if each.name != left_out.name]
-    return kept(fitted(several, several[0][0].shape[1]))
+def without(left_out: Corpus, every: Sequence[Corpus], model: Known) -> Turn:
+    """The turn made of all corpora but one."""
+    return made([pairs(each, model) for each in every if each.name != left_out.name], model)
+
+
+def made(several: list[tuple[Any, Any, Any]], model: Known) -> Turn:
+    """The adapter fitted on ``several``, with some of their requests and with the everyday ones."""
+    turn = Turn(kept(fitted(several, several[0][0].shape[1])).astype(numpy.float32))
+    requests: list[Any] = []
+    tools: list[Any] = []
+    for asked, held, gold in several:
+        some = chosen(gold)
+        needed, whose = numpy.unique(gold[some], return_inverse=True)
+        requests.append((turn.adapted(asked[some]), whose + sum(map(len, tools))))
+        tools.append(held[needed])
+    known = Served(
+        numpy.concatenate([rows for rows, _ in requests]),
+        numpy.concatenate(tools),
+        numpy.concatenate([whose for _, whose in requests]),
+    )
+    return Turn(turn.rows, [known, everyday(turn, model)])
+
+
+def chosen(gold: Any) -> Any:
+    """Some requests, of each tool about as many, by chance."""
+    most = -(-SERVED // len(set(gold.tolist())))
+    taken: Counter[int] = Counter()
+    out: list[int] = []
+    for at in numpy.random.default_rng(0).permutation(len(gold)):
+        if taken[gold[at]] < most and len(out) < SERVED:
+            taken[gold[at]] += 1
+            out.append(int(at))
+    return numpy.array(out)
+
+
+def everyday(turn: Turn, model: Known) -> Served:
+    """The requests of ``everyday.txt``."""
+    tools: list[str] = []
+    requests: list[str] = []
+    whose: list[int] = []
+    for line in EVERYDAY.read_text(encoding="utf-8").splitlines():
+        if line.startswith(" "):
+            requests.append(line.strip())
+            whose.append(len(tools) - 1)
+        elif not line.startswith("#"):
+            tools.append(line)
+    rows = model.encode(tools)
+    asked = directions(model.encode(requests), model.encode(REQUESTS).mean(axis=0))
+    return Served(turn.adapted(asked), directions(rows, center_of(rows, model.encode(TOOLS))), numpy.array(whose))
 
 
 def kept(matrix: Any) -> Any:
-    """The rows of ``turn.npy``: the scale, then each direction's two sides."""
+    """The rows of a turn: the scale, then each direction's two sides."""
     scale = float(numpy.trace(matrix) / len(matrix))
     left, values, right = numpy.linalg.svd(matrix - scale * numpy.eye(len(matrix)))
     root = numpy.sqrt(values[:RANK])
@@ -113,8 +165,8 @@ def main() -> None:
     given = parser.parse_args()
     model = Known(given.cache)
     held = [pairs(each, model) for each in corpora(given.data, given.limit) if each.name != given.without]
+    made(held, model).keep(given.out)
     model.keep()
-    numpy.save(given.out, kept(fitted(held, held[0][1].shape[1])), allow_pickle=False)
 
 
 if __name__ == "__main__":

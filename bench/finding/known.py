@@ -1,4 +1,4 @@
-"""The local model for benches: it remembers what it encoded, and takes another adapter than the one that ships."""
+"""The local model for benches: it remembers what it encoded, and takes another turn than the one that ships."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 import numpy
 
 from handrail.catalog.minilm import DIMENSION, MiniLM
+from handrail.catalog.turning import Turn
 
 
 class Known(MiniLM):
@@ -37,10 +38,10 @@ class Known(MiniLM):
             return numpy.zeros((0, DIMENSION), numpy.float32)
         return numpy.stack([self._held[key] for key in keys]).astype(numpy.float32)
 
-    def with_turn(self, rows: Any) -> Known:
-        """The same with the adapter ``rows``, as ``turn.npy`` has it; what either encodes both remember."""
+    def with_turn(self, turn: Turn) -> Known:
+        """The same with another ``turn``; what either encodes both remember."""
         other = Known()
-        other._held, other._turn = self._held, rows.astype(numpy.float32)
+        other._held, other._turn = self._held, turn
         return other
 
     def keep(self) -> None:

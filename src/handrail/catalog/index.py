@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
@@ -18,7 +19,7 @@ from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag, says_whole_name
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
-from handrail.catalog.words import filler, spelled, term_of, terms, words
+from handrail.catalog.words import filler, names_in, spelled, term_of, terms, words
 
 if TYPE_CHECKING:
     from handrail.catalog.vectors import Vicinity
@@ -167,7 +168,7 @@ class Index:
         rows: list[Row] = []
         for at, each in enumerate(wanted):
             meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
-            rows.append(Row(self._lexical.scores(each, pool), meaning))
+            rows.append(Row(self._lexical.scores(each, pool), meaning, self._called(texts[at])))
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
         evidence = [self._evidence(each, rows, wanted) for each in order]
         fit = fitting(evidence, len(self._documents))
@@ -177,6 +178,17 @@ class Index:
         if vicinity is None:
             return Found(tuple(hits), fit < LEAST_BY_WORDS, fit, "lexical", note)
         return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning", note)
+
+    def _called(self, text: str) -> frozenset[int]:
+        """The documents whose very names ``text`` has, written as no ordinary words are."""
+        called = [each.casefold() for each in names_in(text)]
+        return frozenset(self._names[each] for each in called if each in self._names) if called else frozenset()
+
+    @cached_property
+    def _names(self) -> Mapping[str, int]:
+        """Which document each name is of."""
+        documents = enumerate(self._documents)
+        return {name.casefold(): number for number, each in documents for name in (*each.aliases, each.id)}
 
     def _permitted(self, among: Callable[[str], bool] | None) -> Callable[[int], bool] | None:
         if among is None:

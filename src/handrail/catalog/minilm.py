@@ -11,7 +11,6 @@ import ctypes
 import hashlib
 import threading
 from collections.abc import Sequence
-from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from handrail.catalog.wordpiece import WordPiece
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
+    from handrail.catalog.turning import Turn
 
 INSTALL = "pip install 'handrail[search]'"
 """What makes a search by meaning possible where it is not."""
@@ -50,7 +50,7 @@ class MiniLM:
         self._threads, self._longest = threads, longest
         self._lock = threading.Lock()
         self._session: Any = None
-        self._turn: Any = None
+        self._turn: Turn | None = None
         self._pieces: WordPiece | None = None
 
     @property
@@ -70,22 +70,12 @@ class MiniLM:
             return self._encode(texts)
 
     def turned(self, requests: Vectors) -> Vectors:
-        """``requests`` by the adapter beside this file, ``turn.npy``: a scale and 64 directions, 99 KB.
-
-        It was fitted by ``bench/finding/adapter.py`` on public requests with known tools. On a corpus that it was not
-        fitted on it finds up to one and a half in a hundred tools more, and nowhere measurably fewer.
-        """
-        import numpy
-
+        """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.turning`."""
         if self._turn is None:
-            with files("handrail.catalog").joinpath("turn.npy").open("rb") as file:
-                self._turn = numpy.load(file, allow_pickle=False).astype(numpy.float32)
-        turn: Any = self._turn
-        rank = len(turn) // 2
-        out = turn[0, 0] * requests + numpy.einsum(
-            "ir,rj->ij", numpy.einsum("ij,rj->ir", requests, turn[1 : rank + 1]), turn[rank + 1 :]
-        )
-        return (out / numpy.maximum(numpy.linalg.norm(out, axis=1, keepdims=True), 1e-9)).astype(numpy.float32)
+            from handrail.catalog.turning import Turn
+
+            self._turn = Turn.shipped()
+        return self._turn(requests)
 
     def _loaded(self) -> tuple[Any, WordPiece]:
         if self._session is not None and self._pieces is not None:

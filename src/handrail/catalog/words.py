@@ -11,6 +11,7 @@ import re
 import unicodedata
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import islice
 
 from handrail.catalog.stemming import stem
 
@@ -18,6 +19,10 @@ _WORD = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|[0-9]+|[^\W\d_A-Za
 _UNSPACED = re.compile(
     r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002fa1f]+"
 )
+_NAME = re.compile(r"[A-Za-z](?:[\w.:/-]{0,126}\w)?")
+_JOINED = re.compile(r"[a-z][A-Z]|[_.:/]")
+_NAMES = 500
+"""Runs of one text that are looked at as names."""
 _LONGEST = 40
 """A longer run is no word (a key, base64, a hostile name): only its beginning counts."""
 
@@ -130,6 +135,19 @@ def together(word: str, after: str) -> bool:
     if not (len(word) > 1 and len(after) > 1 and 4 < len(word) + len(after) <= MOST_LETTERS):
         return False
     return (word not in _FILLER or word in _PARTICLES) and (after not in _FILLER or after in _PARTICLES)
+
+
+def names_in(text: str) -> list[str]:
+    """What ``text`` has, of its first runs, that is written as only names are: ``get_time``, ``getTime``, ``clock.get``.
+
+    It has two telling words: a tool of the name "e.g." or "and/or" is not called by a text that says so.
+    """
+    runs = (found.group() for found in islice(_NAME.finditer(text), _NAMES))
+    return [
+        name
+        for name in runs
+        if _JOINED.search(name) and sum(len(word) > 1 and not filler(word) for word in words(name)) > 1
+    ]
 
 
 def filler(word: str) -> bool:
