@@ -275,12 +275,16 @@ class _Touches:
 
         A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
         call allowed that. Where no rule about the tool did, only if it reads: its programs then find everything read-only.
+        A form that gives pause is spoken for only where the tool's requires have it word by word: it is what the tool does.
         """
+        argv = finding.argv or ()
+        allowed = self._answered or (self._tool is not None and self._tool.rule.action == "allow")
+        if finding.cause == "program":
+            return allowed and self._works_by(argv, literally=True)
         if finding.cause != "no rule":
             return False
         if self._answered and not self._verdict.targets:
             return True
-        argv = finding.argv or ()
         ruled = self._tool is not None and self._tool.rule.action == "allow" and concern(argv) is None
         return (self._answered or self._reads or ruled) and self._works_by(argv)
 
@@ -289,11 +293,15 @@ class _Touches:
         spec = self._prepared.spec
         return spec.side_effect == "read" and not spec.requires.net.hosts
 
-    def _works_by(self, argv: Sequence[str]) -> bool:
-        """Whether the tool requires this program by its name, and its arguments name no command."""
+    def _works_by(self, argv: Sequence[str], *, literally: bool = False) -> bool:
+        """Whether the tool requires this program by its name, and its arguments name no command.
+
+        :param literally: and every word of it
+        """
         spec = self._prepared.spec
         return "shell.run" not in spec.effective_targets and any(
-            entry.cmd != "*" and entry.allows(argv) for entry in spec.requires.shell
+            entry.cmd != "*" and entry.allows(argv) and not (literally and not entry.literal)
+            for entry in spec.requires.shell
         )
 
     def _beyond(self, capability: Capability, touch: str | Sequence[str], shown: str) -> str | None:

@@ -1,4 +1,4 @@
-"""read, write, edit and file.patch: one file at a time, and never over what the model has not seen."""
+"""read, write, edit, multi_edit and file.patch: one file at a time, and never over what the model has not seen."""
 
 from __future__ import annotations
 
@@ -180,6 +180,83 @@ class Edit(Tool):
 
         after, blocks, count = await _aside(len(before), change)
         return {"replacements": count, **await _replace(path, before, after, blocks, runtime)}
+
+
+class MultiEdit(Tool):
+    spec = ToolSpec(
+        id="multi_edit",
+        description=(
+            "Make several replacements in one file that you have read, one after the other, as edit makes one. "
+            "Returns which were made and the whole change as a unified diff."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _PATH,
+                "edits": {
+                    "type": "array",
+                    "minItems": 1,
+                    "maxItems": 500,
+                    "items": {
+                        "type": "object",
+                        "properties": {
+                            name: Edit.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")
+                        },
+                        "required": ["old", "new"],
+                        "additionalProperties": False,
+                    },
+                    "description": "In this order; each sees what those before it have changed",
+                },
+                "mode": {
+                    "enum": ["strict", "partial", "best_effort"],
+                    "default": "strict",
+                    "description": (
+                        "strict: all or none. partial: those before the first that fails. best_effort: all but those that fail"
+                    ),
+                },
+            },
+            "required": ["path", "edits"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=CHANGES),
+        side_effect="write",
+        locks=(LockSpec("file:{path}", "X"),),
+        targets={"fs.read": "{path}", "fs.write": "{path}"},
+        max_output=MAX_OUTPUT,
+        category="files",
+        kind="edit",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path, mode = args["path"], args.get("mode", "strict")
+        before = await _content(path, runtime)
+
+        def change() -> tuple[str, list[Block], list[dict[str, object]], int]:
+            text = first = decoded(before)
+            failed: list[dict[str, object]] = []
+            count = 0
+            for number, edit in enumerate(args["edits"], 1):
+                try:
+                    every = edit.get("replace_all", False)
+                    spans = spans_to_replace(path, text, edit["old"], edit["new"], replace_all=every)
+                except ToolError as error:
+                    failed.append({"edit": number, "reason": error.text})
+                    if mode == "best_effort":
+                        continue
+                    break
+                text, count = spliced(text, spans), count + len(spans)
+            return text, blocks_between(lines_of(first), lines_of(text)), failed, count
+
+        after, blocks, failed, count = await _aside(len(before) * len(args["edits"]), change)
+        if failed and (mode == "strict" or not count):
+            said = "; ".join(f"edit {one['edit']}: {one['reason']}" for one in failed)
+            raise ToolError(f"nothing was changed: {said}", kind="invalid_input")
+        answer: dict[str, object] = {"replacements": count}
+        if failed:
+            answer["failed"] = failed
+            stopped = int(str(failed[0]["edit"])) if mode == "partial" else len(args["edits"])
+            answer["not_tried"] = len(args["edits"]) - stopped
+        return {**answer, **await _replace(path, before, after, blocks, runtime)}
 
 
 class FilePatch(Tool):

@@ -1,4 +1,4 @@
-"""glob and grep: where files are, and where in them a text is."""
+"""glob, grep and tree: where files are, and where in them a text is."""
 
 from __future__ import annotations
 
@@ -98,6 +98,93 @@ class Grep(Tool):
             "matches": [{"path": m.path, "line": m.line, "text": m.text} for m in found.matches],
             **_bounds(found, "a narrower pattern, path or glob"),
         }
+
+
+class Tree(Tool):
+    spec = ToolSpec(
+        id="tree",
+        description=(
+            "Show the folders and files below a folder as an indented list, each folder with the number of files in it. "
+            "Leaves out what ignore files name, hidden files unless asked for, and folders without files."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "path": _FOLDER,
+                "depth": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 20,
+                    "default": 3,
+                    "description": "Levels to show",
+                },
+                "hidden": {"type": "boolean", "default": False, "description": "Also names that begin with a dot"},
+                "max_entries": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 2000,
+                    "default": 400,
+                    "description": "Lines",
+                },
+            },
+            "additionalProperties": False,
+        },
+        requires=_READS,
+        side_effect="read",
+        locks=(LockSpec("file:{path}", "S"),),
+        targets={"fs.read": "{path}"},
+        idempotent=True,
+        max_output=MAX_OUTPUT,
+        category="files",
+        kind="search",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        path: str = args.get("path", ".")
+        found = await runtime.search.glob("**", path, hidden=args.get("hidden", False))
+        below = "" if path in (".", "./") else path.rstrip("/").removeprefix("./") + "/"
+        root = _Folder()
+        for one in found.paths:
+            root.put(one.removeprefix(below).split("/"))
+        lines: list[str] = []
+        cut = root.show(lines, 0, args.get("depth", 3), args.get("max_entries", 400))
+        answer: dict[str, object] = {"path": path, "files": len(found.paths), "tree": "\n".join(lines)}
+        if cut:
+            answer["more"] = "not every line is shown; use a narrower path, a smaller depth or more max_entries"
+        return {**answer, **_bounds(found, "a narrower path")}
+
+
+class _Folder:
+    """A folder in a tree, with what is in it by name: None for a file."""
+
+    def __init__(self) -> None:
+        self.entries: dict[str, _Folder | None] = {}
+        self.files = 0
+
+    def put(self, parts: list[str]) -> None:
+        folder = self
+        for name in parts[:-1]:
+            folder.files += 1
+            inner = folder.entries.get(name)
+            if inner is None:
+                inner = folder.entries[name] = _Folder()
+            folder = inner
+        folder.files += 1
+        folder.entries.setdefault(parts[-1], None)
+
+    def show(self, lines: list[str], level: int, depth: int, most: int) -> bool:
+        """Add its lines, folders first. Gives whether they were cut at ``most``."""
+        for name, inner in sorted(self.entries.items(), key=lambda entry: (entry[1] is None, entry[0])):
+            if len(lines) >= most:
+                return True
+            if inner is None:
+                lines.append(f"{'  ' * level}{name}")
+                continue
+            count = f"{inner.files} file{'s' if inner.files != 1 else ''}"
+            lines.append(f"{'  ' * level}{name}/ ({count})")
+            if level + 1 < depth and inner.show(lines, level + 1, depth, most):
+                return True
+        return False
 
 
 def _bounds(found: Found, narrower: str) -> dict[str, object]:
