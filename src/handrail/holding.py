@@ -17,6 +17,7 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.delegating import check_type
 from handrail.arbiter.logs import redacted_logs
+from handrail.arbiter.looking import JobView
 from handrail.arbiter.offers import judged_as
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
@@ -31,11 +32,11 @@ from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
-from handrail.joining import approvals, mirror
+from handrail.joining import approvals, jobs, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
-from handrail.lanes import lane_of
+from handrail.lanes import lane_of, parent_of
 from handrail.policy.authority import Authority
 from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
@@ -51,7 +52,6 @@ from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
 from handrail.store.folders import locate
 from handrail.store.opening import Store
-from handrail.store.sessions import SessionRow
 
 if TYPE_CHECKING:
     from handrail.policy.explain import Explanation
@@ -106,6 +106,10 @@ class HeldKernel(Kernel):
     @property
     def approvals(self) -> Approvals:
         return self.rooms.arbiter.approvals
+
+    @property
+    def jobs(self) -> JobView:
+        return JobView(self.rooms.arbiter.jobs)
 
     @property
     def log(self) -> CommitLog:
@@ -220,13 +224,14 @@ class HeldKernel(Kernel):
         try:
             await rooms.store.sessions.open(row)
             await session.catalog.restore()
+            await rooms.arbiter.restarts.take_up(lane)
         except BaseException:
             session.news.end()
             self._forget(session)
             raise
         opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
         context.shelf.begin()
-        self.log.append([Record("session-opened", session_id, "", {**opened, **_parent(row)})])
+        self.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
         return session
 
     async def _open_child(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
@@ -292,6 +297,7 @@ class HeldKernel(Kernel):
         store = self.rooms.store
         self._closing.add(session_id)
         try:
+            await self.rooms.arbiter.jobs.end("user", session_id)
             for child in store.sessions.under(session_id):
                 await self._discard(child.id)
             await self.approvals.close_session(session_id)
@@ -335,13 +341,20 @@ class HeldKernel(Kernel):
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
     def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        return {**approvals.handlers(self.approvals), "fork": self._fork, "close-session": self.close_session}
+        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self._lane)
+        return {
+            **approvals.handlers(self.approvals),
+            **of_jobs,
+            "fork": self._fork,
+            "close-session": self.close_session,
+        }
 
     def replaced(self) -> None:
         """Another process has taken over: what runs here is stopped, and those who joined find the other."""
         self.server.leaving = True
         for session in tuple(self._sessions.values()):
             session.cancel("shutdown")
+        self.rooms.arbiter.jobs.stop_all("shutdown")
         self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
 
     async def shut_down(self) -> None:
@@ -360,6 +373,7 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self.server.aclose)  # before that, which tools of others could make long
             steps.callback(self.approvals.close)
             steps.push_async_callback(self._suspend_all)
+            steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
 
@@ -414,6 +428,7 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
+        await rooms.arbiter.restarts.recover()
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
@@ -429,9 +444,3 @@ async def hold(
             store.folders.clear_sockets(socket)
             await kernel.server.open(store.folders.own, socket)
         yield kernel
-
-
-def _parent(row: SessionRow) -> dict[str, Any]:
-    if row.under is not None:
-        return {"under": row.under, "under_call": row.under_call}
-    return {"parent": row.details["parent"]} if "parent" in row.details else {}

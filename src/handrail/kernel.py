@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.doors import Findings
+from handrail.contract.doors import Findings, Jobs
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
 from handrail.contract.offering import Offering
@@ -165,6 +165,11 @@ class Kernel(ABC):
     @abstractmethod
     def workdir(self) -> str:
         """The workspace's canonical folder."""
+
+    @property
+    @abstractmethod
+    def jobs(self) -> Jobs:
+        """The calls that outlive their turn, of every session and process."""
 
     @property
     @abstractmethod

@@ -87,7 +87,7 @@ def test_an_agents_tool_overrides_the_global_one_in_its_place() -> None:
 
 @pytest.mark.proves("P-02")
 @pytest.mark.parametrize("rank", ["global", "agent", "code", "package"])
-@pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "jobs.publish", "find_tools"])
+@pytest.mark.parametrize("tool_id", ["scratchpad", "scratchpad.sync", "wait", "stop_task", "find_tools"])
 def test_nobody_elses_tool_takes_a_name_under_which_the_shipped_rules_allow_it(rank: Rank, tool_id: str) -> None:
     [fault] = faults(Given(rank, (Simple(tool_id),)))
     assert "runs unasked; rename this one" in fault
@@ -167,7 +167,6 @@ def test_aliases_are_checked_against_all_names() -> None:
             "it has secret settings without a value: key (nobody set it",
         ),
         ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
-        ({"mode": "background"}, "mode is 'background'"),
         ({"mode": "stateful"}, "mode is 'stateful'"),
     ],
 )

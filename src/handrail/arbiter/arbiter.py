@@ -8,10 +8,9 @@ seldom has to wait gives back what there is to wait for, or None: a coroutine th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 from handrail.arbiter.approvals import Approvals
@@ -20,12 +19,15 @@ from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
 from handrail.arbiter.call import Call, Lane, Refusal
-from handrail.arbiter.execution import Execution, uninterrupted
-from handrail.arbiter.locks import Grant, LockTable, LockTimeout, Want, conflict, lock_names
+from handrail.arbiter.execution import Execution, HandedOver, uninterrupted
+from handrail.arbiter.jobs import DetachedCalls, JobLimits
+from handrail.arbiter.locking import Locking, choose_locks
+from handrail.arbiter.locks import LockTable, Want, lock_names
 from handrail.arbiter.output import Shaped, Shaper, said
 from handrail.arbiter.repeats import Repeats
 from handrail.arbiter.requests import Lifetimes
 from handrail.arbiter.resources import Resources
+from handrail.arbiter.restarts import Restarts
 from handrail.arbiter.running import ToolRuns
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
@@ -33,6 +35,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
 from handrail.store.approvals import ApprovalTable
+from handrail.store.jobs import JobTable
 from handrail.store.lease import Lease
 
 _LOOK_AGAIN_S = 0.02
@@ -74,8 +77,12 @@ class Arbiter:
         self.limits = limits
         self.approvals = Approvals(ApprovalTable(log.database), log, shaper, limits.lifetimes)
         self.authorisation = Authorisation(self.approvals, shaper, resources)
-        self.runs = ToolRuns(locks, self.authorisation.asking, self._nested, self.carry_out)
+        self.locking = Locking(locks, limits.lock_wait_ms)
         self.repeats = Repeats(log, shaper)
+        bounds = JobLimits(grace_s=limits.grace_ms / 1000)
+        self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
+        self.restarts = Restarts(self.jobs, self.call)
+        self.runs = ToolRuns(locks, self.authorisation.asking, self.jobs, self._nested, self.carry_out)
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
         """The way of one call. Always returns exactly one answer; refusals are recorded like outcomes.
@@ -88,19 +95,25 @@ class Arbiter:
             try:
                 if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
                     return recorded
-                self._resolve(call)  # 1
-                if self._validate(call).manual_first:  # 2
-                    await read_first(call)
-                if waits := self.authorisation.decide(call):  # 3
-                    await waits
-                if waits := self._lock(call, predecessors):  # 4
-                    await waits
-                if waits := self._intend(call):  # 5
-                    await waits
+                if not call.decided:  # a job's were, in the turn that it was detached from
+                    self._resolve(call)  # 1
+                    if self._validate(call).manual_first:  # 2
+                        await read_first(call)
+                    if waits := self.authorisation.decide(call):  # 3
+                        await waits
+                    if call.background and call.job is None:
+                        return await self.jobs.detach(call, predecessors)
+                if not call.begun:  # one that was handed over while it runs goes on there
+                    if waits := self.locking.lock(call, predecessors):  # 4
+                        await waits
+                    if waits := self._intend(call):  # 5
+                        await waits
                 value = await self.runs.run(call)  # 6
                 shaped = self._shape_small(call, value) or await self._shape(call, value)  # 7
                 if waits := self._commit(call, shaped):  # 8
                     await waits
+            except HandedOver:
+                return self.jobs.took_over(call)
             except Refusal as refusal:
                 shaped = self._refuse(call, refusal)
             except Parked as parked:
@@ -111,13 +124,15 @@ class Arbiter:
             except Exception as defect:
                 shaped = self._admit(call, defect)
             finally:
-                self._release(call)  # 9
+                if not call.detached:
+                    self.locking.release(call)  # 9
         finally:
-            if call.entered is not None:
-                call.has_entered()
             lane = call.lane
-            del lane.running[call.id]
-            if lane.emptied is not None and not lane.running:
+            if not call.detached:
+                if call.entered is not None:
+                    call.has_entered()
+                del lane.running[call.id]
+            if lane.emptied is not None:
                 lane.emptied.set()
         if call.execution.owed is not None:
             raise call.execution.owed  # the very one: structured concurrency tells its own cancellations by it
@@ -161,10 +176,7 @@ class Arbiter:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
             raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
         call.arguments = arguments
-        try:
-            call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)
-        except ToolError as error:
-            raise Refusal("validate", error.kind, error.text) from None
+        choose_locks(call, self.resources)
         return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:
@@ -172,7 +184,9 @@ class Arbiter:
         if isinstance(arguments, (str, bytes)):
             arguments = unparsed(arguments, self.shaper.redactor)
         if call.resumed:
-            call.note("resumed", {"approval": [row.id for row in call.asked], "generation": call.generation.number})
+            attempt = {} if call.job is None else {"job": call.job.row.id, "attempt": call.job.row.job.attempt}
+            asked = {"approval": [row.id for row in call.asked], "generation": call.generation.number}
+            call.note("resumed", {**asked, **attempt})
             return None
         recorded, fault = for_the_record(arguments, compact, self.shaper.redactor)
         body = {
@@ -193,66 +207,6 @@ class Arbiter:
         if call.watched:
             call.emit("proposed", {"arguments": arguments})
         return fault
-
-    # ── 4 lock ───────────────────────────────────────────────────────────────────────────────────
-
-    def _lock(self, call: Call, predecessors: Sequence[Call]) -> Awaitable[None] | None:
-        if call.parent is not None:
-            self._borrow(call, call.parent)
-            return None
-        if predecessors:
-            return self._lock_after(call, predecessors)
-        return self._lock_now(call)
-
-    async def _lock_after(self, call: Call, predecessors: Sequence[Call]) -> None:
-        assert call.entry is not None
-        for earlier in predecessors:
-            if (
-                earlier.entered is not None
-                and not earlier.entered.done()
-                and (call.entry.spec.side_effect != "read" or conflict(call.wants, earlier.wants))
-            ):
-                call.own_arguments()
-                await call.interruptible("lock", partial(_until, earlier.entered))
-        if waits := self._lock_now(call):
-            await waits
-
-    def _lock_now(self, call: Call) -> Awaitable[None] | None:
-        if call.wants:
-            call.grant = self.locks.try_acquire(call.wants, call.id)
-            if call.grant is None:
-                return self._lock_in_turn(call)
-        if call.entered is not None:
-            call.has_entered()
-        return None
-
-    async def _lock_in_turn(self, call: Call) -> None:
-        call.own_arguments()
-        call.flush()
-        began = time.monotonic_ns()
-        request = self.locks.enqueue(call.wants, call.id)
-        call.has_entered()
-        call.emit("waiting", {"for": self.locks.waiting_for(request)})
-        try:
-            budget_s = self.limits.lock_wait_ms / 1000
-            call.grant = await call.interruptible("lock", lambda: request.granted(budget_s))
-        except LockTimeout as error:
-            text = f"waited {self.limits.lock_wait_ms} ms for {error}; nothing was run. Try again later."
-            raise Refusal("lock", "timeout", text) from None
-        finally:
-            if call.grant is None:
-                request.withdraw()
-            call.lock_wait_ms = (time.monotonic_ns() - began) / 1e6
-
-    def _borrow(self, call: Call, parent: Call) -> None:
-        """A call made by a tool runs under its caller's locks, and cannot widen them (so no cycle can form)."""
-        holder: Call | None = parent
-        while holder is not None and holder.grant is None:
-            holder = holder.parent
-        if call.wants and (holder is None or holder.grant is None or not holder.grant.covers(call.wants)):
-            needed = ", ".join(lock_names(call.wants))
-            text = f"{call.tool_id} needs the locks {needed}, which its caller {parent.tool_id} does not hold"
-            raise Refusal("lock", "conflict", f"{text}; its author declares them in 'locks'")
 
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────
 
@@ -315,6 +269,8 @@ class Arbiter:
         if call.execution.reason is not None or call.execution.owed is not None:
             raise call.stopped("intend", call.execution.reason or "user")
         call.begun = True
+        if call.job is not None:
+            self.jobs.begun(call)
         if call.watched:
             call.emit("started")
 
@@ -355,6 +311,8 @@ class Arbiter:
             metadata["lock_wait_ms"] = round(call.lock_wait_ms, 3)
         if call.reached:
             metadata["network"] = call.network()
+        if call.job is not None:
+            metadata |= self.jobs.said_of(call.job)
         return metadata
 
     # ── 8 commit ─────────────────────────────────────────────────────────────────────────────────
@@ -409,14 +367,6 @@ class Arbiter:
         call.flush()
         return said(result)
 
-    # ── 9 release ────────────────────────────────────────────────────────────────────────────────
-
-    def _release(self, call: Call) -> None:
-        grant: Grant | None = call.grant
-        if grant is not None:
-            call.grant = None
-            self.locks.release(grant)
-
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
 
     def call(
@@ -441,7 +391,3 @@ class Arbiter:
 def _intent_to_hold(wants: tuple[Want, ...]) -> dict[str, Any]:
     """The record's body, made once for each set of locks and never changed."""
     return {"locks": lock_names(wants)}
-
-
-async def _until(entered: asyncio.Future[None]) -> None:
-    await asyncio.shield(entered)

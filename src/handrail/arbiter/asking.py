@@ -10,6 +10,7 @@ from typing import Any, cast
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.execution import uninterrupted
+from handrail.arbiter.locking import choose_locks
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.requests import WITHOUT_A_RULE, check_changed, rule_of, rule_offered
 from handrail.arbiter.resources import Resources
@@ -276,10 +277,7 @@ class Asking:
         if problems := call.entry.schema.problems(arguments):
             raise Refusal("validate", "invalid_input", f"{spec.id}: " + "; ".join(problems))
         call.arguments, call.owns_arguments = arguments, True
-        try:
-            call.wants = self._resources.wants(spec, arguments, call.lane.around.roots)
-        except ToolError as error:
-            raise Refusal("validate", error.kind, error.text) from None
+        choose_locks(call, self._resources)
         verdict = await self._watched(call, self._judged(call))
         if verdict.action == "deny":
             raise Refusal("authorise", "denied", verdict.reason)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
 from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
+from handrail.arbiter.outflow import Outflow, OutputFile
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
@@ -31,6 +32,7 @@ from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
 from handrail.runtime.surface import Surroundings
+from handrail.store.jobs import JobRow
 
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
 
@@ -74,8 +76,6 @@ class Lane:
     """What its model has in view; None where nobody keeps that."""
     subscribed: Subscriptions | None = None
     """Which resources it is told of; None before it has subscribed to any."""
-    notices: NoticeBox | None = None
-    """Where what its agent is to be told is left; None where nobody keeps that."""
     delegates: Delegates | None = None
     """Who sees to what its calls hand over; None while no model is attached."""
     agent_types: Callable[[], Sequence[AgentType]] = tuple
@@ -86,8 +86,10 @@ class Lane:
     """Those there are in its session."""
     origin: str = ""
     """For people who are asked: whose sub-agent's it is."""
+    notices: NoticeBox | None = None
+    """Where what its agent is to be told is left; None where nobody keeps that."""
     emptied: asyncio.Event | None = None
-    """Set by the last call in flight, while somebody waits for it."""
+    """Set by each call that ends, while somebody waits for the last one."""
 
     @property
     def session_id(self) -> str:
@@ -107,12 +109,35 @@ class Lane:
         else:
             failed.succeeded(spec.id, hashed(call.arguments) if spec.id in failed.tools else None)
 
+    @property
+    def in_flight(self) -> list[Call]:
+        """The calls that somebody waits for: jobs, and the calls that their tools make, go on by themselves."""
+        return [call for call in self.running.values() if not call.of_a_job]
+
     async def answered(self) -> None:
         """Return when no call is in flight."""
-        while self.running:
+        while self.in_flight:
             self.emptied = self.emptied or asyncio.Event()
             self.emptied.clear()
             await self.emptied.wait()
+
+
+@dataclass(eq=False, slots=True)
+class LiveJob:
+    """A call that goes on by itself, in this process.
+
+    :param told: what its proposer was answered
+    :param not_locked: what it would hold if it were not in the background
+    :param ended: set when it has ended, on record and all
+    """
+
+    row: JobRow
+    call: Call
+    output: OutputFile
+    told: Result
+    not_locked: tuple[str, ...]
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
 
 class Call:
@@ -155,6 +180,18 @@ class Call:
     """Which source's resource or prompt it was judged for, where it asks for one."""
     client_asks: int = 0
     """How many things it, and the calls that it has made, have asked of the client at the face."""
+    background: bool = False
+    """It is answered with a job once it is decided that it may run."""
+    decided: bool = False
+    """Its first three steps are behind it."""
+    job: LiveJob | None = None
+    """What it is part of once it was detached from its turn."""
+    detached: bool = False
+    """Its turn has done with it, and a task of its job's has not begun with it yet."""
+    left_off: tuple[Any, ...] | None = None
+    """How to await its tool, where that was begun by somebody else."""
+    outflow: Outflow | None = None
+    """What its tool shows of its output while it runs; None before it has shown any."""
     reached: tuple[Attempt, ...] = ()
     """The hosts that it wanted to reach, each once; the first of very many."""
 
@@ -191,6 +228,14 @@ class Call:
     @property
     def tool_id(self) -> str:
         return self.entry.spec.id if self.entry is not None else self.proposed.name
+
+    @property
+    def of_a_job(self) -> bool:
+        """Whether it, or a call that it was made by, goes on without anybody waiting for it."""
+        call = self
+        while call.parent is not None:
+            call = call.parent
+        return call.job is not None
 
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
         """Add a record to those that the next write takes along, without any secret in it."""

@@ -41,6 +41,10 @@ class StillRunning(Stopped):
         self.task = task
 
 
+class HandedOver(BaseException):
+    """The work goes on, and somebody else awaits it from here on. No failure of the work's: nothing may take it for one."""
+
+
 class Execution:
     """Runs one piece of work at a time and can be told to stop it, from the same event loop.
 
@@ -53,6 +57,7 @@ class Execution:
     """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
     _task: asyncio.Task[Any] | None = None
     _child: asyncio.Task[Any] | None = None
+    _work: Coroutine[Any, Any, Any] | None = None
     _cancellable: bool = True
     _waiter: asyncio.Future[None] | None = None
     _overdue: bool = False
@@ -62,6 +67,8 @@ class Execution:
     _pauses: int = 0
     _left_s: float | None = None
     """Of its time-out, while that is paused."""
+    handing: asyncio.Future[bool] | None = None
+    """While it is being decided whether somebody else awaits the rest; nobody is answered before that."""
     told: Callable[[StopReason], None] | None = None
     """Called each time it is told to stop, before its work is: for work whose end is not in this process's hands."""
 
@@ -195,6 +202,7 @@ class Execution:
         :param cancellable: False for work in a thread, which can only be asked through :attr:`requested`
         :raises Stopped: when it ended because it was told to
         :raises StillRunning: when it was told to and did not end within the grace period
+        :raises HandedOver: when somebody else awaits it from here on, by :meth:`to_its_end`
         """
         if self.reason is not None:
             work.close()
@@ -202,23 +210,35 @@ class Execution:
         child = self.loop.create_task(_contained(work))
         child.add_done_callback(self._wake)
         self._child = child
+        self._work = work
         self._cancellable = cancellable
         self._count_down(timeout_s)
-        try:
-            while not (child.done() or self._overdue):
-                self._waiter = self.loop.create_future()
-                try:
-                    await self._waiter
-                except asyncio.CancelledError as cancellation:
-                    self.owed = cancellation
+        return await self.to_its_end()
+
+    async def to_its_end(self) -> Any:
+        """Await what runs apart; see :meth:`apart`."""
+        child, work = self._child, self._work
+        assert child is not None and work is not None
+        while not (child.done() or self._overdue) or self.handing is not None:
+            if self.handing is not None and self.handing.done():
+                handed_over, self.handing = self.handing.result(), None
+                if handed_over:
+                    raise HandedOver  # it is stopped, timed and given up as before
+                if self.owed is not None:
                     self.stop("user")
-        finally:
-            self._stop_counting()
-            if self._grace is not None:
-                self._grace.cancel()
-                self._grace = None
-            self._child = None
-            self._waiter = None
+                continue
+            self._waiter = self.loop.create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError as cancellation:
+                self.owed = cancellation
+                if self.handing is None:
+                    self.stop("user")
+        self._stop_counting()
+        if self._grace is not None:
+            self._grace.cancel()
+            self._grace = None
+        self._child = self._work = self._waiter = None
         if not child.done():
             raise StillRunning(self.reason or "user", child)
         work.close()  # cancelled before its first step, it would complain of never having been awaited
@@ -227,6 +247,18 @@ class Execution:
         if self.reason is None:
             raise _own_failure(asyncio.CancelledError())
         raise Stopped(self.reason)
+
+    def hand_over(self) -> asyncio.Future[bool]:
+        """Begin to let somebody else await the rest of what runs apart. Whoever awaits it now is answered only once the
+        future that this gives is set: by :class:`HandedOver` where that is true, else as if nothing had been asked.
+
+        :raises ToolError: ``conflict`` where nothing runs apart, or that has ended or is about to
+        """
+        if self._child is None or self._child.done() or self.reason is not None or self.handing is not None:
+            raise ToolError("it has ended, or is about to", kind="conflict")
+        self.handing = self.loop.create_future()
+        self.handing.add_done_callback(self._wake)
+        return self.handing
 
     def _strike(self, task: asyncio.Task[Any]) -> None:
         """Cancel the work where it waits. Asked by the work itself, that is where it waits next: a running task would

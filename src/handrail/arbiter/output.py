@@ -54,9 +54,11 @@ _OF_THE_CALL = frozenset(
         "recorded",
         "unrecorded",
         "untrusted",
+        "job",
+        "not_locked",
     }
 )
-"""Metadata on how the call went, which every side may know."""
+"""Metadata on how the call went."""
 _OF_THE_OUTPUT = frozenset(
     {
         "truncated",
@@ -109,14 +111,12 @@ class Shaper:
     def __init__(
         self, redactor: Redactor, artifacts: ArtifactStore, folder: Callable[[str], str | os.PathLike[str]]
     ) -> None:
-        self.redactor = redactor
-        self._artifacts = artifacts
-        self._folder = folder
+        self.redactor, self._artifacts, self.folder = redactor, artifacts, folder
         # Threads of its own: the loop's are shared with synchronous tools, which may hang in them.
         self._threads = ThreadPoolExecutor(2, "handrail-output")
 
     def close(self) -> None:
-        """Give the threads back once the last output is written."""
+        """Give the threads back when all is written."""
         self._threads.shutdown(wait=True)
 
     def shape_small(self, spec: ToolSpec, value: Any, metadata: dict[str, Any]) -> Shaped | None:
@@ -362,7 +362,7 @@ class Shaper:
         """Write the whole; if that fails the result says that the rest is lost, and why."""
         call.leave_the_loop()
         try:
-            path, kept = sidecar.write(Path(self._folder(call.session_id)), call.id, text, ending)
+            path, kept = sidecar.write(Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
             more[prefix + "lost"] = f"the rest of the output could not be kept: {self.redactor.text(_reason(error))}"
             return

@@ -39,7 +39,8 @@ class Repeats:
 
     async def answer_to(self, call: Call) -> Answer | None:
         """What was answered before under the key that is this call's durable id, or None."""
-        before, outcome = await self._log.proposal_of(call.id), await self._log.outcome_of(call.id)
+        before = await self._log.proposal_of(call.id)
+        outcome = await self._log.detachment_of(call.id) or await self._log.outcome_of(call.id)
         if before is None or outcome is None:
             return None  # never proposed, or proposed and not begun
         body = outcome.body

@@ -48,7 +48,8 @@ class Reply:
             except asyncio.CancelledError as cancellation:
                 owed = cancellation
                 for call in self._calls:
-                    call.execution.stop("user")
+                    if call.job is None:  # jobs outlive their turn
+                        call.execution.stop("user")
         if owed is not None:
             raise owed
         return [task.result() for task in self._tasks]

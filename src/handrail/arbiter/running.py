@@ -15,14 +15,26 @@ from typing import Any
 from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
 from handrail.arbiter.delegating import CallAgents
-from handrail.arbiter.execution import STOPPED_TEXT, Execution, StillRunning, Stopped, StopReason, uninterrupted
+from handrail.arbiter.execution import (
+    STOPPED_TEXT,
+    Execution,
+    HandedOver,
+    StillRunning,
+    Stopped,
+    StopReason,
+    uninterrupted,
+)
+from handrail.arbiter.jobs import DetachedCalls
 from handrail.arbiter.locks import LockTable
+from handrail.arbiter.looking import JobView
 from handrail.arbiter.offers import CallOffers
+from handrail.arbiter.outflow import Outflow
+from handrail.arbiter.output import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
-from handrail.contract.doors import Catalog
+from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.peer import LogLevel
 from handrail.contract.requires import Capability
@@ -38,6 +50,7 @@ logger = logging.getLogger("handrail.arbiter")
 
 SILENT_S = 1.0
 """How long the end of a kernel waits before it says what for."""
+MAX_LAST_LINE = 200
 _MOST_NAMED = 5
 _MOST_REACHED = 100
 
@@ -46,6 +59,7 @@ class ToolRuns:
     """Runs tools, and keeps the locks of those that go on after their caller was answered.
 
     :param asking: asks people on behalf of tools that run
+    :param jobs: the calls that outlive their turn
     :param nested: makes the call that a tool asks for, with a fault where it asks too late
     :param carry_out: carries it out
     """
@@ -54,11 +68,13 @@ class ToolRuns:
         self,
         locks: LockTable,
         asking: Asking,
+        jobs: DetachedCalls,
         nested: Callable[[Call, str, Mapping[str, Any], str | None], Call],
         carry_out: Callable[[Call], Awaitable[Answer]],
     ) -> None:
         self.locks = locks
         self.asking = asking
+        self.jobs = jobs
         self.nested = nested
         self.carry_out = carry_out
         self._late: dict[asyncio.Task[Any], str] = {}
@@ -67,20 +83,25 @@ class ToolRuns:
         """Run the tool and give back what it returned, or the error result its failure stands for."""
         entry, verdict, arguments = call.entry, call.verdict, call.arguments
         assert entry is not None and verdict is not None and arguments is not None
-        spec, execution = entry.spec, call.execution
-        budget_ms = spec.timeout_ms
-        if spec.timeout_argument is not None:
-            budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
-        tool = entry.tool
-        call.started_ns = time.monotonic_ns()
-        if isinstance(tool, FunctionTool) and not tool.takes_runtime:
-            runtime = None
+        spec, execution, tool = entry.spec, call.execution, entry.tool
+        budget_ms: float = spec.timeout_ms
+        runtime: CallRuntime | None = None
+        finished: Callable[[object], object] | None = None
+        if call.left_off is not None:
+            budget_ms, runtime, finished = call.left_off
         else:
-            runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
-            runtime.read_only = call.read_only
-            runtime.as_argv = argv_of
+            if spec.timeout_argument is not None:
+                budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
+            call.started_ns = time.monotonic_ns()
+            if not isinstance(tool, FunctionTool) or tool.takes_runtime:
+                runtime = CallRuntime(spec, call.id, call.lane.around, verdict.capabilities, _Doors(self, call))
+                runtime.read_only = call.read_only
+                runtime.as_argv = argv_of
         try:
-            finished: Callable[[object], object] | None = None
+            if call.left_off is not None:
+                call.left_off = None
+                value = await execution.to_its_end()
+                return value if finished is None else finished(value)
             if isinstance(tool, FunctionTool):
                 if tool.blocking:
                     work = in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), spec.id)
@@ -101,6 +122,9 @@ class ToolRuns:
                 call.flush()
                 value = await execution.apart(work, budget_ms / 1000, cancellable=not entry.blocking)
             return value if finished is None else finished(value)
+        except HandedOver:
+            call.left_off = (budget_ms, runtime, finished)
+            raise
         except StillRunning as still:
             result = self._stop_result(call, still.reason, budget_ms, _kept(runtime), still_running=True)
             self._leave_behind(call, still, result)
@@ -120,9 +144,12 @@ class ToolRuns:
             stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
             return stopped.with_metadata(failed_when_stopped=said)
         finally:
-            call.over = True
-            if call.nested:
-                await self._end_nested(call)
+            if call.left_off is None:
+                call.over = True
+                if call.nested:
+                    await self._end_nested(call)
+                if call.outflow is not None:
+                    call.outflow.finish()
 
     async def nest(self, parent: Call, make: Callable[[str | None], Call]) -> Result:
         """Carry out a call that the tool of ``parent`` makes, for as long as that tool runs.
@@ -235,6 +262,14 @@ class _Doors:
         if self.of.watched:
             on_the_loop(self.of, partial(self.of.emit, "progress", far_along(message, fraction, done, total)))
 
+    def output(self, piece: str | bytes) -> None:
+        call = self.of
+        if call.watched or call.job is not None or (call.entry is not None and call.entry.spec.promotable):
+            on_the_loop(call, partial(_shown, call, piece))
+
+    def jobs(self) -> Jobs:
+        return JobView(self.runs.jobs, self.of.session_id)
+
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.watched:
             on_the_loop(self.of, partial(self.of.emit, "log", said(level, data, logger)))
@@ -319,3 +354,27 @@ async def in_a_thread_of_its_own(work: Callable[[], object], name: str) -> objec
     context = contextvars.copy_context()
     threading.Thread(target=run, name=f"handrail-{name}", daemon=True).start()
     return await ended
+
+
+def flow_of(call: Call) -> Outflow:
+    """What the call shows of its output; made with the first piece. On the event loop only."""
+    if call.outflow is None:
+        assert call.entry is not None
+        spec = call.entry.spec
+        tell = partial(_told, call) if spec.exposure in SEEN_AT_FACE else None
+        keep = spec.exposure in SEEN_BY_MODEL and not spec.prompt_mask and (call.job is not None or spec.promotable)
+        call.outflow = Outflow(call.redactor, tell, keep=keep)
+        if call.job is not None:
+            call.outflow.into(call.job.output)
+    return call.outflow
+
+
+def _shown(call: Call, piece: str | bytes) -> None:
+    if not call.over:  # a thread that goes on after its call was answered shows nothing any more
+        flow_of(call).feed(piece)
+
+
+def _told(call: Call, text: str) -> None:
+    if call.watched:
+        last = text.rstrip().rpartition("\n")[2]
+        call.emit("progress", {"message": last[:MAX_LAST_LINE], "fraction": None, "output": text})

@@ -33,6 +33,8 @@ SESSION_INTERNAL = (
     *("scratchpad", "scratchpad.*", "jobs", "read_job", "wait", "stop_task"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
+JOB_IDS = ("jobs", "read_job", "wait", "stop_task")
+"""Built-in tools for jobs, which come into a model's view with its first one."""
 OFFER_IDS = (
     *("resource.list", "resource.read", "resource.subscribe", "resource.unsubscribe"),
     *("prompt.list", "prompt.get", "prompt.complete"),

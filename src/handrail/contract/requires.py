@@ -93,6 +93,11 @@ class ShellRequires(_Model):
     cmd: Annotated[str, Field(min_length=1)]
     args: tuple[ArgumentPattern, ...] | None = None
 
+    @property
+    def literal(self) -> bool:
+        """Whether it is one command, word by word."""
+        return self.args is not None and all(isinstance(argument, str) for argument in self.args)
+
     def allows(self, argv: Sequence[str]) -> bool:
         if not argv or (self.cmd != "*" and argv[0] != self.cmd):
             return False

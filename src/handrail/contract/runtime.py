@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from handrail.contract.delegation import Agents
-from handrail.contract.doors import Catalog
+from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
@@ -357,6 +357,11 @@ class Runtime(Protocol):
     @property
     def catalog(self) -> Catalog: ...
     @property
+    def jobs(self) -> Jobs:
+        """The jobs of this session."""
+        ...
+
+    @property
     def agents(self) -> Agents:
         """Sub-agents that work can be handed to."""
         ...
@@ -397,6 +402,12 @@ class Runtime(Protocol):
         :param logger: which part of the tool says it
         :raises ToolError: ``invalid_input`` for a level that there is not
         """
+        ...
+
+    def output(self, piece: str | bytes) -> None:
+        """Show a piece of what it gives, as it comes: to whoever watches the call, and where that is a job to whoever
+        reads the job. It is text; bytes are read as UTF-8, also where a character is cut in two. What the call gives is
+        what ``execute`` returns all the same. Safe from any thread, never blocks."""
         ...
 
     def partial(self, data: Any) -> None:

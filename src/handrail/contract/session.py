@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors import Job, Jobs
 from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
@@ -146,8 +147,22 @@ class Session(Protocol):
         """
         ...
 
+    @property
+    def jobs(self) -> Jobs:
+        """Its calls that outlive their turn."""
+        ...
+
+    async def promote(self, call_id: str) -> Job:
+        """Let a running call go on in the background: whoever waits for it is answered with the job. Twice is once.
+
+        :raises ToolError: ``invalid_input`` where no such call is running, or its tool is not promotable; ``conflict`` where
+            it has ended, or is about to: then its answer is its result; ``limit`` where there are too many jobs
+        :raises LogUnavailable: when that cannot be made durable; the call goes on as it was
+        """
+        ...
+
     def cancel(self, reason: StopReason = "user") -> object:
-        """Stop every call in flight, and those of the sub-agents below; each still gets its one result."""
+        """Stop every call in flight, and those of the sub-agents below; each still gets its one result. Jobs go on."""
         ...
 
     @property

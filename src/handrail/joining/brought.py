@@ -37,6 +37,7 @@ from handrail.joining.values import (
     of_failure,
     one_of,
     optional,
+    some_bytes,
     text,
     unpack,
     whole,
@@ -126,6 +127,7 @@ class BroughtTools:
             "progress": self._progress,
             "partial": self._partial,
             "log": self._log,
+            "shown": self._shown,
             "let_go": self._let_go,
         }
 
@@ -254,6 +256,15 @@ class BroughtTools:
             return
         if (run := self._runs.get(told["run"])) is not None:
             run.runtime.progress(told["message"][:MAX_MESSAGE], **{name: told[name] for name in _FIGURES})
+
+    def _shown(self, body: Any) -> None:
+        try:
+            told = fields(body, {"run": whole, "piece": some_bytes})
+        except Malformed as error:
+            logger.info("a piece of output was left aside: %s", error)
+            return
+        if (run := self._runs.get(told["run"])) is not None:
+            run.runtime.output(told["piece"])
 
     def _log(self, body: Any) -> None:
         try:

@@ -26,6 +26,7 @@ from handrail.contract.runtime import (
     Runtime,
     Written,
 )
+from handrail.joining import jobs
 from handrail.joining.peers import some_answers, some_asks
 from handrail.joining.values import (
     Malformed,
@@ -166,6 +167,10 @@ async def _client_asked(on: Runtime, given: Given) -> Any:
     return dict(await on.peer.ask(given["asks"]))
 
 
+def _of_jobs(op: str) -> Callable[[Runtime, Given], Awaitable[Any]]:
+    return lambda on, given: jobs.asked(on.jobs, op, given)
+
+
 SHELL_RUN, NET_REQUEST = "shell.run", "net.request"
 STREAMS: Mapping[str, str] = MappingProxyType({SHELL_RUN: "on_output", NET_REQUEST: "on_body"})
 """The doors that say something before their answer, and the argument by which number; None there for silence."""
@@ -246,6 +251,7 @@ DOORS: Mapping[str, Door] = MappingProxyType(
             lambda v: [_words(a) for a in a_list(v)],
         ),
         "peer.ask": Door({"asks": some_asks}, _client_asked, some_answers),
+        **{op: Door(takes, _of_jobs(op), jobs.GIVES[op]) for op, takes in jobs.TAKES.items()},
         "catalog.active": Door({}, lambda on, given: on.catalog.active(), _words),
         "catalog.categories": Door({}, lambda on, given: on.catalog.categories(), each(_category)),
         "catalog.load": Door({"name": text}, lambda on, given: on.catalog.load(**given), _brought_in),

@@ -339,7 +339,7 @@ class Guest:
         outcome = await self._host.log.outcome_of(call)
         # A refusal is the kernel's own word: stopped before it began, because a holder ended.
         stopped = outcome is not None and outcome.kind == "refused" and _cut_short(answer.result)
-        begun = "parked" in answer.result.metadata or (outcome is not None and not stopped)
+        begun = bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
         return [mirror.of_answer(answer), begun]
 
     async def _waiting(self, session: str) -> list[str]:

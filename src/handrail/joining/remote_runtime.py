@@ -37,6 +37,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.joining.describing import capabilities_of
 from handrail.joining.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
 from handrail.joining.framing import Message
+from handrail.joining.jobs import RemoteJobs
 from handrail.joining.operations import Refused
 from handrail.joining.peers import RemotePeerDoor
 from handrail.joining.remote_catalog import RemoteCatalog
@@ -83,6 +84,10 @@ class RemoteCancellation:
             raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind)
 
 
+_PIECE = 64 * 1024
+"""Bytes of output that are told at once."""
+
+
 class RemoteRuntime:
     """Implements :class:`~handrail.contract.runtime.Runtime` over a connection.
 
@@ -116,6 +121,7 @@ class RemoteRuntime:
         self.state = RemoteState(self)
         self.people = RemotePeople(self)
         self.catalog = RemoteCatalog(self.ask)
+        self.jobs = RemoteJobs(self.ask)
 
     @property
     def call_id(self) -> str:
@@ -175,6 +181,11 @@ class RemoteRuntime:
         if level not in LOG_LEVELS:
             raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
         self.tell("log", said(level, data, logger))
+
+    def output(self, piece: str | bytes) -> None:
+        data = piece.encode("utf-8", "backslashreplace") if isinstance(piece, str) else bytes(piece)
+        for start in range(0, len(data), _PIECE):
+            self.tell("shown", {"piece": data[start : start + _PIECE]})
 
     def tell(self, what: str, body: Message) -> None:
         """Say something that nobody answers, from whichever thread."""

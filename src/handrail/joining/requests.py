@@ -17,7 +17,7 @@ from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
 from handrail.contract.skills import Skill
-from handrail.joining import mirror
+from handrail.joining import jobs, mirror
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused
 from handrail.joining.values import (
@@ -151,6 +151,7 @@ REQUESTS: Mapping[str, Shape] = {
     "flush": {},
     "fork": {"id": text, "forked": text},
     "close-session": {"id": text},
+    **jobs.REQUESTS,
     "approvals.decide": {"id": text, "answer": a_decision, "by": a_door},
     "approvals.answer": {"id": text, "answers": each(each(text)), "by": a_door},
     "approvals.forget": {"id": text},

@@ -25,6 +25,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.joining import mirror
 from handrail.joining.framing import Message
 from handrail.joining.history import JoinedHistory
+from handrail.joining.jobs import WithJobs
 from handrail.joining.membership import Membership
 from handrail.joining.mirror import error_of
 from handrail.joining.notices import JoinedNotices
@@ -65,7 +66,7 @@ class Wanted:
         }
 
 
-class JoinedSession:
+class JoinedSession(WithJobs):
     """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
 
     :param generation: the tools that this process's sessions see now

@@ -5,6 +5,7 @@ What the bodies hold is the arbiter's business, except for the names that readin
 - ``proposed``: ``tool`` (id), ``arguments``
 - ``refused``, ``committed``: ``result``, the wire form of a :class:`~handrail.contract.result.Result`; a ``committed``
   with ``late`` only adds how work ended that its call was already answered for
+- ``detached``: ``job``; ``result``, what its proposer was answered
 - ``interrupted``: ``tool``, ``intended`` (sequence of the record that was left without an outcome)
 - ``provided``: ``provider``, ``name``, ``tool`` (id or ""), ``arguments``, ``failed``, ``artifacts``; of no call
 - ``redacted``: ``sequences``, runs ``[first, last]`` of the records whose bodies were removed
@@ -152,6 +153,11 @@ class CommitLog:
         """
         await self._writer.flush()
         return self._read(lambda reader: reader.outcome_of(call_id))
+
+    async def detachment_of(self, call_id: str) -> LoggedRecord | None:
+        """The record of how a call went on as a job, with what its proposer was answered, or None; see :meth:`outcome_of`."""
+        await self._writer.flush()
+        return self._read(lambda reader: next(reader.records(call=call_id, kind="detached", limit=1), None))
 
     async def proposal_of(self, call_id: str) -> LoggedRecord | None:
         """The record of how a call was proposed, or None; see :meth:`outcome_of`."""

@@ -86,8 +86,8 @@ def reasons_to_withhold(
                 + (f": {why}" if why else ""),
             )
         )
-    if spec.mode != "direct":
-        reasons.append(Reason("error", f"its mode is {spec.mode!r}, and only direct tools are carried out"))
+    if spec.mode == "stateful":
+        reasons.append(Reason("error", f"its mode is {spec.mode!r}, and only direct and background tools are carried out"))
     if tool.trusted and spec.cancellable == "process":
         reasons.append(
             Reason("error", "it asks for a worker process of its own, and functions run in this process only")

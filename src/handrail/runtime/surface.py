@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from handrail.contract.delegation import Agents
-from handrail.contract.doors import Catalog
+from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
@@ -105,6 +105,10 @@ class Doors(Protocol):
     def tell(self, message: str, fraction: float | None, done: float | None, total: float | None) -> None: ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None: ...
+
+    def output(self, piece: str | bytes) -> None: ...
+
+    def jobs(self) -> Jobs: ...
 
     def offers(self, runtime: Runtime) -> Offers:
         """
@@ -320,6 +324,11 @@ class CallRuntime:
         return self._doors.skills()
 
     @property
+    def jobs(self) -> Jobs:
+        self._require_named("jobs")
+        return self._doors.jobs()
+
+    @property
     def cancellation(self) -> Cancellation:
         return self._doors.cancellation
 
@@ -346,6 +355,9 @@ class CallRuntime:
         if level not in LOG_LEVELS:
             raise ToolError(f"{level!r:.40} is no level; there are {', '.join(LOG_LEVELS)}", kind="invalid_input")
         self._doors.log(level, data, logger)
+
+    def output(self, piece: str | bytes) -> None:
+        self._doors.output(piece)
 
     def partial(self, data: Any) -> None:
         self.kept = data

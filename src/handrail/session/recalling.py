@@ -34,7 +34,8 @@ async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, sessi
     :raises LogUnavailable: when the log cannot tell
     """
     proposal = await log.proposal_of(call_id)
-    outcome = await log.outcome_of(call_id)
+    # A job is what its proposer was answered, whatever has become of it since.
+    outcome = await log.detachment_of(call_id) or await log.outcome_of(call_id)
     tool = (proposal.tool if proposal is not None else None) or ""
     if outcome is None and proposal is not None and proposal.session_id != session_id:
         result = Result.error("cancelled", _ANOTHERS, recorded=True)
@@ -48,7 +49,7 @@ async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, sessi
         result = Result.error("unavailable", _REMOVED, recorded=True)
     else:
         found = recorded.with_metadata(recorded=True)
-        if outcome.kind == "refused":  # its text is the kernel's own
+        if outcome.kind in ("refused", "detached"):  # its text is the kernel's own
             return Answer(call_id, tool, found, found)
         entry = generation.resolve(tool)
         if entry is not None:

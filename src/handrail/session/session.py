@@ -13,12 +13,14 @@ from typing import Any
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Lane
 from handrail.arbiter.execution import StopReason
+from handrail.arbiter.looking import JobView
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.doors import Job, Jobs
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
@@ -81,10 +83,10 @@ class HeldSession:
         self.closed = False
         self.history: History | None = None
         """Where what is said in it is kept."""
-        self.family = family or Family(AgentManifest())
-        """The sessions of sub-agents above and below it."""
         self.notices: Notices | None = None
         """What its agent is to be told; None where nobody keeps that."""
+        self.family = family or Family(AgentManifest())
+        """The sessions of sub-agents above and below it."""
 
     @property
     def turns(self) -> int:
@@ -253,11 +255,20 @@ class HeldSession:
             reply.submit(call.proposed)
         return await reply.answers()
 
+    @property
+    def jobs(self) -> Jobs:
+        """Its calls that outlive their turn."""
+        return JobView(self._arbiter.jobs, self.id)
+
+    async def promote(self, call_id: str) -> Job:
+        """See :meth:`handrail.contract.session.Session.promote`."""
+        return await self._arbiter.jobs.promote(self._lane, call_id)
+
     def cancel(self, reason: StopReason = "user") -> int:
         """Stop every call in flight, and those of the sub-agents below; each still gets its one result. Gives the number of
         its own."""
         self.family.cancel()
-        running = list(self._lane.running.values())
+        running = self._lane.in_flight
         for call in running:
             call.execution.stop(reason)
         return len(running)
@@ -329,7 +340,7 @@ class HeldSession:
         await self._on_close(self)
 
     async def _suspend(self, why: str, reason: StopReason) -> None:
-        for call in tuple(self._lane.running.values()):
+        for call in self._lane.in_flight:
             if call.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
                 call.execution.stop("shutdown")
         await self.end(reason, why)
@@ -337,7 +348,7 @@ class HeldSession:
 
     def hand_on(self) -> None:
         """Stop the calls in flight that have not begun to run."""
-        for call in tuple(self._lane.running.values()):
+        for call in self._lane.in_flight:
             if not call.begun:
                 call.execution.stop("shutdown")
 

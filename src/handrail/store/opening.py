@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handrail.store.database import Database
 from handrail.store.folders import Folders, prepare
+from handrail.store.jobs import JobTable
 from handrail.store.lease import Lease
 from handrail.store.messages import Messages
 from handrail.store.notices import NoticeTable
@@ -30,6 +31,7 @@ class Store:
     rules: SessionRules
     seen: SeenHashes
     notices: NoticeTable
+    jobs: JobTable
 
     @staticmethod
     def open(
@@ -66,6 +68,7 @@ class Store:
             SessionRules(database),
             SeenHashes(database),
             NoticeTable(database),
+            JobTable(database),
         )
 
     async def aclose(self) -> None:

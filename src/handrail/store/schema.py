@@ -88,6 +88,22 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         )""",
         "CREATE INDEX approval_pending ON approval (created_ns) WHERE state = 'pending'",
         "CREATE INDEX approval_open ON approval (session, call) WHERE answered = 0",
+        # Calls that outlive their turn; `told` tells whether their session knows that they ended.
+        """CREATE TABLE job (
+            id TEXT PRIMARY KEY,
+            session TEXT NOT NULL,
+            call TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            state TEXT NOT NULL,
+            created_ns INTEGER NOT NULL,
+            ended_ns INTEGER,
+            attempt INTEGER NOT NULL,
+            told INTEGER NOT NULL,
+            details BLOB NOT NULL
+        )""",
+        "CREATE INDEX job_of_session ON job (session, created_ns)",
+        "CREATE INDEX job_open ON job (created_ns) WHERE state IN ('pending', 'running')",
+        "CREATE INDEX job_ended ON job (ended_ns)",
         # What sessions' agents are to be told, and whether they were; `id` is the delivery's, so that it comes once.
         """CREATE TABLE notice (
             number INTEGER PRIMARY KEY,

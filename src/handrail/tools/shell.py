@@ -1,8 +1,9 @@
-"""bash: one command text in the sandbox."""
+"""bash and python: one command text, or one program, in the sandbox."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from handrail.contract.requires import FsRequires, Requires, ShellRequires
@@ -14,6 +15,41 @@ MAX_OUTPUT = 200 * 1024
 LONGEST_MS = 600_000
 _WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
 """What the sandbox mounts for the programs that a command runs: without it they would see no workspace at all."""
+
+
+class Python(Tool):
+    spec = ToolSpec(
+        id="python",
+        description=(
+            "Run Python code in the workspace, with the python3 that is found there, in a sandbox without network. Each call is a "
+            "process of its own: print what you want to see. Returns exit_code and the output, stdout and stderr together."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "code": {"type": "string", "minLength": 1, "description": "A whole program"},
+                "timeout_ms": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": LONGEST_MS,
+                    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
+                },
+            },
+            "required": ["code"],
+            "additionalProperties": False,
+        },
+        requires=Requires(fs=_WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
+        side_effect="external",
+        locks=(LockSpec("workspace", "X"),),
+        timeout_ms=LONGEST_MS,
+        timeout_argument="timeout_ms",
+        max_output=MAX_OUTPUT,
+        category="system",
+        kind="execute",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await ran(runtime, ("python3", "-"), stdin=args["code"].encode())
 
 
 class Bash(Tool):
@@ -39,6 +75,10 @@ class Bash(Tool):
                     "maximum": LONGEST_MS,
                     "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
                 },
+                "background": {
+                    "type": "boolean",
+                    "description": "Answer at once with a job_id, and go on without the lock on the workspace",
+                },
             },
             "required": ["command"],
             "additionalProperties": False,
@@ -50,45 +90,55 @@ class Bash(Tool):
         only_its_command=True,
         timeout_ms=LONGEST_MS,
         timeout_argument="timeout_ms",
+        background_argument="background",
+        promotable=True,
         max_output=MAX_OUTPUT,
         category="system",
         tier="core",
         kind="execute",
         guidance=(
             "Use read, glob, grep and edit rather than cat, find, grep and sed. "
-            "Keep commands simple: each one is judged by itself, and what cannot be judged needs a person."
+            "Keep commands simple: each one is judged by itself, and what cannot be judged needs a person. "
+            "Run what takes long with background, and use wait on its job instead of sleep."
         ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        heard = _Heard()
-        try:
-            done = await runtime.shell.run(args["command"], on_output=heard.more)
-        except asyncio.CancelledError:
-            runtime.partial({"output": heard.text})
-            raise
-        answer: dict[str, object] = {
-            "exit_code": done.exit_code,
-            "output": done.output.decode("utf-8", "replace"),
-        }
-        if done.signal is not None:
-            answer["signal"] = done.signal
-        if done.limit is not None:
-            answer["limit"] = done.limit
-        if done.dropped:
-            answer["dropped_bytes"] = done.dropped
-        if done.notes:
-            answer["notes"] = list(done.notes)
-        return answer
+        return await ran(runtime, args["command"])
+
+
+async def ran(runtime: Runtime, command: str | Sequence[str], stdin: bytes = b"") -> dict[str, object]:
+    """Run a program, and say how it ended and what it wrote; stopped in the middle, what it had written by then is kept."""
+    heard = _Heard(runtime)
+    try:
+        done = await runtime.shell.run(command, stdin=stdin, on_output=heard.more)
+    except asyncio.CancelledError:
+        runtime.partial({"output": heard.text})
+        raise
+    answer: dict[str, object] = {
+        "exit_code": done.exit_code,
+        "output": done.output.decode("utf-8", "replace"),
+    }
+    if done.signal is not None:
+        answer["signal"] = done.signal
+    if done.limit is not None:
+        answer["limit"] = done.limit
+    if done.dropped:
+        answer["dropped_bytes"] = done.dropped
+    if done.notes:
+        answer["notes"] = list(done.notes)
+    return answer
 
 
 class _Heard:
     """The beginning of what a command wrote, for when it does not come to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Runtime) -> None:
         self._kept = bytearray()
+        self._show = runtime.output
 
     def more(self, piece: bytes) -> None:
+        self._show(piece)
         room = MAX_OUTPUT - len(self._kept)
         if room > 0:
             self._kept += piece[:room]

@@ -1,0 +1,381 @@
+"""Calls that outlive their turn: detached where they stand, carried on by themselves, taken up after a restart.
+
+A call is detached before its locks (a call in the background) or while its tool runs (one that is promoted). It is a row
+from then on, durable before its proposer is answered with the job; the steps that are left are taken in a task of its own,
+under the same call id. What that comes to is on record before the row ends, and the row ends before its session is told:
+whoever starts after a crash finds out from the one what is missing of the other, and nothing runs twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets as randomness
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
+from handrail.arbiter.execution import StopReason, uninterrupted
+from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
+from handrail.arbiter.locks import lock_names
+from handrail.arbiter.neutral import for_model
+from handrail.arbiter.outflow import OutputFile
+from handrail.arbiter.output import Shaper
+from handrail.arbiter.repeats import recorded_result
+from handrail.arbiter.resources import Resources, shared
+from handrail.arbiter.sidecar import file_name
+from handrail.contract.call import Answer
+from handrail.contract.doors import Job, JobState
+from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
+from handrail.contract.names import JOB_IDS, wire_name
+from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
+from handrail.record.log import CommitLog, Record
+from handrail.store.jobs import JobRow, JobTable, Retention
+
+MOST_ATTEMPTS = 5
+"""How often a job is begun in all, where each time the process ends meanwhile: it may be what ends it."""
+_RETIRED_EVERY = 32
+
+NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
+_UNKNOWN = (
+    "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
+)
+_TOO_OFTEN = (
+    f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class JobLimits:
+    """Bounds of the jobs of one workspace.
+
+    :param most: of one session that have not ended
+    :param grace_s: how long work that was told to end may take to do so
+    :param keep: for how long those that ended can be looked at
+    """
+
+    most: int = 1_000
+    grace_s: float = 5.0
+    keep: Retention = field(default_factory=Retention)
+
+
+class DetachedCalls:
+    """The jobs of one workspace in the process that holds it. Bound to its event loop.
+
+    :param carry_out: takes the steps of a call that are left
+    :param clock: wall-clock time in nanoseconds
+    """
+
+    def __init__(
+        self,
+        table: JobTable,
+        log: CommitLog,
+        shaper: Shaper,
+        resources: Resources,
+        carry_out: Callable[[Call, Sequence[Call]], Awaitable[Answer]],
+        limits: JobLimits | None = None,
+        *,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.table = table
+        self.live: dict[str, LiveJob] = {}
+        self.log = log
+        self._shaper = shaper
+        self._resources = resources
+        self._carry_out = carry_out
+        self.limits = limits or JobLimits()
+        self.clock = clock
+        self._ended = 0
+        self._promoting: set[asyncio.Task[Job]] = set()
+
+    # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
+
+    async def detach(self, call: Call, predecessors: Sequence[Call]) -> Answer:
+        """Let a call that was decided go on by itself, before its locks; gives what its proposer is answered.
+
+        :raises Refusal: ``limit`` where its session has too many
+        :raises LogUnavailable: when it cannot be made durable; nothing was detached
+        """
+        self._check_room(call.session_id)
+        call.own_arguments()
+        live = self._new(call, "pending")
+        await uninterrupted(self._keep(live), call.execution)
+        return self._begin(live, predecessors)
+
+    async def promote(self, lane: Lane, call_id: str) -> Job:
+        """Let a running call of a promotable tool go on by itself from where it is: its caller is answered with the job.
+        Twice is once.
+
+        :raises ToolError: ``invalid_input`` where there is no such call, or its tool is not promotable; ``conflict`` where
+            it has ended, or is about to: its caller has its result; ``limit`` where its session has too many jobs
+        :raises LogUnavailable: when it cannot be made durable; it goes on as it was
+        """
+        call = lane.running.get(call_id)
+        if call is None or call.parent is not None or call.entry is None:
+            raise ToolError(f"no call {call_id[:80]!r} is running in session {lane.session_id}", kind="invalid_input")
+        if call.job is not None:
+            return call.job.row.job
+        if not call.entry.spec.promotable:
+            text = f"a call of {call.tool_id} stays in its turn: the tool does not say that it is promotable"
+            raise ToolError(text, kind="invalid_input")
+        try:
+            self._check_room(lane.session_id)
+        except Refusal as refusal:
+            raise ToolError(refusal.text, kind=refusal.kind) from None
+        try:
+            handing = call.execution.hand_over()
+        except ToolError as error:
+            raise ToolError(
+                f"the call {call_id} cannot go on in the background: {error.text}", kind=error.kind
+            ) from None
+        # From here on its caller waits for what becomes of this, whoever asked for it.
+        task = call.execution.loop.create_task(self._promote(call, handing))
+        self._promoting.add(task)
+        task.add_done_callback(self._promoting.discard)
+        return await asyncio.shield(task)
+
+    async def _promote(self, call: Call, handing: asyncio.Future[bool]) -> Job:
+        live = self._new(call, "running")
+        try:
+            await self._keep(live)
+        except BaseException:
+            handing.set_result(False)
+            raise
+        if call.outflow is not None:
+            call.outflow.into(live.output)
+        handing.set_result(True)
+        return live.row.job
+
+    def took_over(self, call: Call) -> Answer:
+        """The caller of a promoted call is there no more; gives what it is answered."""
+        assert call.job is not None
+        return self._begin(call.job, ())
+
+    def _check_room(self, session_id: str) -> None:
+        if self.count(session_id) >= self.limits.most:
+            text = f"this session has {self.limits.most:,} jobs that have not ended; wait for some, or stop them"
+            raise Refusal("lock", "limit", f"{text}. Nothing was run")
+
+    def count(self, session_id: str) -> int:
+        """How many of a session have not ended."""
+        return sum(live.row.job.session_id == session_id for live in self.live.values())
+
+    def _new(self, call: Call, state: JobState) -> LiveJob:
+        assert call.entry is not None and call.arguments is not None
+        spec = call.entry.spec
+        job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        while job_id in self.live or self.table.get(job_id) is not None:
+            job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
+        shown = self._shaper.redact(call.arguments)
+        again = spec.idempotent and not call.granted and shown == call.arguments
+        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}.job.txt"
+        job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), about=about(shown, spec))
+        row = JobRow(
+            job,
+            arguments=shown if again else None,
+            definition=call.entry.definition_hash,
+            output=str(path),
+            untrusted=call.entry.untrusted or "",
+            exposure=spec.exposure,
+            prompt_mask=spec.prompt_mask,
+        )
+        live = LiveJob(row, call, OutputFile(path), Result.output(None), self._not_locked(call, spec))
+        live.told = self._told(live)
+        return live
+
+    def _not_locked(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
+        """The locks that the call would hold in its turn and does without in the background."""
+        if not call.background or call.arguments is None:
+            return ()
+        direct = self._resources.wants(spec, call.arguments, call.lane.around.roots)
+        if call.read_only:
+            direct = shared(direct)
+        return tuple(lock_names(tuple(want for want in direct if want not in call.wants)))
+
+    def _told(self, live: LiveJob) -> Result:
+        """What its proposer is answered."""
+        call, job = live.call, live.row.job
+        assert call.entry is not None
+        state = "running" if not call.wants else job.state
+        data: dict[str, Any] = {"job_id": job.id, "state": state}
+        if live.not_locked:
+            held = ", ".join(live.not_locked)
+            data["note"] = f"It runs without the lock on {held}: other calls may read and change the same meanwhile."
+        elif call.begun and call.wants:
+            data["note"] = f"It keeps {', '.join(lock_names(call.wants))} until it ends: calls that need it wait."
+        metadata = {"duration_ms": call.elapsed_ms, "confined_by": call.entry.confined_by, **self.said_of(live)}
+        return Result("output", data, None, metadata)
+
+    @staticmethod
+    def said_of(live: LiveJob) -> dict[str, Any]:
+        """What the metadata of all its results says."""
+        unlocked = {"not_locked": list(live.not_locked)} if live.not_locked else {}
+        return {"job": live.row.id, **unlocked}
+
+    async def _keep(self, live: LiveJob) -> None:
+        """Make it durable, with the records of its call up to here."""
+        call = live.call
+        call.note("detached", {"job": live.row.id, "result": live.told.to_dict()})
+        records, call.records = call.records, []
+        self.live[live.row.id] = live
+        try:
+            await self.table.commit(self.table.add(live.row), self.log.work(records))
+        except BaseException:
+            del self.live[live.row.id]
+            call.records = [record for record in records if record.kind != "detached"] + call.records
+            raise
+        call.job = live
+
+    def _begin(self, live: LiveJob, predecessors: Sequence[Call]) -> Answer:
+        """Let it go on from here, in a task of its own."""
+        call = live.call
+        call.decided = call.detached = True
+        owed, call.execution.owed = call.execution.owed, None
+        self.start(live, predecessors)
+        if call.lane.catalog is not None:
+            call.lane.catalog.bring(call.generation, JOB_IDS)
+        call.emit("detached", {"job": live.row.id})
+        if owed is not None:
+            raise owed
+        return Answer(call.id, call.tool_id, live.told, for_model(live.told))
+
+    def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        if (box := live.call.lane.notices) is not None:
+            box.expect(live.row.id)
+        live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
+
+    # ── a job's own way ──────────────────────────────────────────────────────────────────────────
+
+    async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
+        live.call.detached = False
+        answer = await self._carry_out(live.call, predecessors)
+        try:
+            await self._end(live, answer)
+        finally:
+            live.output.close()
+            del self.live[live.row.id]
+            live.ended.set()
+            if (box := live.call.lane.notices) is not None:
+                box.forget(live.row.id)
+        await self._retire_some()
+
+    def begun(self, call: Call) -> None:
+        """Its tool is about to run."""
+        live = call.job
+        if live is not None and live.row.job.state == "pending":
+            live.row = live.row.moved("running")
+            self.table.append(self.table.move(live.row))
+
+    async def _end(self, live: LiveJob, answer: Answer) -> None:
+        """Keep how it ended, which is on record already, and tell its session."""
+        row, result = live.row, answer.result
+        if self.may_go_on(row, result):
+            live.row = row.moved("pending")
+            self.table.append(self.table.move(live.row))
+            return
+        if live.call.outflow is None or not live.call.outflow.kept:
+            live.output.write(as_text(answer.model))
+        live.row = row.moved(state_of(result), self.clock())
+        with contextlib.suppress(LogUnavailable):  # the next start finds it out from the log
+            await self.table.commit(self.table.end(live.row))
+            await self.tell(live.call.lane, live.row, answer.model)
+
+    @staticmethod
+    def may_go_on(row: JobRow, result: Result) -> bool:
+        """Whether the end of the process is all that ended it, and it may be run again."""
+        cut_short = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+        return cut_short and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
+
+    async def tell(self, lane: Lane, row: JobRow, model: Result) -> None:
+        """Leave a notice; where that cannot be now, when its session is opened again."""
+        if lane.notices is None or lane.closed is not None:
+            return
+        with contextlib.suppress(HandrailError):
+            await lane.notices.post(notice_of(row, model, self.clock()))
+            self.table.append(self.table.told(row.id))
+
+    # ── ends ─────────────────────────────────────────────────────────────────────────────────────
+
+    async def stop(self, live: LiveJob) -> None:
+        """Stop it, and wait until it has ended, or for as long as that may take."""
+        live.call.execution.stop("user")
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._patience_s):
+                await live.ended.wait()
+
+    def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
+        """Tell all, or those of a session, to end; gives them."""
+        found = [live for live in self.live.values() if session_id in (None, live.row.job.session_id)]
+        for live in found:
+            live.call.execution.stop(reason)
+        return found
+
+    async def end(self, reason: StopReason, session_id: str | None = None) -> None:
+        """Stop all, or those of a session, and wait until they have ended; not for ever."""
+        await asyncio.gather(*self._promoting, return_exceptions=True)
+        waiting = [live.task for live in self.stop_all(reason, session_id) if live.task is not None]
+        if waiting:
+            await asyncio.wait(waiting, timeout=self._patience_s)
+
+    @property
+    def _patience_s(self) -> float:
+        return 1 + 3 * self.limits.grace_s
+
+    async def _retire_some(self) -> None:
+        self._ended += 1
+        if self._ended % _RETIRED_EVERY == 0:
+            with contextlib.suppress(LogUnavailable):
+                await self.retire()
+
+    async def retire(self) -> None:
+        """Forget jobs that ended long ago, or before very many others, with their outputs. The log keeps their records.
+
+        :raises LogUnavailable: when that cannot be made durable
+        """
+        gone = self.table.retired(self.clock(), self.limits.keep)
+        if gone:
+            await self.table.commit(self.table.remove(row.id for row in gone))
+            await asyncio.to_thread(_unlink, [row.output for row in gone])
+
+    async def give_up(self, row: JobRow) -> JobRow:
+        """Have one that waits for its session to be opened again not run any more. Gives it as it is then.
+
+        :raises LogUnavailable: when that cannot be made durable
+        """
+        outcome = await self.log.outcome_of(row.job.call_id)
+        text = f"the job {row.id} was stopped by the user before it was begun again"
+        result = Result.error("cancelled", text, job=row.id, stopped_by="user")
+        record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
+        ended = row.moved("interrupted" if outcome is not None else "cancelled", self.clock())
+        await self.table.commit(self.table.end(ended), self.log.work([record] if outcome is None else []))
+        return ended
+
+    async def result_of(self, row: JobRow) -> Result:
+        """What a job that has ended came to, as a model may see it.
+
+        :raises LogUnavailable: when the log cannot tell
+        """
+        outcome = await self.log.outcome_of(row.job.call_id)
+        if outcome is None or outcome.kind == "interrupted":
+            begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
+            text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
+            return Result.error("interrupted", text, job=row.id)
+        if (recorded := recorded_result(outcome)) is None:
+            return Result.error(
+                "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id
+            )
+        if outcome.kind == "refused":
+            return for_model(recorded)
+        spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
+        return self._shaper.views(spec, recorded)[1]
+
+
+def _unlink(paths: Iterable[str]) -> None:
+    for path in paths:
+        if path:
+            with contextlib.suppress(OSError, ValueError):
+                Path(path).unlink(missing_ok=True)

@@ -1,0 +1,93 @@
+"""Jobs as they are looked at, waited for and stopped: those of one session, or of the whole workspace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from handrail.arbiter import outflow
+from handrail.arbiter.call import LiveJob
+from handrail.arbiter.jobs import DetachedCalls
+from handrail.contract.doors import Job, JobOutput
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Result
+from handrail.store.jobs import JobRow
+
+_MOST_NAMED = 10
+
+
+class JobView:
+    """Implements :class:`~handrail.contract.doors.Jobs`.
+
+    :param session_id: whose they are; None for all
+    """
+
+    def __init__(self, jobs: DetachedCalls, session_id: str | None = None) -> None:
+        self._jobs = jobs
+        self._session_id = session_id
+
+    async def list(self) -> Sequence[Job]:
+        table, session_id = self._jobs.table, self._session_id
+        rows = table.all() if session_id is None else table.of_session(session_id)
+        return await asyncio.to_thread(lambda: [_sized(self._now(row)) for row in rows])
+
+    async def get(self, job_id: str) -> Job:
+        return _sized(self._now(self._row(job_id)))
+
+    async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
+        row = self._row(job_id)
+        return await asyncio.to_thread(outflow.read, row.output, cursor, max_bytes, grows=not self._now(row).job.ended)
+
+    async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+        row = self._row(job_id)
+        grows = not self._now(row).job.ended
+        return await asyncio.to_thread(outflow.read_lines, row.output, offset, count, grows=grows)
+
+    async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
+        row = self._row(job_id)
+        if (live := self._jobs.live.get(job_id)) is not None:
+            try:
+                async with asyncio.timeout(max(timeout_ms, 0) / 1000):
+                    await live.ended.wait()
+            except TimeoutError:
+                return None
+            row = live.row
+        return await self._jobs.result_of(row) if row.job.ended else None
+
+    async def stop(self, job_id: str) -> Job:
+        row = self._row(job_id)
+        if (live := self._jobs.live.get(job_id)) is not None:
+            await self._jobs.stop(live)
+            row = live.row
+        elif not row.job.ended:
+            row = await self._jobs.give_up(row)
+        return _sized(row)
+
+    def _row(self, job_id: str) -> JobRow:
+        live = self._jobs.live.get(job_id)
+        row = self._jobs.table.get(job_id) if live is None else live.row
+        if row is not None and self._session_id in (None, row.job.session_id):
+            return row
+        raise ToolError(f"there is no job {job_id[:80]!r}{self._those_there_are()}", kind="invalid_input")
+
+    def _those_there_are(self) -> str:
+        where = "here" if self._session_id is None else "in this session"
+        table = self._jobs.table
+        rows = table.all(limit=_MOST_NAMED) if self._session_id is None else table.of_session(self._session_id)
+        named = ", ".join(row.id for row in rows[-_MOST_NAMED:])
+        return f" {where}; there are {named}" if named else f"; there are none {where}"
+
+    def _now(self, row: JobRow) -> JobRow:
+        """The row as this process knows it: what it wrote last may be on its way to the disk."""
+        live: LiveJob | None = self._jobs.live.get(row.id)
+        return row if live is None else live.row
+
+
+def _sized(row: JobRow) -> Job:
+    try:
+        size = Path(row.output).stat().st_size if row.output else 0
+    except (OSError, ValueError):
+        size = 0
+    return replace(row.job, output_bytes=size)

@@ -1,0 +1,221 @@
+"""What a call shows of its output while it runs: told to whoever watches, and kept where it is a job.
+
+It comes in pieces, from whichever thread, and is text without any secret before anybody has it: what may be the beginning of
+one is held back until more has come. Nothing here grows without bound.
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.sidecar import MAX_SIDECAR
+from handrail.contract.doors import JobOutput
+
+MAX_TOLD = 256 * 1024
+"""Bytes of one call's output that watchers are told; what comes after is only kept."""
+MAX_PIECE = 16 * 1024
+"""Characters that are told at once."""
+MAX_HELD = 256 * 1024
+"""Bytes that are kept of a call that may yet become a job."""
+MAX_READ = 1024 * 1024
+"""Bytes of one look into a job's output."""
+MAX_LINES = 10_000
+_BLOCK = 64 * 1024
+
+
+class OutputFile:
+    """A job's output, in a file that its owner alone may write. Made with the first byte; at most 64 MiB, and its last line
+    says so where there was more.
+
+    :ivar size: bytes that can be read
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self.dropped = 0
+        self._descriptor = -1
+        self._lost = False
+
+    def write(self, text: str) -> None:
+        """Add a piece. Where the disk is full, or the file is not to be had, it is dropped."""
+        data = text.encode("utf-8", "backslashreplace")
+        if self._lost or self.dropped or self.size + len(data) > MAX_SIDECAR:
+            self._drop(data)
+            return
+        try:
+            if self._descriptor < 0:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+                self._descriptor = os.open(self.path, flags, 0o600)
+                self.size = os.fstat(self._descriptor).st_size  # an earlier attempt's stays
+            while data:
+                written = os.write(self._descriptor, data)
+                self.size += written
+                data = data[written:]
+        except OSError:
+            self._lost = True
+            self.dropped += len(data)
+
+    def _drop(self, data: bytes) -> None:
+        if not self.dropped and self._descriptor >= 0:
+            note = f"\n[the output goes on; its first {self.size:,} bytes are kept]\n".encode()
+            with suppress(OSError):
+                self.size += os.write(self._descriptor, note)
+        self.dropped += len(data)
+
+    def close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+class Outflow:
+    """One call's. For the event loop's thread.
+
+    :param tell: told of each piece, where anybody watches; None where the people at the face may not see it
+    :param keep: whether it may become a job that a model reads
+    """
+
+    def __init__(self, redactor: Redactor, tell: Callable[[str], None] | None, *, keep: bool) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._stream = redactor.stream()
+        self._tell = tell
+        self._keep = keep
+        self._told = 0
+        self._held: list[str] = []
+        self._held_bytes = 0
+        self._file: OutputFile | None = None
+        self.kept = False
+        """Whether a job's reader finds any of it."""
+
+    def feed(self, piece: str | bytes) -> None:
+        """The next piece."""
+        text = self._decoder.decode(piece) if isinstance(piece, bytes) else piece.encode("utf-8", "replace").decode()
+        self._show(self._stream.feed(text))
+
+    def finish(self) -> None:
+        """Nothing more comes: what was held back is shown."""
+        self._show(self._stream.feed(self._decoder.decode(b"", final=True)) + self._stream.finish())
+
+    def into(self, file: OutputFile) -> None:
+        """It is a job's from here on, with what there was before."""
+        if not self._keep:
+            return
+        self._file, held = file, "".join(self._held)
+        self._held.clear()
+        if held:
+            file.write(held)
+
+    def _show(self, text: str) -> None:
+        if not text:
+            return
+        self.kept = self._keep
+        if self._file is not None:
+            self._file.write(text)
+        elif self._keep and self._held_bytes < MAX_HELD:
+            self._held.append(text[: MAX_HELD - self._held_bytes])
+            self._held_bytes += len(text)
+        if self._tell is not None and self._told < MAX_TOLD:
+            text = text[: MAX_TOLD - self._told]
+            self._told += len(text)
+            for start in range(0, len(text), MAX_PIECE):
+                self._tell(text[start : start + MAX_PIECE])
+            if self._told >= MAX_TOLD:
+                self._tell("\n[what comes after this is not shown while it runs]\n")
+
+
+# ── looking into it ──────────────────────────────────────────────────────────────────────────────
+
+
+def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
+    """From a cursor on, whole characters only. Blocks.
+
+    :param cursor: below 0: from the beginning; beyond the end: nothing, and the cursor of the end
+    :param grows: whether more may still come
+    """
+    with _opened(path) as file:
+        start = min(max(cursor, 0), file.size)
+        data = file.at(start, min(max(max_bytes, 4), MAX_READ))
+        if start + len(data) < file.size or grows:
+            data = data[: _whole(data)]
+        end = start + len(data)
+        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size)
+
+
+def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
+    """``count`` lines from line ``offset`` on; below 0 it counts from the end. Blocks. A last line without its end is one."""
+    count = min(max(count, 1), MAX_LINES)
+    with _opened(path) as file:
+        first = max(file.lines() + offset, 0) if offset < 0 else offset
+        start = file.start_of(first)
+        end = file.end_of(start, count)
+        data = file.at(start, min(end - start, MAX_READ))
+        if start + len(data) < end:
+            data = data[: _whole(data)]
+        end = start + len(data)
+        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
+
+
+class _opened:
+    """A job's output file, which may not be there yet."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor = -1
+        self.size = 0
+
+    def __enter__(self) -> _opened:
+        with suppress(OSError, ValueError):
+            self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.size = os.fstat(self._descriptor).st_size
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+
+    def at(self, start: int, length: int) -> bytes:
+        return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""
+
+    def lines(self) -> int:
+        """How many there are."""
+        count, last = 0, b"\n"
+        for place in range(0, self.size, _BLOCK):
+            block = self.at(place, _BLOCK)
+            count, last = count + block.count(b"\n"), block[-1:]
+        return count + (last != b"\n")
+
+    def start_of(self, line: int) -> int:
+        """Where a line begins; the end where there are fewer."""
+        return self.end_of(0, line) if line > 0 else 0
+
+    def end_of(self, start: int, count: int) -> int:
+        """Where ``count`` lines end that begin at ``start``."""
+        while start < self.size:
+            block = self.at(start, _BLOCK)
+            ends = block.count(b"\n")
+            if ends < count:
+                count, start = count - ends, start + len(block)
+                continue
+            place = -1
+            for _ in range(count):
+                place = block.index(b"\n", place + 1)
+            return start + place + 1
+        return self.size
+
+
+def _whole(data: bytes) -> int:
+    """How many bytes of ``data`` are whole characters."""
+    for back in range(1, min(4, len(data)) + 1):
+        byte = data[-back]
+        if byte < 0x80:
+            break
+        if byte >= 0xC0:
+            length = 2 if byte < 0xE0 else 3 if byte < 0xF0 else 4
+            return len(data) - back if length > back else len(data)
+    return len(data)

@@ -1,0 +1,100 @@
+"""What becomes of jobs when the process that ran them has ended: found out at the next start, taken up with their session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from handrail.arbiter.call import Call, Lane, LiveJob
+from handrail.arbiter.job_texts import state_of
+from handrail.arbiter.jobs import MOST_ATTEMPTS, NOT_BEGUN, DetachedCalls
+from handrail.arbiter.outflow import OutputFile
+from handrail.arbiter.repeats import recorded_result
+from handrail.contract.call import ProposedCall
+from handrail.contract.result import Result
+from handrail.record.log import Record
+from handrail.record.reading import LoggedRecord
+from handrail.registry.generation import Generation
+from handrail.store.jobs import JobRow
+
+
+class Restarts:
+    """For one workspace.
+
+    :param make: a call at the start of its way, by id, proposal, lane and generation
+    """
+
+    def __init__(self, jobs: DetachedCalls, make: Callable[[str, ProposedCall, Lane, Generation], Call]) -> None:
+        self._jobs = jobs
+        self._make = make
+
+    async def recover(self) -> None:
+        """At start, when the log has been recovered: what became of those that a former process left. Those that may be run
+        again are, once their session is opened.
+
+        :raises LogUnavailable: when the log cannot tell, or cannot take the records
+        """
+        oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
+        for row in self._jobs.table.open():
+            outcome = await self._jobs.log.outcome_of(row.job.call_id)
+            result = None if outcome is None or outcome.kind == "interrupted" else recorded_result(outcome)
+            if result is not None and not self._jobs.may_go_on(row, result):
+                ended = row.moved(state_of(result), self._jobs.clock())
+            elif row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest:
+                if row.job.state != "pending":
+                    self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
+                continue
+            else:
+                ended = await self._interrupt(row, outcome)
+            await self._jobs.table.commit(self._jobs.table.end(ended))
+        await self._jobs.retire()
+
+    async def _interrupt(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
+        """It did not end and is not run again: that is on record, too."""
+        if outcome is None:
+            body = {"tool": row.job.tool_id, "job": row.id, "outcome": "not-begun", "reason": NOT_BEGUN}
+            await self._jobs.log.commit([Record("interrupted", row.job.session_id, row.job.call_id, body)])
+        return row.moved("interrupted", self._jobs.clock())
+
+    async def take_up(self, lane: Lane) -> None:
+        """A session was opened: its jobs are its own again, those that are to be run again are, and it is told of those that
+        ended without its knowing.
+
+        :raises LogUnavailable: when the database cannot tell
+        """
+        for row in self._jobs.table.waiting(lane.session_id):
+            if (live := self._jobs.live.get(row.id)) is not None:
+                self._adopt(live, lane)
+            elif row.job.ended:
+                await self._jobs.tell(lane, row, await self._jobs.result_of(row))
+            else:
+                await self._again(row, lane)
+
+    @staticmethod
+    def _adopt(live: LiveJob, lane: Lane) -> None:
+        call = live.call
+        call.lane, call.watched = lane, lane.listeners
+        lane.running[call.id] = call
+        if lane.notices is not None:
+            lane.notices.expect(live.row.id)
+
+    async def _again(self, row: JobRow, lane: Lane) -> None:
+        """Run it again, as another attempt that is recorded: all nine steps, by the rules of now."""
+        assert row.arguments is not None and lane.current is not None
+        generation = lane.current()
+        proposed = ProposedCall(row.job.tool_id, row.arguments)
+        entry = generation.resolve(row.job.tool_id)
+        if entry is None or entry.definition_hash != row.definition:
+            fault = f"{row.job.tool_id} is no longer defined as it was when the job {row.id} began; call it anew"
+            proposed = ProposedCall(row.job.tool_id, row.arguments, fault=fault, fault_kind="conflict")
+        row = row.moved("pending", attempt=row.job.attempt + 1)
+        await self._jobs.table.commit(self._jobs.table.move(row))
+        call = self._make(row.job.call_id, proposed, lane, generation)
+        call.resumed = True
+        output = OutputFile(Path(row.output))
+        output.write(f"[the process ended; attempt {row.job.attempt}]\n")
+        live = LiveJob(row, call, output, Result.output(None), ())
+        call.job = live
+        self._jobs.live[row.id] = live
+        lane.running[call.id] = call
+        self._jobs.start(live, ())

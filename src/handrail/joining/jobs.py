@@ -1,0 +1,172 @@
+"""Jobs, looked at from a process that joined: they run where the workspace is held, and what is asked of them goes there."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import asdict
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, get_args
+
+from handrail.arbiter.call import Lane
+from handrail.arbiter.jobs import DetachedCalls
+from handrail.arbiter.looking import JobView
+from handrail.contract.doors import Job, JobOutput, Jobs, JobState
+from handrail.contract.errors import ToolError, UsageError
+from handrail.contract.result import Result
+from handrail.joining.values import Malformed, Reader, an_object, each, flag, one_of, optional, shape, text, whole
+
+if TYPE_CHECKING:
+    from handrail.joining.membership import Membership
+
+a_job = shape(
+    Job,
+    id=text,
+    tool_id=text,
+    call_id=text,
+    session_id=text,
+    state=one_of(*get_args(JobState)),
+    created_ns=whole,
+    ended_ns=optional(whole),
+    about=text,
+    attempt=whole,
+    output_bytes=whole,
+)
+_output = shape(JobOutput, text=text, cursor=whole, more=flag, first=optional(whole))
+
+
+def _result(value: Any) -> Result:
+    told = an_object(value)
+    if told.get("type") not in ("output", "error"):
+        raise Malformed("a result is neither an output nor an error")
+    return Result.from_dict(told)
+
+
+_job = {"job_id": text}
+TAKES: Mapping[str, Mapping[str, Reader[Any]]] = MappingProxyType(
+    {
+        "jobs.list": {},
+        "jobs.get": _job,
+        "jobs.read": {**_job, "cursor": whole, "max_bytes": whole},
+        "jobs.lines": {**_job, "offset": whole, "count": whole},
+        "jobs.wait": {**_job, "timeout_ms": whole},
+        "jobs.stop": _job,
+    }
+)
+"""What each thing that can be asked of jobs takes, beside whose they are."""
+GIVES: Mapping[str, Reader[Any]] = MappingProxyType(
+    {
+        "jobs.list": each(a_job),
+        "jobs.get": a_job,
+        "jobs.read": _output,
+        "jobs.lines": _output,
+        "jobs.wait": optional(_result),
+        "jobs.stop": a_job,
+    }
+)
+
+
+async def asked(jobs: Jobs, op: str, given: Mapping[str, Any]) -> Any:
+    """Ask ``jobs`` what another process wants to know; gives what :data:`GIVES` reads."""
+    match op:
+        case "jobs.list":
+            return [asdict(job) for job in await jobs.list()]
+        case "jobs.get":
+            return asdict(await jobs.get(**given))
+        case "jobs.read":
+            return asdict(await jobs.read(**given))
+        case "jobs.lines":
+            return asdict(await jobs.lines(**given))
+        case "jobs.wait":
+            result = await jobs.wait(**given)
+            return None if result is None else result.to_dict()
+        case "jobs.stop":
+            return asdict(await jobs.stop(**given))
+        case _:
+            raise ToolError(f"{op!r} cannot be asked of jobs", kind="backend")
+
+
+class RemoteJobs:
+    """Implements :class:`~handrail.contract.doors.Jobs`.
+
+    :param ask: has one of :data:`TAKES` answered, as :data:`GIVES` reads it
+    """
+
+    def __init__(self, ask: Callable[..., Awaitable[Any]]) -> None:
+        self._ask = ask
+
+    async def list(self) -> Sequence[Job]:
+        return await self._ask("jobs.list")
+
+    async def get(self, job_id: str) -> Job:
+        return await self._ask("jobs.get", job_id=job_id)
+
+    async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
+        return await self._ask("jobs.read", job_id=job_id, cursor=cursor, max_bytes=max_bytes)
+
+    async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
+        return await self._ask("jobs.lines", job_id=job_id, offset=offset, count=count)
+
+    async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
+        return await self._ask("jobs.wait", job_id=job_id, timeout_ms=timeout_ms)
+
+    async def stop(self, job_id: str) -> Job:
+        return await self._ask("jobs.stop", job_id=job_id)
+
+
+class Asks(Protocol):
+    """Asks the holder (:meth:`handrail.joining.membership.Membership.request`)."""
+
+    async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...
+
+
+def jobs_over(holder: Asks, session_id: str | None = None) -> RemoteJobs:
+    """The jobs of a session, or of the whole workspace. Asked of the next holder where one goes: each is done twice as once."""
+
+    async def ask(op: str, **given: Any) -> Any:
+        return GIVES[op](await holder.request(op, {"session": session_id, **given}, repeatable=True))
+
+    return RemoteJobs(ask)
+
+
+class WithJobs:
+    """A session in a process that joined, as far as its jobs go; see :class:`~handrail.contract.session.Session`."""
+
+    id: str
+    _membership: Membership
+
+    @property
+    def jobs(self) -> RemoteJobs:
+        """Its calls that outlive their turn; they go on where the workspace is held."""
+        return jobs_over(self._membership, self.id)
+
+    async def promote(self, call_id: str) -> Job:
+        body = {"session": self.id, "call": call_id}
+        return a_job(await self._membership.request("jobs.promote", body, repeatable=True))
+
+
+REQUESTS: Mapping[str, Mapping[str, Reader[Any]]] = MappingProxyType(
+    {
+        **{op: {"session": optional(text), **takes} for op, takes in TAKES.items()},
+        "jobs.promote": {"session": text, "call": text},
+    }
+)
+
+
+def handlers(jobs: DetachedCalls, lane_of: Callable[[str], Lane | None]) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+    """What the holder does for those that joined, by its name in :data:`REQUESTS`.
+
+    :param lane_of: that of an open session, by its id
+    """
+
+    def of(op: str) -> Callable[..., Awaitable[Any]]:
+        async def handled(session: str | None, **given: Any) -> Any:
+            return await asked(JobView(jobs, session), op, given)
+
+        return handled
+
+    async def promoted(session: str, call: str) -> Any:
+        if (lane := lane_of(session)) is None:
+            raise UsageError(f"session {session[:80]!r} is not open")
+        return asdict(await jobs.promote(lane, call))
+
+    return {**{op: of(op) for op in TAKES}, "jobs.promote": promoted}

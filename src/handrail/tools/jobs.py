@@ -1,0 +1,178 @@
+"""jobs, read_job, wait, stop_task: looking after the session's calls that outlive their turn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from handrail.contract.doors import Job
+from handrail.contract.requires import Requires
+from handrail.contract.runtime import Runtime
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+
+LONGEST_WAIT_MS = 600_000
+USUAL_WAIT_MS = 60_000
+MOST_SHOWN = 200
+MOST_LINES = 2_000
+MOST_BYTES = 100_000
+_NEEDS = Requires(capabilities=("jobs",))
+_JOB_ID = {
+    "type": "string",
+    "minLength": 1,
+    "maxLength": 200,
+    "description": "As the call in the background was answered",
+}
+
+
+class ListJobs(Tool):
+    spec = ToolSpec(
+        id="jobs",
+        description="List this session's jobs: the calls that run in the background, and those that ended a while ago.",
+        parameters={
+            "type": "object",
+            "properties": {
+                "running_only": {"type": "boolean", "description": "Leave out those that have ended"},
+            },
+            "additionalProperties": False,
+        },
+        requires=_NEEDS,
+        side_effect="read",
+        locks=(),
+        idempotent=True,
+        max_entries=MOST_SHOWN,
+        category="system",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        found = [job for job in await runtime.jobs.list() if not (args.get("running_only") and job.ended)]
+        answer: dict[str, object] = {"jobs": [_shown(job) for job in found[-MOST_SHOWN:]]}
+        if len(found) > MOST_SHOWN:
+            answer["older_ones_left_out"] = len(found) - MOST_SHOWN
+        return answer
+
+
+class ReadJob(Tool):
+    spec = ToolSpec(
+        id="read_job",
+        description=(
+            "Read what a job has written so far. With cursor, from where the last look ended; with offset and lines, "
+            "by lines (a negative offset counts from the end). Without any of them, from the beginning. "
+            "Returns the text, and the cursor to read on from."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "job_id": _JOB_ID,
+                "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                "offset": {"type": "integer", "description": "The first line to show, from 0; -20: the last twenty"},
+                "lines": {"type": "integer", "minimum": 1, "maximum": MOST_LINES, "description": "200 if left out"},
+            },
+            "required": ["job_id"],
+            "additionalProperties": False,
+            "not": {"required": ["cursor", "offset"]},
+        },
+        requires=_NEEDS,
+        side_effect="read",
+        locks=(),
+        idempotent=True,
+        max_output=2 * MOST_BYTES,
+        category="system",
+        kind="read",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        job_id, jobs = args["job_id"], runtime.jobs
+        if "cursor" in args or ("offset" not in args and "lines" not in args):
+            found = await jobs.read(job_id, cursor=args.get("cursor", 0), max_bytes=MOST_BYTES)
+        else:
+            found = await jobs.lines(job_id, offset=args.get("offset", 0), count=args.get("lines", 200))
+        job = await jobs.get(job_id)
+        answer: dict[str, object] = {"job_id": job.id, "state": job.state, "text": found.text, "cursor": found.cursor}
+        if found.first is not None:
+            answer["first_line"] = found.first
+        answer["more"] = found.cursor < job.output_bytes or not job.ended
+        return answer
+
+
+class Wait(Tool):
+    spec = ToolSpec(
+        id="wait",
+        description=(
+            "Wait until a job has ended, and return its result. If it has not ended in time, that is said, and the job "
+            "goes on: wait again, or do something else meanwhile."
+        ),
+        parameters={
+            "type": "object",
+            "properties": {
+                "job_id": _JOB_ID,
+                "timeout_ms": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "description": f"{USUAL_WAIT_MS} if left out; one wait lasts {LONGEST_WAIT_MS} at most",
+                },
+            },
+            "required": ["job_id"],
+            "additionalProperties": False,
+        },
+        requires=_NEEDS,
+        side_effect="read",
+        locks=(),
+        idempotent=True,
+        timeout_ms=LONGEST_WAIT_MS + 30_000,
+        max_output=256 * 1024,
+        category="system",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        job_id, asked = args["job_id"], args.get("timeout_ms", USUAL_WAIT_MS)
+        result = await runtime.jobs.wait(job_id, timeout_ms=min(asked, LONGEST_WAIT_MS))
+        job = await runtime.jobs.get(job_id)
+        answer: dict[str, Any] = {"job_id": job.id, "state": job.state}
+        if result is not None:
+            return {**answer, "result": result.to_dict()}
+        answer["note"] = f"it has not ended after {min(asked, LONGEST_WAIT_MS)} ms, and goes on"
+        if asked > LONGEST_WAIT_MS:
+            answer["note"] += f"; one wait lasts {LONGEST_WAIT_MS} ms at most, so wait again for more"
+        return answer
+
+
+class StopTask(Tool):
+    spec = ToolSpec(
+        id="stop_task",
+        description="Stop a job. Returns its state afterwards; one that had ended stays as it was.",
+        parameters={
+            "type": "object",
+            "properties": {"job_id": _JOB_ID},
+            "required": ["job_id"],
+            "additionalProperties": False,
+        },
+        requires=_NEEDS,
+        side_effect="write",
+        locks=(),
+        idempotent=True,
+        category="system",
+        kind="other",
+    )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        before = await runtime.jobs.get(args["job_id"])
+        job = await runtime.jobs.stop(args["job_id"])
+        answer: dict[str, object] = {"job_id": job.id, "state": job.state}
+        if before.ended:
+            answer["note"] = f"it had ended before, as {before.state}"
+        elif not job.ended:
+            answer["note"] = "it was told to end and is still at it"
+        return answer
+
+
+def _shown(job: Job) -> dict[str, object]:
+    shown: dict[str, object] = {"job_id": job.id, "tool": job.tool_id, "state": job.state, "about": job.about}
+    shown["output_bytes"] = job.output_bytes
+    if job.attempt > 1:
+        shown["attempt"] = job.attempt
+    return shown
+
+
+JOB_TOOLS: tuple[Tool, ...] = (ListJobs(), ReadJob(), Wait(), StopTask())

@@ -1,0 +1,344 @@
+"""Calls that outlive their turn: in the background, promoted, looked at, stopped; each ends once, on record."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from handrail import Kernel, Result, Runtime, Session, ToolError, tool
+from handrail.contract.doors import ENDED_STATES
+from handrail.testing.kernels import temporary_kernel
+
+
+class Bench:
+    """What the tools of these tests wait at and leave."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.ran: list[str] = []
+
+
+bench = Bench()
+
+
+async def pass_through(name: str, runtime: Runtime) -> str:
+    runtime.output(f"began {name}\n")
+    bench.ran.append(name)
+    bench.entered.set()
+    await bench.open.wait()
+    return name
+
+
+@tool(id="job.long", side_effect="external", mode="background", locks=["notes:X"], idempotent=True)
+async def long(name: str, runtime: Runtime) -> str:
+    """Take long, in the background."""
+    return await pass_through(name, runtime)
+
+
+@tool(
+    id="job.either",
+    side_effect="external",
+    locks=["notes:X"],
+    background_argument="later",
+    locks_background=["shelf:X"],
+    promotable=True,
+)
+async def either(name: str, runtime: Runtime, later: bool = False) -> str:
+    """Take long, where somebody waits for it or not."""
+    return await pass_through(name, runtime)
+
+
+@tool(id="job.quick", side_effect="external", locks=["shelf:X"])
+async def quick(name: str) -> str:
+    """Be quick."""
+    bench.ran.append(name)
+    return name
+
+
+@tool(id="job.fail", side_effect="external", mode="background", locks=[])
+async def fail() -> str:
+    """Fail."""
+    raise ToolError("the printer is out of paper", kind="failed")
+
+
+@tool(id="job.tell", side_effect="external", mode="background", locks=[])
+async def tell(text: str, runtime: Runtime, backwards: bool = False) -> str:
+    """Write a text in pieces."""
+    text = text[::-1] if backwards else text
+    for piece in (text.encode()[start : start + 3] for start in range(0, len(text.encode()), 3)):
+        runtime.output(piece)
+    return "told"
+
+
+@tool(id="job.outer", side_effect="external", locks=["notes:X", "shelf:X"], requires={"capabilities": ["call"]})
+async def outer(later: bool, runtime: Runtime) -> object:
+    """Call another."""
+    return (await runtime.call("job.either", {"name": "inner", "later": later})).to_dict()
+
+
+TOOLS = [long, either, quick, fail, tell, outer]
+SETTINGS = "[limits]\ngrace_ms = 20\n"
+
+
+@pytest.fixture(autouse=True)
+def a_fresh_bench() -> None:
+    bench.__init__()
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], settings=SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(kernel: Kernel) -> Session:
+    return await kernel.session()
+
+
+def job_of(result: Result) -> str:
+    assert result.ok, result.error_text
+    return str(result.data["job_id"])
+
+
+def kinds(kernel: Kernel, call_id: str) -> list[str]:
+    return [record.kind for record in kernel.log.reader.records(call=call_id)]
+
+
+@pytest.mark.proves("X-02")
+async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: Kernel, session: Session) -> None:
+    answered = await session.call("job.long", {"name": "a"})
+    job_id = job_of(answered)
+    assert job_id.startswith("job__long_") and answered.data["state"] in ("pending", "running")
+    await bench.entered.wait()
+    bench.open.set()
+    result = await session.jobs.wait(job_id, timeout_ms=30_000)
+    assert result is not None and result.data == "a" and result.metadata["job"] == job_id
+    job = await session.jobs.get(job_id)
+    assert (job.state, job.tool_id, job.about) == ("done", "job.long", "a")
+    await kernel.log.flush()
+    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "detached", "intended", "committed"]
+    recalled = await session.recall(job.call_id)
+    assert recalled.result.data == answered.data, "what its proposer was answered stays that call's answer"
+
+
+@pytest.mark.proves("X-12")
+async def test_what_is_not_locked_in_the_background_is_said(session: Session) -> None:
+    answered = await session.call("job.either", {"name": "a", "later": True})
+    assert answered.metadata["not_locked"] == ["notes:X"] and "notes:X" in answered.data["note"]
+    await bench.entered.wait()
+    held = asyncio.create_task(session.call("job.quick", {"name": "b"}))
+    bench.open.set()
+    result = await session.jobs.wait(job_of(answered), timeout_ms=30_000)
+    assert result is not None and result.metadata["not_locked"] == ["notes:X"]
+    assert (await held).ok and bench.ran == ["a", "b"], "the lock for the background was held"
+
+
+async def test_a_later_call_of_the_reply_stands_behind_the_job_in_the_queue(session: Session) -> None:
+    bench.open.set()
+    calls = [("job.either", {"name": "first", "later": True}), ("job.quick", {"name": "second"})]
+    answers = await session.call_all(calls)
+    await session.jobs.wait(job_of(answers[0]), timeout_ms=30_000)
+    assert answers[1].ok and bench.ran == ["first", "second"]
+
+
+async def test_a_refusal_before_the_locks_is_answered_in_the_turn(kernel: Kernel, session: Session) -> None:
+    session.add_rules("deny job.long")
+    refused = await session.call("job.long", {"name": "a"})
+    assert refused.error_kind == "denied" and await session.jobs.list() == []
+    assert (await session.call("job.long", {"name": 5})).error_kind == "invalid_input"
+
+
+async def test_the_call_of_a_tool_is_awaited_by_it(session: Session) -> None:
+    bench.open.set()
+    asked = await session.call("job.outer", {"later": True})
+    assert asked.data["metadata"]["error_kind"] == "invalid_input" and "later" in asked.data["error_text"]
+    assert (await session.call("job.outer", {"later": False})).data["data"] == "inner"
+
+
+async def test_a_failing_job_has_failed_and_what_it_says_is_its_output(session: Session) -> None:
+    job_id = job_of(await session.call("job.fail", {}))
+    result = await session.jobs.wait(job_id, timeout_ms=30_000)
+    assert result is not None and result.error_text == "the printer is out of paper"
+    assert (await session.jobs.get(job_id)).state == "failed"
+    assert "out of paper" in (await session.jobs.read(job_id)).text
+
+
+@pytest.mark.proves("X-05")
+async def test_a_wait_that_is_over_stops_nothing(session: Session) -> None:
+    job_id = job_of(await session.call("job.long", {"name": "a"}))
+    await bench.entered.wait()
+    assert await session.jobs.wait(job_id, timeout_ms=1) is None
+    waiting = asyncio.create_task(session.jobs.wait(job_id, timeout_ms=30_000))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    assert (await session.jobs.get(job_id)).state == "running"
+    bench.open.set()
+    result = await session.jobs.wait(job_id, timeout_ms=30_000)
+    assert result is not None and result.ok
+
+
+@pytest.mark.proves("X-05")
+async def test_a_job_that_is_stopped_twice_says_its_state(kernel: Kernel, session: Session) -> None:
+    job_id = job_of(await session.call("job.long", {"name": "a"}))
+    await bench.entered.wait()
+    assert (await session.jobs.stop(job_id)).state == "cancelled"
+    assert (await session.jobs.stop(job_id)).state == "cancelled"
+    result = await kernel.jobs.wait(job_id, timeout_ms=0)
+    assert result is not None and result.metadata["stopped_by"] == "user"
+
+
+async def test_stopping_a_turn_leaves_jobs_alone(session: Session) -> None:
+    job_id = job_of(await session.call("job.long", {"name": "a"}))
+    await bench.entered.wait()
+    assert session.cancel() == 0
+    bench.open.set()
+    result = await session.jobs.wait(job_id, timeout_ms=30_000)
+    assert result is not None and result.ok
+
+
+async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session) -> None:
+    bench.open.set()
+    job_id = job_of(await session.call("job.long", {"name": "a"}))
+    other = await kernel.session()
+    for attempt in (other.jobs.get(job_id), other.jobs.read(job_id), other.jobs.wait(job_id, timeout_ms=1)):
+        with pytest.raises(ToolError, match="no job"):
+            await attempt
+    assert [job.id for job in await kernel.jobs.list()] == [job_id] and await other.jobs.list() == []
+
+
+@pytest.mark.proves("X-10")
+async def test_output_is_told_as_it_comes_and_read_by_cursor_and_lines(session: Session) -> None:
+    told: list[str] = []
+    session.watch(lambda event: told.append(event.data["output"]) if "output" in event.data else None)
+    text = "".join(f"zeile {number} ü\n" for number in range(50))
+    job_id = job_of(await session.call("job.tell", {"text": text}))
+    await session.jobs.wait(job_id, timeout_ms=30_000)
+    assert "".join(told) == text
+    cursor, read = 0, ""
+    while True:
+        piece = await session.jobs.read(job_id, cursor=cursor, max_bytes=7)
+        cursor, read = piece.cursor, read + piece.text
+        if not piece.more:
+            break
+    assert read == text
+    lines = text.splitlines(keepends=True)
+    assert (await session.jobs.lines(job_id, offset=-2)).text == "".join(lines[-2:])
+    middle = await session.jobs.lines(job_id, offset=10, count=3)
+    assert (middle.text, middle.first, middle.more) == ("".join(lines[10:13]), 10, True)
+    assert (await session.jobs.lines(job_id, offset=1_000)).text == ""
+    assert (await session.jobs.read(job_id, cursor=10**9)).text == ""
+
+
+async def test_no_secret_is_in_what_a_job_shows(tmp_path: Path) -> None:
+    told: list[str] = []
+    secrets = {"key": "s3cr3t-value-of-some-length"}
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], secrets=secrets) as kernel:
+        session = await kernel.session()
+        session.watch(lambda event: told.append(str(event.data)))
+        written = f"it is {secrets['key']}, really"
+        job_id = job_of(await session.call("job.tell", {"text": written[::-1], "backwards": True}))
+        await session.jobs.wait(job_id, timeout_ms=30_000)
+        kept = (await session.jobs.read(job_id)).text
+        assert kept == "it is [secret:key], really" and secrets["key"] not in "".join(told)
+        assert secrets["key"] not in str(await session.jobs.list())
+
+
+@pytest.mark.proves("X-04")
+async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, session: Session) -> None:
+    caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
+    await bench.entered.wait()
+    job = await session.promote(f"{session.id}/1.0")
+    answered = await caller
+    assert job_of(answered) == job.id and "notes:X" in answered.data["note"], "it keeps what it holds"
+    assert (await session.promote(f"{session.id}/1.0")).id == job.id, "twice is once"
+    bench.open.set()
+    result = await session.jobs.wait(job.id, timeout_ms=30_000)
+    assert result is not None and result.data == "a" and bench.ran == ["a"]
+    assert (await session.jobs.read(job.id)).text == "began a\n", "also what it had written before"
+    await kernel.log.flush()
+    assert kinds(kernel, job.call_id) == ["proposed", "authorised", "intended", "detached", "committed"]
+
+
+async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -> None:
+    with pytest.raises(ToolError, match="no call"):
+        await session.promote("nothing")
+    bench.open.set()
+    assert (await session.call("job.either", {"name": "a"})).ok
+    with pytest.raises(ToolError, match="no call"):
+        await session.promote(f"{session.id}/1.0")
+
+
+@pytest.mark.proves("X-04")
+@settings(max_examples=30)
+@given(turns=st.integers(0, 12), stop=st.booleans(), cancel=st.booleans(), late=st.integers(0, 6))
+def test_a_promoted_call_is_answered_with_the_job_or_the_result_and_runs_once(
+    tmp_path_factory: pytest.TempPathFactory, turns: int, stop: bool, cancel: bool, late: int
+) -> None:
+    async def scenario() -> None:
+        bench.__init__()
+        kernel, session = await opened()
+        number = next(_numbers)
+        caller = asyncio.create_task(session.call("job.either", {"name": str(number)}))
+        await bench.entered.wait()
+        call_id = next(iter(_lane(session).running))
+        promoting = asyncio.create_task(session.promote(call_id))
+        for turn in range(turns):
+            if turn == late:
+                if stop:
+                    session.cancel()
+                elif cancel:
+                    caller.cancel()
+            await asyncio.sleep(0)
+        bench.open.set()
+        try:
+            promoted: str | None = (await promoting).id
+        except ToolError as error:
+            promoted = None
+            assert error.kind in ("conflict", "invalid_input")
+        try:
+            answer = await caller
+            assert (promoted is None) == (answer.data is None or "job_id" not in answer.data)
+        except asyncio.CancelledError:
+            assert cancel
+        if promoted is not None:
+            await session.jobs.wait(promoted, timeout_ms=30_000)
+            assert (await session.jobs.get(promoted)).state in ENDED_STATES
+        assert bench.ran == [str(number)]
+        await kernel.log.flush()
+        assert kinds(kernel, call_id).count("committed") == 1
+        assert kinds(kernel, call_id).count("detached") == (promoted is not None)
+
+    async def opened() -> tuple[Kernel, Session]:
+        if not _shared:
+            context = temporary_kernel(tmp_path_factory.mktemp("promoted"), tools=TOOLS, rules=["allow job.*"])
+            kernel = await context.__aenter__()
+            _shared.append((context, kernel, await kernel.session()))
+        return _shared[0][1], _shared[0][2]
+
+    _loop.run_until_complete(scenario())
+
+
+_loop = asyncio.new_event_loop()
+_numbers = itertools.count()
+_shared: list[Any] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_shared_kernel_is_closed() -> Any:
+    yield
+    if _shared:
+        _loop.run_until_complete(_shared.pop()[0].__aexit__(None, None, None))
+    _loop.close()
+
+
+def _lane(session: Session) -> Any:
+    return session.lane  # type: ignore[attr-defined]
