@@ -188,7 +188,7 @@ async def test_a_session_keeps_the_skills_that_it_found_first(tmp_path: Path) ->
         assert [skill.name for skill in session.skills] == ["old", "tool-builder"]
         put(skills, "new")
         (place / "SKILL.md").write_text("---\nname: old\ndescription: Other.\n---\nOther.")
-        assert [skill.description for skill in session.skills][0] == "About old."
+        assert next(skill.description for skill in session.skills) == "About old."
         assert (await session.call("skill", {"name": "new"})).error_kind == "invalid_input"
         assert "changed since" in (await session.call("skill", {"name": "old"})).data["note"]
         assert "new" in [skill.name for skill in (await kernel.session()).skills]
