@@ -195,8 +195,8 @@ def load(folder: Path, clients: int, seconds: float) -> bool:
                 told = os.open(folder / f"told-{number}", os.O_WRONLY | os.O_CREAT, 0o600)
                 asyncio.run(client(folder, number, clients, seconds, all_ready, wait, told))
                 status = 0
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
             finally:
                 os._exit(status)
         processes.append(pid)
