@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from acp import RequestError, schema
-from tests.faces.acp_clients import Desk, Editor, ask, call, no_model
+from tests.faces.acp_clients import Desk, Editor, ask, call, no_model, played
 
 from handrail.faces.acp.conversation import Block
 from handrail.runtime import unsaved
@@ -394,3 +394,43 @@ async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, m
     assert editor.call(0)["rawOutput"]["data"]["text"] == "typed"
     assert "unsaved changes to note.txt" in editor.said
     assert (desk.workspace / "note.txt").read_text() == "first\nsecond\n"
+
+
+async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_who_asks(desk: Desk) -> None:
+    played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
+    (desk.folder / "script.json").rename(desk.folder / "writer.json")
+    manifests = {
+        "default": "[delegable]\npresence = true",
+        "writer": f'role = "subagent"\ndescription = "Writes."\nmodel = "script:{desk.folder}/writer.json"',
+    }
+    for name, text in manifests.items():
+        folder = desk.folder / "config" / "agents" / name
+        folder.mkdir(parents=True, mode=0o755)
+        (folder / "agent.toml").write_text(f'id = "{name}"\n{text}\n')
+    editor = Editor()
+    editor.answering = lambda _call, _options: "allow_once"
+    turns = ({"calls": [call("task", subagent_type="writer", prompt="Write.")]}, {"text": "${0.data}"})
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+    assert (desk.workspace / "a.txt").read_text() == "x" and "Written." in editor.said
+    ((asked, _),) = editor.asked
+    assert asked.title == "sub-agent writer: write a.txt" and "sub-agent writer" in str(asked.content)
+    assert editor.call(1)["title"] == "sub-agent writer: write a.txt"
+    assert editor.statuses(1) == ["pending", "in_progress", "completed"]
+
+
+async def test_where_another_process_holds_the_workspace_it_is_the_same(desk: Desk) -> None:
+    turns = (
+        {"calls": [call("read", path="note.txt"), call("write", path="a.txt", content="x")]},
+        {"text": "Done."},
+    )
+    editor = Editor()
+    editor.answering = lambda _call, _options: "allow_once"
+    async with desk.kernel(str(desk.workspace)), desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await client.set_session_mode(session_id=opened.session_id, mode_id="ask")
+        await ask(client, opened.session_id)
+        assert [editor.statuses(n) for n in range(2)] == [["pending", "in_progress", "completed"]] * 2
+        assert len(editor.asked) == 1
+    assert (desk.workspace / "a.txt").read_text() == "x"

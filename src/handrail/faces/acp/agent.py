@@ -384,7 +384,9 @@ class Desk:
         screens = Screens(client, how_shown(offered))
         telling = Telling(send, spec_of, kernel.workdir, screens)
         forms = offered.elicitation is not None and offered.elicitation.form is not None
-        person = Person(client, kernel.workdir, spec_of, forms=forms, introduce=telling.introduce)
+        person = Person(
+            client, kernel.workdir, spec_of, forms=forms, introduce=telling.introduce, decided=telling.decided
+        )
         editor = Editor(client) if offered.fs is not None and offered.fs.read_text_file else None
         try:
             session = await kernel.session(

@@ -6,14 +6,14 @@ asked has answered nothing: the call is parked, and asked about again when its s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
 from acp import schema
 from acp.exceptions import RequestError
 
 from handrail.contract.errors import ToolError
-from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Choice
+from handrail.contract.people import APPROVING, ApprovalAnswer, ApprovalRequest, Choice
 from handrail.contract.runtime import Question
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
@@ -57,7 +57,8 @@ class Person:
 
     :param session_id: the client's session; calls of its sub-agents are asked about in it too
     :param forms: whether the client fills in forms
-    :param tell: says that a call waits, before it is asked about, where the client has not heard of it
+    :param introduce: tells of a call before it is asked about, where the client has not heard of it
+    :param decided: hears what became of it
     """
 
     def __init__(
@@ -67,7 +68,8 @@ class Person:
         spec_of: Callable[[str], ToolSpec | None],
         *,
         forms: bool,
-        introduce: Callable[[str, str, Mapping[str, Any]], None],
+        introduce: Callable[[ApprovalRequest], None],
+        decided: Callable[[ApprovalRequest, bool], None],
     ) -> None:
         self.session_id = ""
         self._client = client
@@ -75,10 +77,18 @@ class Person:
         self._spec_of = spec_of
         self._forms = forms
         self._introduce = introduce
+        self._decided = decided
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         options = options_of(request)
-        self._introduce(request.call_id, request.tool_id, request.arguments)
+        self._introduce(request)
+        answer = await self._answered(request, options)
+        self._decided(request, answer.choice in APPROVING)
+        return answer
+
+    async def _answered(
+        self, request: ApprovalRequest, options: list[tuple[Choice, OptionKind, str]]
+    ) -> ApprovalAnswer:
         call = await self._call(request)
         try:
             answer = await self._client.request_permission(
@@ -109,23 +119,20 @@ class Person:
             read = showing.differences(changes, showing.absolute(path, workdir))
             drawn = bool(read.parts) and read.whole
             found += read.parts if drawn else []
-        origin = f"Asked by a sub-agent, in session {request.session_id}.\n" if self._is_childs(request) else ""
+        origin = f"Asked by {one_line(request.origin)}.\n" if request.origin else ""
         lines = [f"{request.id}  {one_line(request.reason)}"] if drawn else request_lines(request, changes)
         found.insert(0, showing.text(origin + lines[0]))
         if len(lines) > 1:
             found.insert(1, showing.fenced_whole("\n".join(lines[1:])))
         return schema.ToolCallUpdate(
             tool_call_id=request.call_id,
-            title=showing.title_of(request.tool_id, request.arguments),
+            title=showing.title_of(request.tool_id, request.arguments, request.origin.partition(" of ")[0]),
             kind=spec.kind if spec is not None else "other",
             status="pending",
             content=list(found),
             locations=showing.places_of(spec, request.arguments, workdir),
             raw_input=dict(request.arguments),
         )
-
-    def _is_childs(self, request: ApprovalRequest) -> bool:
-        return request.session_id != self.session_id
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
         if not self._forms:

@@ -113,6 +113,7 @@ class Conversation:
                 return schema.PromptResponse(stop_reason="cancelled")
             raise RequestError(INTERNAL_ERROR, str(error)) from None
         finally:
+            self.telling.settled()
             await self.telling.flush()
 
     def _remark(self) -> None:

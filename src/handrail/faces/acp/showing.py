@@ -32,15 +32,20 @@ def plain(text: str) -> str:
     return text.translate(_PLAIN)
 
 
-def title_of(tool_id: str, arguments: Mapping[str, Any]) -> str:
-    """What a call does, on one line. It may be cut; what is approved is shown whole beside it."""
+def title_of(tool_id: str, arguments: Mapping[str, Any], by: str = "") -> str:
+    """What a call does, on one line. It may be cut; what is approved is shown whole beside it.
+
+    :param by: whose call it is, where that is not the agent that the user talks to
+    """
     command, path = arguments.get("command"), arguments.get("path")
     if isinstance(command, str) and command:
-        return _cut(one_line(command))
-    if isinstance(path, str) and path:
-        return _cut(one_line(f"{tool_id} {path}"))
-    first = next((value for value in arguments.values() if isinstance(value, str) and value), "")
-    return _cut(one_line(f"{tool_id}: {first}" if first else tool_id))
+        title = command
+    elif isinstance(path, str) and path:
+        title = f"{tool_id} {path}"
+    else:
+        first = next((value for value in arguments.values() if isinstance(value, str) and value), "")
+        title = f"{tool_id}: {first}" if first else tool_id
+    return _cut(one_line(f"{by}: {title}" if by else title))
 
 
 def _cut(text: str) -> str:

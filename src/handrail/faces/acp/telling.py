@@ -11,6 +11,7 @@ from acp import schema
 
 from handrail.contract.call import Answer
 from handrail.contract.events import Event
+from handrail.contract.people import ApprovalRequest
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp import showing
@@ -50,6 +51,8 @@ class Telling:
         self._known: set[str] = set()
         """Calls that it has been told of."""
         self._parked: set[str] = set()
+        self._below: dict[str, str] = {}
+        """Calls of sub-agents that were asked about, with their tools."""
         self.gone = False
         self._pump = asyncio.create_task(self._tell())
 
@@ -105,10 +108,27 @@ class Telling:
         spec = self._spec_of(name)
         return name if spec is None else spec.id
 
-    def introduce(self, call_id: str, tool_id: str, arguments: Mapping[str, Any]) -> None:
-        """A call that is about to be asked about, where the client has not heard of it."""
-        if call_id not in self._known:
-            self.proposed(call_id, tool_id, arguments)
+    def introduce(self, request: ApprovalRequest) -> None:
+        """A call that is about to be asked about, where the client has not heard of it: a sub-agent's."""
+        if request.call_id not in self._known:
+            by = request.origin.partition(" of ")[0]
+            self.proposed(request.call_id, request.tool_id, request.arguments, by=by)
+            if by:
+                self._below[request.call_id] = request.tool_id
+
+    def decided(self, request: ApprovalRequest, approved: bool) -> None:
+        """What a sub-agent's call was answered. Nobody is told here how it ends: it is shown as running until the prompt is
+        answered."""
+        if request.call_id in self._below:
+            self._change(request.call_id, request.tool_id, status="in_progress" if approved else "failed")
+            if not approved:
+                del self._below[request.call_id]
+
+    def settled(self) -> None:
+        """The prompt is answered: nothing of a sub-agent runs any more."""
+        for call_id, tool_id in self._below.items():
+            self._change(call_id, tool_id, status="completed")
+        self._below.clear()
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 
@@ -136,19 +156,20 @@ class Telling:
             case _:
                 pass
 
-    def proposed(
-        self, call_id: str, tool_id: str, arguments: Mapping[str, Any], status: schema.ToolCallStatus = "pending"
-    ) -> None:
-        """A call begins its way."""
+    def proposed(self, call_id: str, tool_id: str, arguments: Mapping[str, Any], *, by: str = "") -> None:
+        """A call begins its way.
+
+        :param by: a sub-agent whose it is
+        """
         spec = self._spec_of(tool_id)
         self._known.add(call_id)
         self.tell(
             schema.ToolCallStart(
                 session_update="tool_call",
                 tool_call_id=call_id,
-                title=showing.title_of(tool_id, arguments),
+                title=showing.title_of(tool_id, arguments, by),
                 kind=spec.kind if spec is not None else "other",
-                status=status,
+                status="pending",
                 locations=showing.places_of(spec, arguments, self._workdir),
                 raw_input=dict(arguments),
             )
