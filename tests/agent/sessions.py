@@ -12,6 +12,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.history import History
 from handrail.contract.jsontext import ArgumentText, parse_arguments
 from handrail.contract.native import NativeOffer
+from handrail.contract.notices import Notices
 from handrail.contract.result import Result
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
@@ -69,6 +70,8 @@ class RecordingSession:
         history: History | None = None,
     ) -> None:
         self.history = history
+        self.notices: Notices | None = None
+        self.headless = False
         self.recorded: dict[str, Result] = {}
         """What :meth:`recall` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
@@ -108,8 +111,9 @@ class RecordingSession:
     async def child(self, call_id: str, delegation: Delegation) -> Child:
         raise ToolError("there are no sub-agents here", kind="unavailable")
 
-    async def begin(self, text: str) -> None:
+    async def begin(self, text: str, *, headless: bool = False) -> None:
         self.begun.append(text)
+        self.headless = headless
 
     def turn(self) -> RecordingTurn:
         self.turns += 1

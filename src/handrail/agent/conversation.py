@@ -52,6 +52,8 @@ class Conversation:
         self._next = 0
         self._unsaved: list[Entry] = []
         self._loaded = history is None
+        self.heard: set[str] = set()
+        """Ids of the notices that were told in it."""
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -72,7 +74,7 @@ class Conversation:
             return
         found = restored(await self._history.read())
         self._messages, self._open = found.messages, found.open
-        self._ids, self._next = found.ids, found.next
+        self._ids, self._next, self.heard = found.ids, found.next, found.heard
         self._loaded = True
 
     async def save(self) -> None:
@@ -89,6 +91,14 @@ class Conversation:
         """Add what the user says."""
         assert self._open is None, "calls before it have no answer"
         self._add(UserMessage(whole_characters(text)))
+
+    def hear(self, text: str, ids: Sequence[str]) -> None:
+        """Add what is told beside the answers to calls: the notices of these ids, as ``text``."""
+        assert self._open is None, "calls before it have no answer"
+        message = UserMessage(whole_characters(text))
+        self.heard.update(ids)
+        self._messages.append(message)
+        self._keep({**as_data(message), "notices": list(ids)})
 
     def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
         """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.

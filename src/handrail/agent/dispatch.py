@@ -13,6 +13,7 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
+from handrail.contract.notices import Notices
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
@@ -61,6 +62,11 @@ class Session(Protocol):
         """Where its conversation is kept; None keeps it in memory only."""
         ...
 
+    @property
+    def notices(self) -> Notices | None:
+        """What its agent is to be told beside the answers to its calls; None where nobody keeps that."""
+        ...
+
     async def recall(self, call_id: str) -> Answer:
         """The answer to a call that was proposed before, and whose answer was not heard: as it is on record,
         ``interrupted`` where nobody knows it. A call that was parked runs now if it was approved; while it still waits
@@ -69,8 +75,11 @@ class Session(Protocol):
 
     def turn(self) -> Turn: ...
 
-    async def begin(self, text: str) -> None:
-        """A user says ``text``: from here to the answer it is one interaction."""
+    async def begin(self, text: str, *, headless: bool = False) -> None:
+        """A user says ``text``, or something else begins work: from here to the answer it is one interaction.
+
+        :param headless: nobody can be asked in it
+        """
         ...
 
     def cancel(self, reason: StopKind) -> object:

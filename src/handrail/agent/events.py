@@ -10,6 +10,7 @@ from handrail.agent.budget import BudgetKind
 from handrail.agent.model import TextDelta
 from handrail.agent.retry import Delayed
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.notices import Notice
 
 RunStatus = Literal[
     "answered",  # the model ended with text and no calls
@@ -83,6 +84,18 @@ class ReplyCut:
 
 
 @dataclass(frozen=True, slots=True)
+class NoticesHeard:
+    """The model is told, before its next turn, of what has happened beside the answers to its calls."""
+
+    notices: tuple[Notice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """The model has answered, and what still runs, or may yet be said, is waited for."""
+
+
+@dataclass(frozen=True, slots=True)
 class BudgetSpent:
     """A budget ran out; the run ends when every proposed call is answered."""
 
@@ -119,7 +132,7 @@ class RunOutcome:
 
 @dataclass(frozen=True, slots=True)
 class RunFinished:
-    """Always the last event."""
+    """The last event of a run, and of each piece of work of an agent that lives on."""
 
     outcome: RunOutcome
 
@@ -133,6 +146,8 @@ LoopEvent = (
     | NativeWithheld
     | NativeUsed
     | ReplyCut
+    | NoticesHeard
+    | Waiting
     | BudgetSpent
     | RunFinished
 )

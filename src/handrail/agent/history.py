@@ -2,7 +2,7 @@
 
 Each message is one JSON object with ``v`` (the form's version) and ``role``:
 
-- ``user``: ``text``
+- ``user``: ``text``; with ``notices``, it is not the user's word but tells of what these delivery ids stand for
 - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
 - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
@@ -81,12 +81,14 @@ class Restored:
     :param open: the reply at the end whose calls are not all answered, if there is one
     :param ids: knows every call id in use
     :param next: the first free position
+    :param heard: ids of the notices that were told in it
     """
 
     messages: list[Message]
     open: Exchange | None
     ids: WireIds
     next: int
+    heard: set[str] = field(default_factory=set[str])
 
 
 def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
@@ -132,7 +134,7 @@ def restored(entries: Iterable[Entry]) -> Restored:
         following = max(following, position + 1)
         if data.get("v") == VERSION:
             reading.take(data)
-    return Restored(reading.messages, reading.open, reading.ids, following)
+    return Restored(reading.messages, reading.open, reading.ids, following, reading.heard)
 
 
 class _Reading:
@@ -142,6 +144,7 @@ class _Reading:
         self.messages: list[Message] = []
         self.open: Exchange | None = None
         self.ids = WireIds()
+        self.heard: set[str] = set()
         self._renamed: dict[str, str] = {}
         """Of the open exchange: a call's id as it was kept, to the one it has now."""
 
@@ -152,6 +155,8 @@ class _Reading:
             if isinstance(text, str):
                 self._settle()
                 self.messages.append(UserMessage(whole_characters(text)))
+                if "notices" in data:
+                    self.heard.update(_texts(data, "notices"))
         elif role == "assistant":
             self._settle()
             if self.messages:  # no provider takes a history that does not begin with its user
@@ -193,7 +198,9 @@ class _Reading:
             elif "kept" in data:
                 provider, block = data["kept"], data.get("block")
                 if isinstance(provider, str) and isinstance(block, dict):
-                    part = Kept(provider, cast("dict[str, Any]", block), data.get("said") is True, _texts(data))
+                    part = Kept(
+                        provider, cast("dict[str, Any]", block), data.get("said") is True, _texts(data, "artifacts")
+                    )
                     parts.append(part)
                     said = said or part.said
         if call_ids:
@@ -212,8 +219,8 @@ class _Reading:
             self._close(exchange)
 
 
-def _texts(data: Mapping[str, Any]) -> tuple[str, ...]:
-    given: object = data.get("artifacts")
+def _texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
+    given: object = data.get(field)
     items = cast("list[object]", given) if isinstance(given, list) else []
     return tuple(item for item in items if isinstance(item, str))
 

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
-from typing import TypeVar
+from typing import Literal, TypeVar
 
-from handrail.agent.budget import Budget, BudgetKind, Spent
+from handrail.agent.budget import Budget, Spent
 from handrail.agent.conversation import Conversation
 from handrail.agent.dispatch import Dispatch, Session, StopKind, Turn
 from handrail.agent.events import (
@@ -20,11 +20,15 @@ from handrail.agent.events import (
     CallAnswered,
     CallProposed,
     LoopEvent,
+    NoticesHeard,
     ReplyCut,
     RunFinished,
     RunOutcome,
     TurnStarted,
+    Waiting,
 )
+from handrail.agent.hearing import hear, is_attended
+from handrail.agent.living import Life
 from handrail.agent.model import (
     AssistantMessage,
     BlockEvent,
@@ -32,16 +36,16 @@ from handrail.agent.model import (
     Model,
     ModelRequest,
     NativeGiven,
-    ProviderError,
     StreamCut,
     TextDelta,
 )
 from handrail.agent.native import Natives
 from handrail.agent.prompt import system_prompt
-from handrail.agent.pump import OutOfTime, ReplyPump, StoppedReading
+from handrail.agent.pump import Heed
+from handrail.agent.reading import read_reply
 from handrail.agent.retry import Delayed, RetryPolicy
 from handrail.agent.run import Run
-from handrail.agent.stream import ReplyAssembly, ReplyTooLong
+from handrail.agent.stream import ReplyAssembly
 from handrail.agent.subagents import OpenModel, Subagents
 from handrail.catalog.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall
@@ -49,6 +53,9 @@ from handrail.contract.errors import LogUnavailable, UsageError
 
 T = TypeVar("T")
 
+Until = Literal["answered", "idle"]
+"""When a run ends: with the model's answer, or when nothing of its session runs any more that will tell of its end."""
+_SOON_S = 0.1
 MAX_CUTS = 3
 """Replies in a row that may break off before the run gives up."""
 
@@ -98,11 +105,42 @@ class Agent:
         self._counted = counted
         session.delegate_to(Subagents(self, models))
         self._run: Run | None = None
+        self._life: Life | None = None
 
     @property
     def messages(self) -> tuple[Message, ...]:
         """The history so far, from the first run on: whole exchanges only."""
         return self._conversation.messages
+
+    def live(self, task: str | None = None) -> AsyncGenerator[LoopEvent, None]:
+        """Work on ``task``, and then on whatever comes: what is :meth:`said <say>`, jobs that end, triggers that fire, until
+        :meth:`stop`. Each piece of work is a run of its own, with its budget. What a trigger begins is headless.
+
+        :raises UsageError: when it lives already
+        """
+        if self._life is not None:
+            raise UsageError("this agent lives already; say() tells it what to do next")
+        self._life = Life(self)
+        return self._life.events(task, self._has_lived)
+
+    def _has_lived(self) -> None:
+        self._life = None
+
+    def say(self, text: str) -> None:
+        """A user says ``text`` to an agent that lives.
+
+        :raises UsageError: to one that does not
+        """
+        if self._life is None:
+            raise UsageError("this agent does not live; give the task to run(), or begin with live()")
+        self._life.say(text)
+
+    def stop(self, reason: StopKind = "user") -> None:
+        """Stop what is under way, as :meth:`cancel` does, and end a life."""
+        if self._life is not None:
+            self._life.stop(reason)
+        else:
+            self.cancel(reason)
 
     @property
     def spent(self) -> Spent | None:
@@ -117,22 +155,25 @@ class Agent:
         if self._run is not None:
             self._stop(self._run, reason)
 
-    async def complete(self, task: str | None) -> RunOutcome:
+    async def complete(self, task: str | None, *, until: Until = "answered") -> RunOutcome:
         """:meth:`run` for a caller who wants the outcome only."""
         outcome: RunOutcome | None = None
-        async with aclosing(self.run(task)) as events:
+        async with aclosing(self.run(task, until=until)) as events:
             async for event in events:
                 if isinstance(event, RunFinished):
                     outcome = event.outcome
         assert outcome is not None, "RunFinished is always the last event"
         return outcome
 
-    async def run(self, task: str | None) -> AsyncGenerator[LoopEvent, None]:
+    async def run(self, task: str | None, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
         """Work on ``task`` until the model answers without calls, or a budget, a stop, a call that waits for a person,
         or the provider ends it.
 
         What a run before left without an answer is answered first: from the log, by the person's decision, or as
-        interrupted. None as the task goes on from there.
+        interrupted. None as the task goes on from there, or with what the session's agent is to be told.
+
+        :param until: ``"idle"`` waits for the jobs of the session that are to tell of their end, and goes on with a turn for
+            whatever is told, within the same budget
 
         Closing the generator (``contextlib.aclosing``) or cancelling its task stops the run: calls in flight
         are stopped and recorded, what was not yet proposed is dropped, and the history stays whole. To have
@@ -152,13 +193,24 @@ class Agent:
                 async for answered in settled:
                     yield answered
             if run.ended is None:
-                await self._ask(run, task)
-            while run.ended is None:
-                async with aclosing(self._turn(run)) as events:
-                    async for event in events:
-                        yield event
+                for event in await self._ask(run, task):
+                    yield event
+            while True:
+                while run.ended is None:
+                    async with aclosing(self._turn(run)) as events:
+                        async for event in events:
+                            yield event
+                if until != "idle" or run.ended[0] != "answered" or (notices := self.session.notices) is None:
+                    break
+                coming = run.waiting = asyncio.ensure_future(notices.awaited())
+                if not (await asyncio.wait({coming}, timeout=_SOON_S))[0]:
+                    yield Waiting()
+                if not await self._goes_on(run, coming):
+                    break
             yield RunFinished(run.outcome())
         finally:
+            if run.waiting is not None:
+                run.waiting.cancel()
             self._run = None
 
     async def _settle(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
@@ -183,24 +235,68 @@ class Agent:
         if run.stopped is not None and self._conversation.open is not None:
             run.end("cancelled", run.stop_text())
 
-    async def _ask(self, run: Run, task: str | None) -> None:
+    async def _ask(self, run: Run, task: str | None) -> Sequence[LoopEvent]:
         if task is not None:
-            self._conversation.ask(task)
-            await self._conversation.save()
-            try:
-                await self.session.begin(task)
-            except UsageError as closed:  # somebody stopped the session, or left it
-                run.end("cancelled", str(closed))
-            return
+            heard = await self._hear(run)
+            if run.ended is None:
+                self._conversation.ask(task)
+                await self._conversation.save()
+                await self._begin(run, task)
+            return heard
         messages = self._conversation.messages
-        if not messages or isinstance(messages[-1], AssistantMessage):
+        if self.session.notices is not None and (told := await self.session.notices.pending()):
+            if not messages or isinstance(messages[-1], AssistantMessage):
+                await self._begin(run, "", headless=not is_attended(told))
+        elif not messages or isinstance(messages[-1], AssistantMessage):
             raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")
+        return ()
+
+    async def _begin(self, run: Run, text: str, *, headless: bool = False) -> None:
+        try:
+            await self.session.begin(text, headless=headless)
+        except UsageError as closed:  # somebody stopped the session, or left it
+            run.end("cancelled", str(closed))
+
+    async def _hear(self, run: Run) -> Sequence[LoopEvent]:
+        try:
+            heard = await hear(self.session.notices, self._conversation)
+        except (LogUnavailable, UsageError) as error:
+            run.end("failed", f"what is to be told cannot be read, kept or taken: {error}")
+            return ()
+        return (NoticesHeard(heard),) if heard else ()
+
+    async def _goes_on(self, run: Run, coming: asyncio.Future[bool]) -> bool:
+        """Wait until something is told, within the run's time. Gives whether the run goes on with it."""
+        overdue = None if run.deadline is None else coming.get_loop().call_at(run.deadline, self._stop, run, "timeout")
+        try:
+            if run.stopped is None:
+                await asyncio.wait({coming})
+        finally:
+            coming.cancel()
+            run.waiting = None
+            if overdue is not None:
+                overdue.cancel()
+        if run.stopped is not None:
+            run.ended = None
+            run.end_stopped()
+            return False
+        if not coming.result() or self.session.notices is None:
+            return False
+        run.ended = None
+        if not is_attended(await self.session.notices.pending()):
+            await self._begin(run, "", headless=True)
+        return run.ended is None
 
     async def _turn(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
         """One request, its calls, and their answers; or the decision that there is no further one."""
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
             self._stop(run, "timeout")
         if run.stopped is None and run.spent.out_of_turns() is None:
+            if not run.paused:
+                for heard in await self._hear(run):
+                    yield heard
+                if run.ended is not None:
+                    return
             try:
                 turn = self.session.turn()
             except UsageError as closed:  # somebody stopped the session, or left it
@@ -215,9 +311,12 @@ class Agent:
             run.reading, answered = assembly, False
             yield TurnStarted(run.spent.turns + 1)
             try:
-                async with aclosing(self._read(run, request, assembly, dispatch)) as events:
+                reading = read_reply(run, assembly, self.model, request, self._retry, self._heeding(assembly, dispatch))
+                async with aclosing(reading) as events:
                     async for event in events:
                         yield event
+                if run.stopped is not None and dispatch.in_flight:  # the time may have run out while it was read
+                    self.session.cancel(run.stopped)
                 reply = assembly.finish(None if assembly.reason and run.error is None else run.why_cut())
                 run.count(request, reply)
                 run.text = reply.text
@@ -243,8 +342,7 @@ class Agent:
         elif run.stopped is None:
             run.end("budget", run.spent.out_of_turns() or "", "turns")
         if run.stopped is not None:
-            budget: BudgetKind | None = "seconds" if run.stopped == "timeout" else None
-            run.end("budget" if budget else "cancelled", run.stop_text(), budget)
+            run.end_stopped()
         if run.ended is not None and run.ended[2] is not None:
             yield BudgetSpent(run.ended[2], run.ended[1])
 
@@ -268,12 +366,7 @@ class Agent:
         views = [spec.llm_view() for spec in specs]
         return ModelRequest(self._system, self.messages, views, self._max_output_tokens, self._natives.forms)
 
-    async def _read(
-        self, run: Run, request: ModelRequest, assembly: ReplyAssembly, dispatch: Dispatch
-    ) -> AsyncGenerator[LoopEvent, None]:
-        """Read one reply into ``assembly`` as far as it goes, and start its calls; what cuts it short is left in ``run``."""
-        run.error = None
-
+    def _heeding(self, assembly: ReplyAssembly, dispatch: Dispatch) -> Heed[LoopEvent]:
         async def heed(event: BlockEvent | Delayed) -> Sequence[LoopEvent]:
             if isinstance(event, Delayed):
                 return (event,)
@@ -286,25 +379,7 @@ class Agent:
             told += [CallProposed(position, call) for position, call in await dispatch.go_on()]
             return told
 
-        pump = run.pump = ReplyPump(self.model, request, self._retry, run.deadline, heed)
-        try:
-            async with aclosing(pump.events()) as events:
-                async for event in events:
-                    yield event
-            if assembly.reason is None:
-                run.error = StreamCut("the reply ended without the provider's closing sign")
-        except ReplyTooLong as error:
-            run.error = StreamCut(str(error))
-        except ProviderError as error:
-            if assembly.reason is None:  # what goes wrong after the closing sign takes nothing from the reply
-                run.error = error
-        except OutOfTime:
-            self._stop(run, "timeout")
-        except StoppedReading:
-            assert run.stopped is not None
-        finally:
-            run.pump = None
-            await pump.aclose()
+        return heed
 
     async def _answers(self, run: Run, dispatch: Dispatch) -> Sequence[Answer]:
         """Wait for the answers to the calls of a reply, and add the exchange to the history."""
@@ -363,5 +438,7 @@ class Agent:
         run.stopped = reason
         if run.pump is not None:
             run.pump.stop()
+        if run.waiting is not None:
+            run.waiting.cancel()
         if run.calling or (run.dispatch is not None and run.dispatch.in_flight):
             self.session.cancel(reason)

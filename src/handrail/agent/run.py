@@ -36,6 +36,10 @@ class Run:
     reading: ReplyAssembly | None = None
     """A reply that is not counted yet."""
     calling: bool = False
+    waiting: asyncio.Future[bool] | None = None
+    """For what still runs and will tell of its end."""
+    paused: bool = False
+    """The provider has to be asked again, as it is, to go on with a tool of its own."""
     cuts: int = 0
     error: ProviderError | None = None
     """Why the last reply is not whole."""
@@ -52,6 +56,11 @@ class Run:
         """Decide how the run ends; the first reason counts."""
         if self.ended is None:
             self.ended = (status, detail, budget)
+
+    def end_stopped(self) -> None:
+        """End it as it was stopped."""
+        budget: BudgetKind | None = "seconds" if self.stopped == "timeout" else None
+        self.end("budget" if budget else "cancelled", self.stop_text(), budget)
 
     def stop_text(self) -> str:
         assert self.stopped is not None
@@ -88,13 +97,14 @@ class Run:
 
     def judge(self, reply: Reply) -> None:
         """Whether the run ends with this reply, and how."""
+        self.paused = reply.reason == "paused" and not reply.calls
         if reply.calls and self.over is None and (why := self.spent.out_of_tokens()) is not None:
             self.over = ("tokens", why)
         if self.over is not None:
             self.end("budget", self.over[1], self.over[0])
         if reply.calls or self.error is not None or self.stopped is not None or self.ended is not None:
             return
-        if reply.reason == "paused":  # the provider goes on with its own tool when it is asked again
+        if self.paused:
             return
         if reply.reason == "length":
             self.end(

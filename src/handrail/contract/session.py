@@ -108,8 +108,10 @@ class Session(Protocol):
         """The next turn. It keeps the generation of tools that is current now, and what is in view of it now."""
         ...
 
-    async def begin(self, text: str = "") -> None:
+    async def begin(self, text: str = "", *, headless: bool = False) -> None:
         """Begin an interaction: a user says ``text``. What the one before brought into view is gone.
+
+        :param headless: nobody can be asked until the next one begins, as when a trigger began it
 
         Without this, all that is said and called in a session is one interaction.
         """

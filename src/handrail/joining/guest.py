@@ -261,9 +261,9 @@ class Guest:
             told["generation"] = mirror.of_generation(context.generation)
         return told
 
-    async def _begin(self, session: str, interaction: int, text: str) -> list[Any]:
+    async def _begin(self, session: str, interaction: int, text: str, headless: bool) -> list[Any]:
         begun = self._session(session)
-        await begun.begin(text, interaction)
+        await begun.begin(text, interaction, headless=headless)
         return _ruled(begun)
 
     def _brought_in(self, session_id: str, catalog: Interaction, added: Sequence[str]) -> None:

@@ -129,7 +129,7 @@ REQUESTS: Mapping[str, Shape] = {
         "interaction": whole,
         "brought": each(text),
     },
-    "begin": {**_of_session, "interaction": whole, "text": text},
+    "begin": {**_of_session, "interaction": whole, "text": text, "headless": flag},
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
     "call": {**_of_session, "turn": a_turn, "position": whole, "token": whole, "generation": whole, "call": a_call},
     "keyed": {**_of_session, "call": a_call, "key": text},

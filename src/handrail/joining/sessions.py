@@ -105,6 +105,8 @@ class JoinedSession(WithJobs):
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
+        self._unattended = False
+        """Nobody can be asked in the interaction of now."""
 
     @property
     def headless(self) -> bool:
@@ -142,6 +144,8 @@ class JoinedSession(WithJobs):
                 raise
             self._end(f"could not be opened with the next holder of the workspace: {error_of(refused)}")
             return
+        if self._unattended:  # in the middle of such an interaction
+            await connection.request("begin", self._beginning(""))
         if late := self._rules[told:]:
             connection.notify("rules", {"session": self.id, "rules": late})
             self._ruled = {}
@@ -186,16 +190,21 @@ class JoinedSession(WithJobs):
     def view(self) -> list[ToolSpec]:
         return self._catalog.specs(self._tools)
 
-    async def begin(self, text: str = "") -> None:
+    async def begin(self, text: str = "", *, headless: bool = False) -> None:
         self._check_open()
         self._catalog.begin()
-        body = {"session": self.id, "interaction": self._catalog.number, "text": text}
+        self._unattended = headless
+        body = self._beginning(text)
         # Where nobody holds the workspace, the next one is told when it is opened again.
         with contextlib.suppress(StartError):
             before = self._ruled
             told = await self._membership.request("begin", body, settle=True, repeatable=True)
             if self._ruled is before:  # else rules came after it was judged
                 self._ruled = dict(told)
+
+    def _beginning(self, text: str) -> Message:
+        number = self._catalog.number
+        return {"session": self.id, "interaction": number, "text": text, "headless": self._unattended}
 
     def brought_in(self, interaction: int, added: Iterable[str]) -> None:
         """The holder has brought tools into view."""

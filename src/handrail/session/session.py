@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets as randomness
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +72,8 @@ class HeldSession:
         self._catalog = lane.catalog
         self.news = News(lane)
         """Tells its watchers of what is no call's."""
+        self._people = lane.attendant
+        """Who can be asked, where the interaction does not rule that out."""
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
@@ -155,12 +157,13 @@ class HeldSession:
         """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
         return [answer.result for answer in await self.turn().call_all(calls)]
 
-    async def begin(self, text: str = "", number: int | None = None) -> None:
+    async def begin(self, text: str = "", number: int | None = None, *, headless: bool = False) -> None:
         """See :meth:`handrail.contract.session.Session.begin`.
 
         :param number: of the interaction, where somebody else counts them; the same again begins nothing
         """
         self._check_open()
+        self._lane.attendant = self._lane.around.attendant = None if headless else self._people
         if number is None or number != self._catalog.number:
             self._catalog.begin(number)
             self.news.view_changed()

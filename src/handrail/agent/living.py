@@ -1,0 +1,102 @@
+"""An agent that lives on: it waits for what ends, what fires and what is said to it, and works on each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import aclosing
+from typing import Any, Protocol
+
+from handrail.agent.dispatch import Session, StopKind
+from handrail.agent.events import LoopEvent, RunFinished, Waiting
+
+LONGEST_PAUSE_S = 60.0
+"""Between two attempts at what could not be told: the provider is away, or calls wait for a person."""
+
+
+class Worker(Protocol):
+    """The part of an agent that its life needs."""
+
+    @property
+    def session(self) -> Session: ...
+
+    def run(self, task: str | None) -> AsyncGenerator[LoopEvent, None]: ...
+
+    def cancel(self, reason: StopKind = "user") -> None: ...
+
+
+class Life:
+    """One agent's, from its beginning until it is stopped. Each piece of work has the budget of a run."""
+
+    def __init__(self, agent: Worker) -> None:
+        self._agent = agent
+        self._said: list[str] = []
+        self._heard = asyncio.Event()
+        self._stopped = False
+
+    def say(self, text: str) -> None:
+        """A user says ``text``. What is under way is finished first."""
+        self._said.append(text)
+        self._heard.set()
+
+    def stop(self, reason: StopKind) -> None:
+        """Stop what is under way, and end."""
+        self._stopped = True
+        self._heard.set()
+        self._agent.cancel(reason)
+
+    async def events(self, task: str | None, ended: Callable[[], None]) -> AsyncGenerator[LoopEvent, None]:
+        """Work on ``task``, then wait, and work on whatever comes; call ``ended`` at the end."""
+        if task is not None:
+            self._said.insert(0, task)
+        try:
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            ended()
+
+    async def _events(self) -> AsyncGenerator[LoopEvent, None]:
+        in_vain = 0
+        while not self._stopped:
+            if not self._said:
+                yield Waiting()
+                await self._comes(in_vain)
+                if self._stopped:
+                    return
+            if not self._said and not await self._is_told():
+                continue
+            text = self._said.pop(0) if self._said else None
+            async with aclosing(self._agent.run(text)) as events:
+                async for event in events:
+                    yield event
+                    if isinstance(event, RunFinished):
+                        in_vain = 0 if event.outcome.ok else in_vain + 1
+
+    async def _is_told(self) -> bool:
+        notices = self._agent.session.notices
+        return notices is not None and bool(await notices.pending())
+
+    async def _comes(self, in_vain: int) -> None:
+        """Return when there is something to do: at once where something waits, unless the last attempts came to nothing."""
+        self._heard.clear()
+        if self._said or self._stopped:
+            return
+        if in_vain and await self._until(None, min(2.0 ** (in_vain - 1), LONGEST_PAUSE_S)):
+            return
+        notices = self._agent.session.notices
+        await self._until(None if notices is None else notices.arrived(), None)
+
+    async def _until(self, arrival: Coroutine[Any, Any, None] | None, seconds: float | None) -> bool:
+        """Wait for a word, ``arrival``, or the time to pass. Gives whether it was a word."""
+        waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._heard.wait())]
+        if arrival is not None:
+            waits.append(asyncio.ensure_future(arrival))
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            if len(waits) > 1 and waits[1].done():
+                waits[1].result()
+            return self._heard.is_set()
+        finally:
+            for wait in waits:
+                wait.cancel()
