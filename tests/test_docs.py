@@ -33,6 +33,7 @@ PAGES = (
     "docs/git.md",
     "docs/many-tools.md",
     "docs/mcp.md",
+    "docs/acp.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")
