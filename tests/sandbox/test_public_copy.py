@@ -104,12 +104,13 @@ def test_a_folder_that_is_swapped_for_a_link_leads_nowhere(
     (private / "key").write_text("KEY")
     (private / "key").chmod(0o644)
     etc.write("service/key", "public")
-    seen = public_copy.look
+    seen, looks = public_copy.look, iter((False, True))
 
     def look(source: str) -> public_copy.Entries:
         found = seen(source)
-        (etc.source / "service").rename(tmp_path / "was")
-        (etc.source / "service").symlink_to(private)
+        if next(looks):  # the one that is copied by
+            (etc.source / "service").rename(tmp_path / "was")
+            (etc.source / "service").symlink_to(private)
         return found
 
     monkeypatch.setattr(public_copy, "look", look)
@@ -147,6 +148,24 @@ def test_a_copy_that_nobody_uses_goes_when_another_is_made(etc: Etc, tmp_path: P
     PublicCopy(str(tmp_path / "third"), etc.places).folder(0.0)
     assert not first.exists()
     assert Path(copies[0].folder(0.0)).exists()
+
+
+def test_what_is_mounted_within_has_a_place_to_lie_on_that_no_other_process_takes_away(etc: Etc) -> None:
+    """A folder of tools in a private one, say."""
+    etc.write("hosts", "a")
+    etc.write("private/tools/run", "x", 0o755)
+    etc.write("private/file", "x")
+    (etc.source / "private").chmod(0o700)
+    there = etc.shown
+    for inner in ("private/tools", "private/file", "hosts"):
+        etc.copy.place_for(str(etc.source / inner), etc.now)
+    assert etc.names() == ["hosts", "private", "private/file", "private/tools"]
+    assert (there / "private/file").read_text() == "" and (there / "private/tools").is_dir()
+    other = PublicCopy(str(etc.source), etc.places)
+    etc.write("more", "b")
+    other.folder(etc.now)
+    assert etc.names() == ["hosts", "more", "private", "private/file", "private/tools"]
+    assert other.folder(etc.now) == str(there)
 
 
 def test_too_much_is_left_out_from_the_inside_outwards(etc: Etc, monkeypatch: pytest.MonkeyPatch) -> None:

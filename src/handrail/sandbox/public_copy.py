@@ -7,7 +7,7 @@ kernel takes a mount away with the name that it is on. A copy has never had anyt
 The copy is in a folder that only root writes, with the contents that had the public's read permission at the moment at
 which they were opened: regular files, folders and symbolic links, beneath public folders only, walked to without
 following a link. It is compared with its source every few seconds and brought up to date file by file, so a program
-that runs sees a new name server as it would in ``/etc``. It stays for the next process, is shared by those that see
+that runs sees a new name server as it would in ``/etc``; what was public and becomes private goes then. It stays for the next process, is shared by those that see
 the same source, and goes when another is made and nobody uses this one.
 """
 
@@ -85,22 +85,25 @@ class PublicCopy:
             self.folder(now)
 
     def _brought_up(self) -> None:
-        wanted = look(self._source) | self._to_mount_over()
         if self._at is None or not (self._at / "list").exists():
             self._at, self._known = self._taken(), None
-        if wanted == self._known:
+        if self._wanted() == self._known:
             return
         with _alone(self._at):
             written = _list_of(self._at)
+            for inner, entry in (written or {}).items():
+                if entry[0] == "place":  # another process has mounted something on it, perhaps
+                    self._points.setdefault(inner, entry[1])
+            wanted = self._wanted()
             self._known = written if written == wanted else self._written(written or {}, wanted)
 
-    def _to_mount_over(self) -> Entries:
+    def _wanted(self) -> Entries:
         found: Entries = {}
         for inner, is_folder in self._points.items():
             for above in reversed(Path(inner).parents[:-1]):
                 found[str(above)] = ["folder"]
-            found[inner] = ["folder"] if is_folder else ["empty"]
-        return found
+            found[inner] = ["place", is_folder]
+        return found | look(self._source)
 
     def _taken(self) -> Path:
         """The folder for this source as this process sees it, in use from now on."""
@@ -134,14 +137,14 @@ class PublicCopy:
             for name in (*folders, *files):
                 path = f"{folder}/{name}"
                 entry = wanted.get(os.path.relpath(path, tree))
-                if entry is None or (entry[0] == "folder") != stat.S_ISDIR(os.lstat(path).st_mode):
+                if entry is None or _is_folder(entry) != stat.S_ISDIR(os.lstat(path).st_mode):
                     _removed(path)
         done: Entries = {}
         top = os.open(self._source, _FOLDER)
         try:
             for inner, entry in wanted.items():
                 path, shown = tree / inner, entry
-                if entry[0] == "folder":
+                if _is_folder(entry):
                     with contextlib.suppress(FileExistsError):
                         path.mkdir(0o755)
                     path.chmod(0o755)
@@ -151,7 +154,7 @@ class PublicCopy:
                     fresh.unlink(missing_ok=True)
                     fresh.symlink_to(entry[1])
                     fresh.replace(path)
-                elif entry[0] == "empty":
+                elif entry[0] == "place":
                     fresh.unlink(missing_ok=True)
                     fresh.touch(0o444)
                     fresh.replace(path)
@@ -167,6 +170,10 @@ class PublicCopy:
         fresh.write_bytes(orjson.dumps({"form": _FORM, "boot": _boot(), "entries": done}))
         fresh.replace(listed)
         return done
+
+
+def _is_folder(entry: list[Any]) -> bool:
+    return entry == ["folder"] or entry == ["place", True]
 
 
 def look(source: str) -> Entries:
