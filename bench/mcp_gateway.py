@@ -1,4 +1,5 @@
-"""A tool of an upstream MCP server: called directly by the SDK's client, through a kernel, and by a client outside through the gateway.
+"""A tool of an upstream MCP server: called directly by the SDK's client, through a kernel, by a client outside through the
+gateway, and by one through FastMCP's proxy.
 
 The upstream is a bare SDK server on stdio with one coroutine that only reads; directly it is started by the SDK's own
 client, behind Handrail in a sandbox. Rounds are interleaved. Then, how soon the first ``tools/list`` is answered with 50
@@ -22,6 +23,7 @@ STARTS = 7
 UPSTREAMS, TOOLS = 50, 40
 IN_PROCESS, OUTSIDE, FIRST_LIST = 1.25, 2.3, 1.3
 DIRECT, OURS, THROUGH = "SDK client, direct", "session.call", "outside client, through handrail"
+PROXY = "outside client, through FastMCP's proxy"
 BARE, MANY = "bare SDK server, 1 tool", f"handrail mcp, {UPSTREAMS} x {TOOLS} tools"
 ROOT = Path(__file__).resolve().parent
 
@@ -79,6 +81,15 @@ async def serve_gateway(folder: Path) -> None:
         await serve(kernel, Serving(discovery="all"))
 
 
+async def serve_proxy() -> None:
+    """FastMCP's own way to put one server before another, as its documentation has it."""
+    from fastmcp.client.transports import StdioTransport
+    from fastmcp.server import create_proxy
+
+    upstream = StdioTransport(sys.executable, [str(ROOT / "mcp_gateway.py"), "--serve", "bare"], keep_alive=True)
+    await create_proxy(upstream, name="proxy").run_async("stdio", show_banner=False)
+
+
 async def approved(folder: Path, name: str) -> None:
     from handrail.testing.upstreams import approved as approve
 
@@ -93,12 +104,14 @@ async def calls(folder: Path) -> dict[str, list[float]]:
     for place in (here, there):
         configured(place, ["bare"])
         await approved(place, "bare")
-    taken: dict[str, list[float]] = {name: [] for name in (DIRECT, OURS, THROUGH)}
+    taken: dict[str, list[float]] = {name: [] for name in (DIRECT, OURS, THROUGH, PROXY)}
     async with AsyncExitStack() as stack:
         bare = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "bare"])
         behind = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "gateway", str(there)])
         direct = await stack.enter_async_context(Client(bare))
         outside = await stack.enter_async_context(Client(behind, read_timeout_seconds=60))
+        proxy = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "proxy"])
+        beside = await stack.enter_async_context(Client(proxy, read_timeout_seconds=60))
         kernel = await stack.enter_async_context(opened(here, here / "config" / "handrail.toml"))
         session = await kernel.session()
 
@@ -113,6 +126,7 @@ async def calls(folder: Path) -> dict[str, list[float]]:
             DIRECT: lambda number: by_client(direct, "add", number),
             OURS: by_session,
             THROUGH: lambda number: by_client(outside, "bare_add", number),
+            PROXY: lambda number: by_client(beside, "add", number),
         }
         for round_ in range(ROUNDS + 1):
             for name, way in ways.items():
@@ -179,10 +193,10 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
 
 def told(taken: dict[str, list[float]], base: str, bounds: dict[str, float]) -> bool:
     floor = statistics.median(taken[base])
-    print(f"{'':36} {'ms p50':>8} {'ms min':>8}   x {base}")
+    print(f"{'':40} {'ms p50':>8} {'ms min':>8}   x {base}")
     for name, times in taken.items():
         print(
-            f"{name:36} {statistics.median(times) * 1e3:8.2f} {min(times) * 1e3:8.2f}   {statistics.median(times) / floor:.2f}"
+            f"{name:40} {statistics.median(times) * 1e3:8.2f} {min(times) * 1e3:8.2f}   {statistics.median(times) / floor:.2f}"
         )
     met = True
     for name, bound in bounds.items():
@@ -204,6 +218,8 @@ def main() -> int:
 if __name__ == "__main__":
     if sys.argv[1:3] == ["--serve", "bare"]:
         asyncio.run(serve_bare())
+    elif sys.argv[1:3] == ["--serve", "proxy"]:
+        asyncio.run(serve_proxy())
     elif sys.argv[1:3] == ["--serve", "gateway"]:
         asyncio.run(serve_gateway(Path(sys.argv[3])))
     else:

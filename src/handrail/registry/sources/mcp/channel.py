@@ -40,6 +40,20 @@ class Lost(Exception):
         self.forgotten = forgotten
 
 
+def headers_of(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
+    """What a transport over HTTP says beside the message, in the newer era."""
+    found = {"mcp-protocol-version": version, "mcp-method": method}
+    key = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}.get(method)
+    if key is not None and params is not None and isinstance(name := params.get(key), str):
+        found["mcp-name"] = name
+    return found
+
+
+def refusal(number: str | int, code: int, text: str) -> Message:
+    """The answer to a request of a server that is not carried out."""
+    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
+
+
 class Ears(Protocol):
     """Who is told what comes over a channel. None of these blocks, none raises."""
 

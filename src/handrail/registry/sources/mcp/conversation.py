@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.peer import ASK_KINDS, Ask, AskMethod
-from handrail.registry.sources.mcp.channel import Channel, Lost, Message, RpcError
+from handrail.registry.sources.mcp.channel import Channel, Lost, Message, RpcError, headers_of, refusal
 from handrail.registry.sources.mcp.definition import GRANTS
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ ASKED_BY: Mapping[str, str] = {
 class _Pending:
     answer: asyncio.Future[dict[str, Any]]
     runtime: Runtime | None
+    heard: asyncio.Event | None = None
     told: int = 0
     asks: set[asyncio.Task[None]] = field(default_factory=set[asyncio.Task[None]])
 
@@ -117,7 +118,7 @@ class Conversation:
         try:
             async with asyncio.timeout(min(PROBE_S, timeout_s / 2)):
                 found = await self.request(
-                    "server/discover", {}, headers=_headers(version, "server/discover"), version=version
+                    "server/discover", {}, headers=headers_of(version, "server/discover"), version=version
                 )
         except TimeoutError:
             return False
@@ -184,10 +185,12 @@ class Conversation:
         *,
         headers: Mapping[str, str] | None = None,
         version: str = "",
+        heard: asyncio.Event | None = None,
     ) -> dict[str, Any]:
         """Ask the server, and give its result.
 
         :param runtime: of the call on whose behalf, which is told what the server tells meanwhile
+        :param heard: set once the server says that it tells from now on what was asked for
         :param version: that of the newer era which this request is made by, before one is agreed on
         :raises RpcError: as it answered
         :raises Lost: when the connection ends before the answer
@@ -210,13 +213,13 @@ class Conversation:
             }
             if runtime is not None:
                 meta[f"{_META}logLevel"] = "info"
-            headers = {**_headers(version, method, said), **(headers or {})}
+            headers = {**headers_of(version, method, said), **(headers or {})}
         if meta:
             said["_meta"] = meta
         message: Message = {"jsonrpc": "2.0", "id": number, "method": method}
         if said:
             message["params"] = said
-        pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future(), runtime)
+        pending = self._pending[number] = _Pending(asyncio.get_running_loop().create_future(), runtime, heard)
         try:
             await self.channel.send(message, headers)
             found = await pending.answer
@@ -317,6 +320,11 @@ class Conversation:
             case "notifications/resources/updated":
                 if isinstance(uri := params.get("uri"), str):
                     self._hooks.updated(uri)
+            case "notifications/subscriptions/acknowledged":
+                number = related if related is not None else _object(params.get("_meta")).get(f"{_META}subscriptionId")
+                pending = self._pending.get(number) if isinstance(number, int) else None
+                if pending is not None and pending.heard is not None:
+                    pending.heard.set()
             case "notifications/cancelled":
                 number = params.get("requestId")
                 task = self._theirs.get(number) if isinstance(number, (str, int)) else None
@@ -366,7 +374,7 @@ class Conversation:
             self._reply_soon({"jsonrpc": "2.0", "id": number, "result": {}})
             return
         if len(self._theirs) >= MOST_ASKS or number in self._theirs:
-            self._reply_soon(_refusal(number, INTERNAL, "too many requests are under way"))
+            self._reply_soon(refusal(number, INTERNAL, "too many requests are under way"))
             return
         pending = self._behalf(params, related)
         task = self._spawn(self._answered(number, method, params, pending))
@@ -379,19 +387,19 @@ class Conversation:
     async def _answered(self, number: str | int, method: str, params: dict[str, Any], pending: _Pending | None) -> None:
         grant = ASKED_BY.get(method)
         if grant is None or grant not in self._grants or self.era == "modern":
-            await self._reply(_refusal(number, METHOD_NOT_FOUND, f"{method} is not offered to this server"))
+            await self._reply(refusal(number, METHOD_NOT_FOUND, f"{method} is not offered to this server"))
             return
         runtime = pending.runtime if pending is not None else None
         if runtime is None:
             text = f"{method} belongs to no single call: send it on the stream of the call that it is for, or do one at a time"
-            await self._reply(_refusal(number, INVALID_REQUEST, text))
+            await self._reply(refusal(number, INVALID_REQUEST, text))
             return
         params.pop("_meta", None)
         try:
             answers = await runtime.peer.ask({"it": Ask(cast("AskMethod", method), params, self.name)})
             answer: Message = {"jsonrpc": "2.0", "id": number, "result": dict(answers["it"])}
         except ToolError as error:
-            answer = _refusal(number, INVALID_REQUEST, error.text)
+            answer = refusal(number, INVALID_REQUEST, error.text)
         await self._reply(answer)
 
     def _reply_soon(self, message: Message) -> None:
@@ -423,19 +431,6 @@ class Conversation:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.channel.aclose()
-
-
-def _headers(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
-    """What a transport over HTTP says beside the message, in the newer era."""
-    found = {"mcp-protocol-version": version, "mcp-method": method}
-    key = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}.get(method)
-    if key is not None and params is not None and isinstance(name := params.get(key), str):
-        found["mcp-name"] = name
-    return found
-
-
-def _refusal(number: str | int, code: int, text: str) -> Message:
-    return {"jsonrpc": "2.0", "id": number, "error": {"code": code, "message": text}}
 
 
 def _object(value: object) -> dict[str, Any]:
