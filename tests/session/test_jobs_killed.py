@@ -1,0 +1,216 @@
+"""kill -9 with a job at each step: nothing runs twice but a recorded new attempt, nothing is lost, and its session is told."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from tests.session.crashing import records_of
+
+from handrail import Kernel, Session, tool
+from handrail.contract.tool import Tool
+from handrail.record.verification import verify
+from handrail.testing.kernels import temporary_kernel
+
+EACH_STEP = """
+import asyncio, os, sqlite3, sys
+from handrail import ApprovalAnswer
+from pathlib import Path
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from tests.session.test_jobs_killed import RULES, job_tools
+
+folder = Path(sys.argv[1])
+held = None
+
+def executed():
+    "From now on nothing can be recorded."
+    global held
+    held = sqlite3.connect(next((folder / "state").rglob("handrail.db")), isolation_level=None)
+    held.execute("BEGIN IMMEDIATE")
+
+async def until(condition):
+    while not condition():
+        await asyncio.sleep(0)
+
+async def main():
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    tools = job_tools(folder / "effects", executed)
+    async with temporary_kernel(folder, tools=tools, rules=RULES) as kernel:
+        session = await kernel.session("ses_jobs", attendant=person)
+        begun, waiting = set(), set()
+        def watch(event):
+            if event.kind == "started": begun.add(event.call_id)
+            if event.kind == "waiting": waiting.add(event.call_id)
+        session.watch(watch)
+        async def start(tool, name, where=begun):
+            result = await session.call(tool, {"name": name})
+            assert result.ok, result
+            call_id = f"ses_jobs/{session.turns}.0"
+            await until(lambda: call_id in where)
+            return result.data["job_id"]
+        ended = await start("again", "ended")
+        await session.jobs.wait(ended, timeout_ms=60000)
+        await start("once", "running-hold")
+        await start("again", "running-again-hold")
+        await start("again", "granted-hold")
+        await start("locked", "queued", waiting)
+        await start("locked_again", "queued-again", waiting)
+        direct = asyncio.ensure_future(session.call("direct", {"name": "promoted-hold"}))
+        promoted = lambda: f"ses_jobs/{session.turns}.0"
+        await until(lambda: promoted() in begun)
+        await session.promote(promoted())
+        assert (await direct).ok
+        await kernel.log.flush()
+        asyncio.ensure_future(session.call("again", {"name": "executed-last"}))
+        await until(lambda: held is not None)
+        os.write(1, b"at each step\\n")
+        await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+RULES = ["allow *", "ask again name=granted-hold"]
+
+
+def job_tools(effects: Path, executed: object = None, *, hold: bool = True) -> list[Tool]:
+    """Tools that leave each run in a file; those named so do not end, or lock the database when they have run."""
+    descriptor = os.open(effects, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    async def ran(name: str) -> str:
+        os.write(descriptor, f"{name}\n".encode())
+        if name.endswith("-hold") and hold:
+            await asyncio.Event().wait()
+        if name.endswith("-last") and callable(executed):
+            executed()
+        return name
+
+    @tool(id="once", side_effect="external", mode="background", locks=[], locks_background=["shelf:X"])
+    async def once(name: str) -> str:
+        """Run once."""
+        return await ran(name)
+
+    @tool(id="again", side_effect="external", mode="background", locks=[], idempotent=True)
+    async def again(name: str) -> str:
+        """Run as often as needed."""
+        return await ran(name)
+
+    @tool(id="locked", side_effect="external", mode="background", locks=[], locks_background=["shelf:X"])
+    async def locked(name: str) -> str:
+        """Wait for a lock."""
+        return await ran(name)
+
+    @tool(
+        id="locked_again",
+        side_effect="external",
+        mode="background",
+        locks=[],
+        locks_background=["shelf:X"],
+        idempotent=True,
+    )
+    async def locked_again(name: str) -> str:
+        """Wait for a lock, as often as needed."""
+        return await ran(name)
+
+    @tool(id="direct", side_effect="external", locks=["desk:X"], promotable=True)
+    async def direct(name: str) -> str:
+        """Begin in the turn."""
+        return await ran(name)
+
+    return [once, again, locked, locked_again, direct]
+
+
+async def states(jobs: Iterable[object]) -> dict[str, tuple[str, int]]:
+    return {str(getattr(job, "about")): (getattr(job, "state"), getattr(job, "attempt")) for job in jobs}  # noqa: B009
+
+
+@pytest.mark.proves("X-06", "G-05")
+async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
+    argv = [sys.executable, "-c", EACH_STEP, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"at each step\n"
+        child.kill()
+    before = ["ended", "running-hold", "running-again-hold", "granted-hold", "promoted-hold", "executed-last"]
+    effects = tmp_path / "effects"
+    assert sorted(effects.read_text().split()) == sorted(before)
+    async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
+        assert verify(kernel.log.reader).ok
+        lost = {"running-hold", "granted-hold", "promoted-hold", "queued"}
+        found = await states(await kernel.jobs.list())
+        assert found.pop("ended") == ("done", 1)
+        assert {about for about, state in found.items() if state == ("interrupted", 1)} == lost
+        assert {about for about, state in found.items() if state == ("pending", 1)} == set(found) - lost
+        assert sorted(effects.read_text().split()) == sorted(before), "nothing runs before its session is opened"
+        session = await kernel.session("ses_jobs")
+        jobs = {job.about: job for job in await session.jobs.list()}
+        for about, job in jobs.items():
+            result = await session.jobs.wait(job.id, timeout_ms=60_000)
+            assert result is not None
+            if about in lost:
+                assert result.error_kind == "interrupted"
+                assert ("had no effect" in str(result.error_text)) == (about == "queued")
+            else:
+                assert result.data == about
+        assert await states(await session.jobs.list()) == {
+            "ended": ("done", 1),
+            **dict.fromkeys(lost, ("interrupted", 1)),
+            **dict.fromkeys(("running-again-hold", "queued-again", "executed-last"), ("done", 2)),
+        }
+        again = ["running-again-hold", "queued-again", "executed-last"]
+        assert sorted(effects.read_text().split()) == sorted([*before, *again]), "what may not, never ran again"
+        assert await told(session) == sorted(job.id for job in jobs.values()), "of each once"
+        records = {jobs[about].call_id: about for about in again}
+    for call_id, about in records.items():
+        kinds = [kind for kind, _ in records_of(tmp_path)[call_id]]
+        assert kinds.count("resumed") == 1 and kinds[-1] == "committed", about
+    async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
+        session = await kernel.session("ses_jobs")
+        assert await told(session) == sorted(job.id for job in jobs.values()), "and not again"
+        assert len(effects.read_text().split()) == len(before) + len(again)
+
+
+async def told(session: Session) -> list[str]:
+    notices = session.notices
+    assert notices is not None
+    return sorted(notice.source for notice in await notices.pending())
+
+
+@pytest.mark.proves("X-06")
+async def test_a_kernel_that_ends_takes_up_again_what_may_be_and_says_of_the_rest_that_it_was_cut_short(
+    tmp_path: Path,
+) -> None:
+    effects = tmp_path / "effects"
+
+    async def opened(kernel: Kernel) -> Session:
+        return await kernel.session("ses_jobs")
+
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        session = await opened(kernel)
+        for name in ("once", "again"):
+            assert (await session.call(name, {"name": f"{name}-hold"})).ok
+        while len(effects.read_text().split()) < 2:
+            await asyncio.sleep(0)
+    async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
+        assert await states(await kernel.jobs.list()) == {"once-hold": ("cancelled", 1), "again-hold": ("pending", 1)}
+        session = await opened(kernel)
+        for job in await session.jobs.list():
+            await session.jobs.wait(job.id, timeout_ms=60_000)
+        assert await states(await session.jobs.list()) == {"once-hold": ("cancelled", 1), "again-hold": ("done", 2)}
+        assert len(await told(session)) == 2
+    assert sorted(effects.read_text().split()) == ["again-hold", "again-hold", "once-hold"]
+
+
+async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close(tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        session = await kernel.session("ses_jobs")
+        job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
+        await session.suspend()
+        assert not (await kernel.jobs.get(job_id)).ended
+        session = await kernel.session("ses_jobs")
+        assert [job.id for job in await session.jobs.list()] == [job_id]
+        await session.close()
+        assert await kernel.jobs.list() == []
