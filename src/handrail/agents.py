@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from handrail.config import FILE_NAME, Configuration, default_folder
-from handrail.contract.agent import AgentManifest, CheckedAgent
+from handrail.contract.agent import AGENT_TOOL, AgentManifest, CheckedAgent
 from handrail.contract.errors import Fault, UsageError
 from handrail.contract.offering import Offering
 from handrail.contract.requires import Variables
@@ -135,8 +135,17 @@ def sources_of(
         StoredPins(folders.state),
         config.disabled,
         offerings,
+        _agent_tools(checked.manifest, config, folders),
         lambda: [*offered_sources(), *looked_at()],
     )
+
+
+def _agent_tools(of: AgentManifest, config: Configuration, folders: Folders) -> tuple[AgentManifest, ...]:
+    """The other agents, where any is listed as a tool."""
+    if not any(pattern.startswith(AGENT_TOOL) for pattern in of.tools):
+        return ()
+    found = find_agents(config.folder, (str(folders.workspace),)).values()
+    return tuple(one.manifest for one in found if not one.faults)
 
 
 def equipped(

@@ -13,12 +13,13 @@ import pytest
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
+from handrail.contract.errors import LoadError
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
 from handrail.holding import HeldKernel
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 Agents = dict[str, str]
 """Manifests by id, without the id."""
@@ -289,3 +290,60 @@ async def test_a_call_that_is_not_in_flight_begins_no_sub_agent(tmp_path: Path) 
         session: HeldSession = await kernel.session()
         with pytest.raises(UsageError, match="hands no work over now"):
             await session.child("ses_other/1.0", Delegation("default", "x"))
+
+
+@pytest.mark.proves("A-03")
+async def test_an_agent_that_is_listed_among_the_tools_is_one_of_them_and_others_are_not(tmp_path: Path) -> None:
+    agents = {"default": 'tools = ["read", "agent.reader"]', "reader": READER, "writer": WRITER}
+    async with kernel_of(tmp_path, agents) as kernel:
+        top = PlayedModel(call_reply(("agent__reader", {"prompt": "Look."})), text_reply("."))
+        reader = PlayedModel(text_reply("Looked."))
+        session = await kernel.session()
+        assert "agent.reader" not in [spec.id for spec in session.view]  # before a model is attached
+        found = await answers(Agent(session, top, models=models(reader=reader)))
+        assert [view["name"] for view in top.requests[0].tools] == ["read", "agent__reader"]
+        assert "Reads." in top.requests[0].tools[1]["description"]
+        assert [result.data["text"] for result in found] == ["Looked."]
+
+
+def test_an_agent_that_takes_no_work_cannot_be_listed_as_a_tool(tmp_path: Path) -> None:
+    async def opened() -> None:
+        async with kernel_of(tmp_path, {"default": 'tools = ["agent.mine"]', "mine": ""}):
+            pass
+
+    with pytest.raises(LoadError, match="there is no tool 'agent.mine'"):
+        asyncio.run(opened())
+
+
+@pytest.mark.proves("A-03")
+async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        pause = Pause()
+        reader = PlayedModel([pause, *text_reply("Read in the background.")])
+        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."), text_reply("Heard."))
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(reader=reader))
+        assert (await agent.complete("Go.")).text == "Begun."
+        assert '"job_id":"task_' in str(top.requests[1].messages)
+        await pause.reached.wait()
+        assert [child.family.manifest.id for child in session.family.children] == ["reader"]
+        pause.proceed.set()
+        assert session.notices is not None
+        await session.notices.arrived()
+        assert (await agent.complete("And?")).text == "Heard."
+        assert "Read in the background." in str(top.requests[2].messages)
+
+
+@pytest.mark.proves("A-03")
+async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        pause = Pause()
+        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(reader=PlayedModel([pause, *text_reply("never")])))
+        await agent.complete("Go.")
+        await pause.reached.wait()
+        child = session.family.children[0]
+        await session.close()
+        assert child.closed
+        assert kernel.rooms.store.sessions.under(session.id) == []

@@ -28,6 +28,8 @@ from handrail.contract.schema import path_text
 MAX_AGENT_BYTES = 256 * 1024
 DEFAULT_AGENT = "default"
 """The agent that there is without a manifest."""
+AGENT_TOOL = "agent."
+"""What the id of a tool begins with that is an agent."""
 Role = Literal["primary", "subagent", "all"]
 """Who begins an agent's sessions: people and programs, other agents, or both."""
 

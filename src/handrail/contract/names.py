@@ -29,7 +29,7 @@ FACE_IDS = ("call_tool",)
 """Names under which a face itself has a door for its clients: somebody else's tool by one would stand in the door's place."""
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
-    "info",
+    *("info", "agent.*"),
     *("scratchpad", "scratchpad.*", "jobs", "read_job", "wait", "stop_task"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""

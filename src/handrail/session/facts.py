@@ -26,6 +26,7 @@ class SessionFacts:
     :param used_ns: when it was last opened, suspended, or something was said in it
     :param task: the beginning of the first thing that was asked in it, on one line; None where nothing was
     :param parent: the session it was forked from
+    :param under: the session that a sub-agent's belongs to, and ``under_call`` the call of it that began this one
     :param messages: how many are kept
     :param calls: how many were proposed, by the log
     :param parked: ids of requests to a person that nobody has answered
@@ -47,6 +48,8 @@ class SessionFacts:
     calls: int
     parked: tuple[str, ...] = ()
     decided: tuple[str, ...] = ()
+    under: str | None = None
+    under_call: str | None = None
 
 
 class SessionReader:
@@ -72,7 +75,7 @@ class SessionReader:
     def latest(self) -> SessionFacts | None:
         """The most recently used session in which something was said and that nobody has open."""
         where = (
-            "WHERE closed_ns IS NULL AND (holder IS NULL OR holder IS NOT ?) "
+            "WHERE closed_ns IS NULL AND under IS NULL AND (holder IS NULL OR holder IS NOT ?) "
             "AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id) ORDER BY used_ns DESC, id DESC LIMIT 1"
         )
         rows = session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
@@ -104,6 +107,8 @@ class SessionReader:
             calls=self._count("SELECT count(*) FROM record WHERE session = ? AND kind = 'proposed'", row.id),
             parked=tuple(approval.id for approval in asked if approval.state == "pending"),
             decided=tuple(approval.id for approval in asked if approval.state in ("approved", "rejected")),
+            under=row.under,
+            under_call=row.under_call,
         )
 
     def _count(self, sql: str, session_id: str) -> int:

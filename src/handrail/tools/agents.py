@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from handrail.contract.agent import AGENT_TOOL
 from handrail.contract.delegation import Delegation
 from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
@@ -17,12 +18,13 @@ _PROMPT = {
     "description": "The whole task. The agent sees nothing of this conversation",
 }
 _ABOUT = {"type": "string", "maxLength": 200, "description": "The task in a few words, for people"}
+_BACKGROUND = {"type": "boolean", "description": "Do not wait: you are told when it has ended"}
 _METADATA = {"type": "object", "description": "Kept with its session"}
 
 
 class Task(Tool):
-    # What its sub-agent does are calls of their own, each of which is judged and recorded; the task itself only opens a
-    # session. So it may be used wherever one may only read: its sub-agent may no more than that, either.
+    # What its sub-agent does are calls of their own, each judged and recorded. It may do no more than its parent, so that this
+    # may be used wherever its parent may work at all, also where that may only read; and what came of it is never guessed.
     spec = ToolSpec(
         id="task",
         description=(
@@ -36,15 +38,17 @@ class Task(Tool):
                 "subagent_type": {"type": "string", "minLength": 1, "description": "Which agent"},
                 "prompt": _PROMPT,
                 "description": _ABOUT,
+                "background": _BACKGROUND,
                 "metadata": _METADATA,
             },
             "required": ["subagent_type", "prompt"],
             "additionalProperties": False,
         },
         requires=Requires(capabilities=("agents",)),
-        side_effect="read",
+        side_effect="external",
         locks=(),
         promotable=True,
+        background_argument="background",
         timeout_ms=_DAY_MS,
         category="agent",
         tier="core",
@@ -55,3 +59,36 @@ class Task(Tool):
         return await runtime.agents.run(
             Delegation(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
         )
+
+
+class AgentTool(Tool):
+    """One agent as a tool of its own.
+
+    :param agent: its id
+    :param about: its manifest's description
+    """
+
+    def __init__(self, agent: str, about: str) -> None:
+        self._agent = agent
+        does = " ".join(about.split())
+        self.spec = ToolSpec(
+            id=f"{AGENT_TOOL}{agent}",
+            description=f"Hand a task to the agent {agent} and wait for its last message.{f' {does}' if does else ''}",
+            parameters={
+                "type": "object",
+                "properties": {"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND},
+                "required": ["prompt"],
+                "additionalProperties": False,
+            },
+            requires=Requires(capabilities=("agents",)),
+            side_effect="external",
+            locks=(),
+            promotable=True,
+            background_argument="background",
+            timeout_ms=_DAY_MS,
+            category="agent",
+            kind="other",
+        )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        return await runtime.agents.run(Delegation(self._agent, args["prompt"], args.get("description", "")))

@@ -97,6 +97,11 @@ def to_resume(setting: Setting, session_id: str) -> str:
             raise _unknown(reader, session_id)
     if found.state == "closed":
         raise click.UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
+    if found.under:
+        raise click.UsageError(
+            f"session {session_id} is a sub-agent's and does not go on by itself; begin another with what was said in it: "
+            f"handrail run --fork {session_id}"
+        )
     if found.state == "open":
         raise click.UsageError(
             f"session {session_id} is open elsewhere; it goes on where it is, or when that has ended"
@@ -134,6 +139,8 @@ def _list(setting: Setting, found: Sequence[SessionFacts]) -> None:
 
 def _about(facts: SessionFacts) -> str:
     told = [facts.topic or facts.task or ""]
+    if facts.under:
+        told.insert(0, f"[sub-agent of {facts.under}]")
     if facts.parked:
         told.insert(0, f"[waits for {', '.join(facts.parked)}]")
     if facts.decided:

@@ -178,7 +178,8 @@ def request_lines(request: ApprovalRequest, changes: str | None = None) -> list[
     """A request, whole: who asks, why, every argument, and what an edit would change."""
     name = f"{request.id}  " if request.id else ""
     lines = [
-        f"{name}{spelled_out(request.tool_id)} asks to run",
+        f"{name}{spelled_out(request.tool_id)} asks to run"
+        + (f", for the {one_line(request.origin)}" * bool(request.origin)),
         *(f"  {part}" for part in spelled_out(request.reason).split("\n")),
     ]
     for name, value in request.arguments.items():

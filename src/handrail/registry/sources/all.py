@@ -15,6 +15,7 @@ from handrail.registry.bundles import BundleSource
 from handrail.registry.generation import Generation
 from handrail.registry.loading import Memory, load_generation
 from handrail.registry.pins import NO_PINS, Pins
+from handrail.registry.sources.agents import AgentSource
 from handrail.registry.sources.builtin import BuiltinSource
 from handrail.registry.sources.executables import Confinement
 from handrail.registry.sources.folders import FolderSource
@@ -54,6 +55,7 @@ class ToolSources:
     :param secrets: what they may be given
     :param pins: which definitions of foreign tools a person has approved
     :param disabled: ids that the operator has put out
+    :param agents: which of them can be tools of this one
     :param further: sources that are not the operator's own
     """
 
@@ -67,6 +69,7 @@ class ToolSources:
     pins: Pins = NO_PINS
     disabled: frozenset[str] = frozenset()
     offerings: tuple[Offering, ...] = ()
+    agents: tuple[AgentManifest, ...] = ()
     further: Callable[[], Sequence[Source]] = offered_sources
     memory: Memory = field(default_factory=Memory, compare=False, repr=False)
 
@@ -117,6 +120,7 @@ class ToolSources:
             BundleSource(self.everybody.parent),
             BuiltinSource(),
             NativeSource(self.manifest.manifest.native),
+            AgentSource(self.manifest.manifest, self.agents),
             FolderSource(self.everybody, "global", self.confinement, (self.workspace,)),
             FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),
             PythonSource(self.given),
