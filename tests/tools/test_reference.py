@@ -37,6 +37,15 @@ CALLS: dict[str, dict[str, Any]] = {
     "find_tools": {"query": "show what git has recorded"},
     "tool_search": {"query": "send a letter"},
     "info": {"tool": "read"},
+    "multi_edit": {"path": "a.txt", "edits": [{"old": "two", "new": "due"}]},
+    "tree": {},
+    "json_write": {"path": "a.json", "value": {"a": [1]}},
+    "json_read": {"path": "a.json", "pointer": "/a/0"},
+    "python": {"code": "print(6 * 7)"},
+    "jobs": {},
+    "wait": {"job_id": "…"},
+    "read_job": {"job_id": "…"},
+    "stop_task": {"job_id": "…"},
     "git.init": {"path": "new"},
     "git.add": {"paths": ["a.txt"]},
     "git.commit": {"message": "more"},
@@ -114,6 +123,7 @@ async def session(tmp_path: Path, host: GitHost) -> AsyncGenerator[Session]:
         "allow fs.write **",
         "allow fs.read **",
         "allow shell.run *",
+        "allow shell.run python3 -",
         f"allow net.fetch {host.authority}",
     ]
     async with temporary_kernel(tmp_path, rules=rules) as kernel:
@@ -128,6 +138,10 @@ async def test_each_tool_gives_what_its_row_says_and_runs_where_it_says(session:
     generation = shipped()
     for tool_id, arguments in CALLS.items():
         more = {"url": host.url("x.git")} if tool_id == "git.push" else {}
+        if "job_id" in arguments:
+            more = {"job_id": (await session.jobs.list())[0].id}
+        elif tool_id == "jobs":
+            assert (await session.call("bash", {"command": "echo later", "background": True})).ok
         result: Result = await session.call(tool_id, {**arguments, **more})
         assert result.ok, (tool_id, result.error_text)
         assert set(result.data) == set(RESULTS[tool_id].split()), tool_id
