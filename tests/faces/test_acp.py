@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from acp import RequestError, schema
-from tests.faces.acp_clients import Desk, Editor, ask, call, no_model, played
+from tests.faces.acp_clients import Desk, Editor, ask, call, no_model
 
 from handrail.faces.acp.conversation import Block
 from handrail.runtime import unsaved
@@ -92,91 +92,6 @@ async def test_an_agent_that_was_given_a_workspace_works_in_no_other(desk: Desk,
         assert (await client.new_session(cwd=str(desk.folder / "link"))).session_id
 
 
-async def test_an_edit_is_told_as_a_difference_that_was_shown_before_it_was_approved(desk: Desk) -> None:
-    turns = (
-        {"calls": [call("read", path="note.txt")]},
-        {
-            "calls": [
-                call("edit", path="note.txt", old="second", new="2nd"),
-                call("write", path="new.txt", content="a\nb\n"),
-            ]
-        },
-        {"text": "Done."},
-    )
-    editor = Editor()
-    editor.answering = lambda _call, _options: "allow_once"
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-    edit, write = editor.call(1), editor.call(2)
-    path = str(desk.workspace / "note.txt")
-    assert (edit["kind"], write["kind"]) == ("edit", "edit")
-    difference = {"type": "diff", "path": path, "oldText": "first\nsecond", "newText": "first\n2nd"}
-    assert edit["content"] == [difference]
-    assert edit["locations"] == [{"path": path, "line": 2}]
-    assert write["content"] == [{"type": "diff", "path": str(desk.workspace / "new.txt"), "newText": "a\nb"}]
-    shown = [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in editor.asked[0][0].content or []]
-    assert difference in shown
-    assert (desk.workspace / "note.txt").read_text() == "first\n2nd\n"
-    assert (desk.workspace / "new.txt").read_text() == "a\nb\n"
-
-
-async def test_what_is_asked_shows_the_rule_that_always_stores_and_then_stores_that_one(desk: Desk) -> None:
-    turns = (
-        {"calls": [call("write", path="a.txt", content="1")]},
-        {"text": "One."},
-        {"calls": [call("write", path="b.txt", content="1"), call("write", path="a.txt", content="2")]},
-        {"text": "Two."},
-    )
-    editor = Editor()
-    editor.answering = lambda _call, _options: "allow_always"
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-        (_, options) = editor.asked[0]
-        kinds = [option.kind for option in options]
-        assert kinds[0] == "allow_once" and {"allow_always", "reject_once", "reject_always"} <= {*kinds}
-        always = next(option for option in options if option.kind == "allow_always")
-        assert "allow write a.txt" in always.name
-        editor.answering = lambda _call, _options: "reject_once"
-        await ask(client, opened.session_id)
-    assert len(editor.asked) == 2, "the second write of a.txt needs nobody"
-    assert (desk.workspace / "a.txt").read_text() == "2"
-    assert not (desk.workspace / "b.txt").exists()
-    assert editor.statuses(1) == ["pending", "failed"]
-
-
-@pytest.mark.parametrize("kind", ["reject_once", "reject_always", "cancelled", "no such option"])
-async def test_whatever_is_no_yes_is_a_no(desk: Desk, kind: str) -> None:
-    editor = Editor()
-    editor.answering = lambda _call, _options: kind
-    turns = ({"calls": [call("write", path="a.txt", content="1")]}, {"text": "${0.error_text}"})
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-    assert not (desk.workspace / "a.txt").exists()
-    assert "rejected" in editor.said
-
-
-async def test_several_requests_are_open_at_once_and_answered_in_any_order(desk: Desk) -> None:
-    turns = (
-        {"calls": [call("write", path=f"{name}.txt", content="x") for name in "abc"]},
-        {"text": "Done."},
-    )
-    editor = Editor()
-    editor.answering = lambda _call, _options: None
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        working = asyncio.create_task(ask(client, opened.session_id))
-        await editor.until(lambda: len(editor.asked) == 3)
-        by_path = {asked.raw_input["path"]: n for n, (asked, _) in enumerate(editor.asked) if asked.raw_input}
-        editor.choose(by_path["c.txt"], "allow_once")
-        editor.choose(by_path["b.txt"], "reject_once")
-        editor.choose(by_path["a.txt"], "allow_once")
-        assert (await working).stop_reason == "end_turn"
-    assert sorted(path.name for path in desk.workspace.glob("?.txt")) == ["a.txt", "c.txt"]
-
-
 async def test_a_stop_answers_every_call_and_the_prompt(desk: Desk) -> None:
     turns = (
         {"calls": [call("write", path="a.txt", content="x"), call("read", path="note.txt")]},
@@ -234,39 +149,6 @@ async def test_the_list_of_tasks_is_the_plan(desk: Desk) -> None:
         ]
 
 
-QUESTION = call("question", questions=[{"question": "Which?", "options": [{"label": "red"}, {"label": "blue"}]}])
-
-
-async def test_a_question_is_a_form_where_the_client_fills_forms(desk: Desk) -> None:
-    turns = ({"calls": [QUESTION]}, {"text": "${0.data.answers}"})
-    editor = Editor()
-    editor.filled = schema.AcceptElicitationResponse(action="accept", content={"q1": "blue"})
-    offers = schema.ClientCapabilities(
-        elicitation=schema.ElicitationCapabilities(form=schema.ElicitationFormCapabilities())
-    )
-    async with desk.connected(*turns, editor=editor, offers=offers) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-    assert "blue" in editor.said
-    assert "Which?" in editor.forms[0][0]
-
-
-async def test_a_question_is_unavailable_where_it_does_not(desk: Desk) -> None:
-    turns = ({"calls": [QUESTION]}, {"text": "${0.error_text}"})
-    async with desk.connected(*turns) as (client, editor):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-        assert "question is unavailable: no user is attached to this session" in editor.said
-
-
-async def test_headless_nobody_is_asked(desk: Desk) -> None:
-    turns = ({"calls": [call("write", path="a.txt", content="x")]}, {"text": "${0.error_text}"})
-    async with desk.connected(*turns, headless=True) as (client, editor):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-        assert not editor.asked and "Nobody is attached" in editor.said
-
-
 async def test_a_conversation_is_told_again_when_it_is_loaded_and_goes_on(desk: Desk) -> None:
     turns = (
         {"text": "I plan.", "calls": [call("todo", todos=[{"content": "look", "status": "pending"}])]},
@@ -297,33 +179,6 @@ async def test_a_conversation_is_told_again_when_it_is_loaded_and_goes_on(desk: 
         for unknown in ("ses_unknown", "../../etc", ""):
             with pytest.raises(RequestError, match="there is no session"):
                 await client.load_session(cwd=str(desk.workspace), session_id=unknown)
-
-
-async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and_runs_once_when_it_comes_back(
-    desk: Desk,
-) -> None:
-    editor = Editor()
-    editor.answering = lambda _call, _options: None
-    turns = ({"calls": [call("write", path="a.txt", content="x")]}, {"text": "never said"})
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        working = asyncio.create_task(ask(client, opened.session_id))
-        await editor.until(lambda: editor.asked)
-    with pytest.raises(ConnectionError):
-        await working
-    with desk.reading(str(desk.workspace)) as reader:
-        facts = reader.get(opened.session_id)
-    assert facts is not None and facts.state == "suspended" and len(facts.parked) == 1
-    back = Editor()
-    back.answering = lambda _call, _options: "allow_once"
-    async with desk.connected({"text": "It is written."}, editor=back) as (client, _):
-        await client.load_session(cwd=str(desk.workspace), session_id=opened.session_id)
-        assert back.call(0)["status"] == "pending" and not back.asked
-        answer = await ask(client, opened.session_id, "go on")
-        assert answer.stop_reason == "end_turn" and "It is written." in back.said
-        assert len(back.asked) == 1 and back.call(0)["status"] == "completed"
-        assert len(back.of("tool_call")) == 1
-    assert (desk.workspace / "a.txt").read_text() == "x"
 
 
 async def test_two_sessions_of_one_workspace_share_its_kernel_and_nothing_else(desk: Desk) -> None:
@@ -396,30 +251,6 @@ async def test_what_its_user_has_not_saved_is_read_from_the_editor(desk: Desk, m
     assert (desk.workspace / "note.txt").read_text() == "first\nsecond\n"
 
 
-async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_who_asks(desk: Desk) -> None:
-    played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
-    (desk.folder / "script.json").rename(desk.folder / "writer.json")
-    manifests = {
-        "default": "[delegable]\npresence = true",
-        "writer": f'role = "subagent"\ndescription = "Writes."\nmodel = "script:{desk.folder}/writer.json"',
-    }
-    for name, text in manifests.items():
-        folder = desk.folder / "config" / "agents" / name
-        folder.mkdir(parents=True, mode=0o755)
-        (folder / "agent.toml").write_text(f'id = "{name}"\n{text}\n')
-    editor = Editor()
-    editor.answering = lambda _call, _options: "allow_once"
-    turns = ({"calls": [call("task", subagent_type="writer", prompt="Write.")]}, {"text": "${0.data}"})
-    async with desk.connected(*turns, editor=editor) as (client, _):
-        opened = await client.new_session(cwd=str(desk.workspace))
-        await ask(client, opened.session_id)
-    assert (desk.workspace / "a.txt").read_text() == "x" and "Written." in editor.said
-    ((asked, _),) = editor.asked
-    assert asked.title == "sub-agent writer: write a.txt" and "sub-agent writer" in str(asked.content)
-    assert editor.call(1)["title"] == "sub-agent writer: write a.txt"
-    assert editor.statuses(1) == ["pending", "in_progress", "completed"]
-
-
 async def test_where_another_process_holds_the_workspace_it_is_the_same(desk: Desk) -> None:
     turns = (
         {"calls": [call("read", path="note.txt"), call("write", path="a.txt", content="x")]},
@@ -434,3 +265,32 @@ async def test_where_another_process_holds_the_workspace_it_is_the_same(desk: De
         assert [editor.statuses(n) for n in range(2)] == [["pending", "in_progress", "completed"]] * 2
         assert len(editor.asked) == 1
     assert (desk.workspace / "a.txt").read_text() == "x"
+
+
+KINDS = {
+    "read": "read",
+    **dict.fromkeys(("write", "edit", "file.patch", "multi_edit"), "edit"),
+    **dict.fromkeys(("glob", "grep", "tool_search"), "search"),
+    "bash": "execute",
+    "skill": "think",
+    **dict.fromkeys(("todo", "task", "question"), "other"),
+}
+
+
+async def test_every_tool_has_the_kind_that_an_editor_draws_it_by(desk: Desk) -> None:
+    async with desk.kernel(str(desk.workspace)) as kernel:
+        entries = {tool_id: kernel.generation.resolve(tool_id) for tool_id in KINDS}
+        assert {tool_id: entry.spec.kind for tool_id, entry in entries.items() if entry is not None} == KINDS
+
+
+async def test_a_stop_that_comes_with_the_prompt_stops_it(desk: Desk) -> None:
+    turns = ({"calls": [call("write", path="a.txt", content="x")]}, {"text": "Never."})
+    editor = Editor()
+    editor.answering = lambda _call, _options: None
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        answer, _none = await asyncio.gather(
+            ask(client, opened.session_id), client.cancel(session_id=opened.session_id)
+        )
+        assert answer.stop_reason == "cancelled"
+    assert not (desk.workspace / "a.txt").exists()

@@ -12,7 +12,7 @@ from typing import Any, cast
 from acp import schema
 from acp.exceptions import RequestError
 
-from handrail.agent.events import CallAnswered, ReplyCut, RunFinished, RunOutcome, TextDelta
+from handrail.agent.events import CallAnswered, NoticesHeard, ReplyCut, RunFinished, RunOutcome, TextDelta
 from handrail.agent.history import Exchange, restored
 from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, CallPart, Model, ResultsMessage, TextPart, UserMessage
@@ -103,6 +103,8 @@ class Conversation:
                                 self.telling.says(
                                     f"\n\n[the reply broke off: {reason}{'; asked again' if again else ''}]\n\n"
                                 )
+                            case NoticesHeard(notices):
+                                self.telling.thinks("".join(f"[{one.source}: {one.text}]\n" for one in notices))
                             case RunFinished():
                                 outcome = event.outcome
                             case _:

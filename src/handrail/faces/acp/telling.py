@@ -99,6 +99,10 @@ class Telling:
         elif words:
             self.tell(schema.AgentMessageChunk(session_update="agent_message_chunk", content=block(words)))
 
+    def thinks(self, words: str) -> None:
+        """What the model has been told that no user said and no call answered."""
+        self.tell(schema.AgentThoughtChunk(session_update="agent_thought_chunk", content=block(showing.plain(words))))
+
     def asked(self, words: str) -> None:
         """What the user said, when a session is shown again."""
         self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=block(showing.plain(words))))
