@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from handrail.agent.budget import Budget
     from handrail.agent.model import Model
+    from handrail.agent.text_calls import TextForm
     from handrail.contract.agent import AgentManifest
     from handrail.faces.acp.agent import Serving
     from handrail.kernel import Kernel
@@ -37,6 +38,11 @@ if TYPE_CHECKING:
     help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
 )
 @click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
+@click.option(
+    "--text-calls",
+    type=click.Choice(("bracket", "xml")),
+    help="For a model without tool calling: it writes its calls into its text, in this form.",
+)
 @click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model for each prompt.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, for each prompt.")
 @click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls, for each prompt.")
@@ -48,6 +54,7 @@ def command(
     setting: Setting,
     model: str | None,
     base_url: str | None,
+    text_calls: TextForm | None,
     max_turns: int | None,
     max_tokens: int | None,
     max_calls: int | None,
@@ -76,7 +83,7 @@ def command(
                 "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
                 "HANDRAIL_MODEL, or the agent's model"
             )
-        return open_model(spec, base_url=base_url)
+        return open_model(spec, base_url=base_url, text_calls=text_calls)
 
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
         return opened(replace(setting, workspace=folder), face="acp")
