@@ -35,7 +35,8 @@ from handrail.joining.jobs import RemoteJobs, jobs_over
 from handrail.joining.membership import Membership
 from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.peers import asked
-from handrail.joining.sessions import JoinedSession, Wanted
+from handrail.joining.sessions import JoinedSession
+from handrail.joining.wanted import Wanted
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
 from handrail.policy.modes import given

@@ -92,7 +92,7 @@ class Spent:
             self.output_tokens += reply.usage.output_tokens
             return
         self.tokens_estimated = True
-        self.input_tokens += _estimate(len(request.system) + sum(_characters(m) for m in request.messages))
+        self.input_tokens += tokens_of(request)
         self.output_tokens += _estimate(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
 
     def out_of_turns(self) -> str | None:
@@ -126,6 +126,11 @@ class Spent:
 
     def out_of_time(self) -> str:
         return f"the budget of {self.budget.seconds:g} seconds is used up"
+
+
+def tokens_of(request: ModelRequest) -> int:
+    """About how many tokens a request is, without its tools."""
+    return _estimate(len(request.system) + sum(_characters(message) for message in request.messages))
 
 
 def _first(*said: T | None) -> T | None:

@@ -114,6 +114,7 @@ class Dispatch:
 
     :param save: keeps the conversation; never raises for want of room
     :param admit: counts a call that is about to start, and puts a fault on one that may not
+    :param may_be_over: whether a budget may be used up, which the reply's end tells
     """
 
     def __init__(
@@ -124,6 +125,7 @@ class Dispatch:
         assembly: ReplyAssembly,
         save: Callable[[], Awaitable[None]],
         admit: Callable[[ProposedCall], ProposedCall],
+        may_be_over: Callable[[], bool],
     ) -> None:
         self._turn = turn
         self._session_id = session_id
@@ -131,6 +133,7 @@ class Dispatch:
         self._assembly = assembly
         self._save = save
         self._admit = admit
+        self._may_be_over = may_be_over
         self._kept = 0
         self._weight = 0
         self.calls: list[ProposedCall] = []
@@ -146,7 +149,7 @@ class Dispatch:
         """Start what can be started while the reply goes on. Gives it, with its positions."""
         first = len(self.calls)
         until = self._assembly.ready(first)
-        if until == first or self._weight > MAX_KEPT_AGAIN:
+        if until == first or self._weight > MAX_KEPT_AGAIN or self._may_be_over():
             return ()
         return await self._start(self._assembly.so_far(until))
 

@@ -307,8 +307,10 @@ class Agent:
             request = self._request(turn)
             assembly = ReplyAssembly(forms_to_restore(request.tools, self.model.dialect))
             saved = partial(self._save, run)
-            dispatch = run.dispatch = Dispatch(turn, self.session.id, self._conversation, assembly, saved, run.admitted)
-            run.reading, answered = assembly, False
+            dispatch = run.dispatch = Dispatch(
+                turn, self.session.id, self._conversation, assembly, saved, run.admitted, run.may_be_over
+            )
+            run.reading, run.request, answered = assembly, request, False
             yield TurnStarted(run.spent.turns + 1)
             try:
                 reading = read_reply(run, assembly, self.model, request, self._retry, self._heeding(assembly, dispatch))

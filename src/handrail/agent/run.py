@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, field
 
-from handrail.agent.budget import BudgetKind, Spent
+from handrail.agent.budget import BudgetKind, Spent, tokens_of
 from handrail.agent.dispatch import Dispatch, StopKind
 from handrail.agent.events import LoopEvent, RunOutcome, RunStatus
-from handrail.agent.model import ModelRequest, ProviderError
+from handrail.agent.model import ModelRequest, ProviderError, Usage
 from handrail.agent.pump import ReplyPump
 from handrail.agent.stream import Reply, ReplyAssembly
 from handrail.contract.call import ProposedCall
@@ -35,6 +35,8 @@ class Run:
     """Of the last reply."""
     reading: ReplyAssembly | None = None
     """A reply that is not counted yet."""
+    request: ModelRequest | None = None
+    """What it answers."""
     calling: bool = False
     waiting: asyncio.Future[bool] | None = None
     """For what still runs and will tell of its end."""
@@ -74,6 +76,13 @@ class Run:
         """Count a request with the reply that it brought."""
         self.spent.add(request, reply)
         self.reading = None
+
+    def may_be_over(self) -> bool:
+        """Whether the reply that is read may have used up the tokens: then its calls wait for its end, which tells."""
+        reading, request = self.reading, self.request
+        if reading is None or request is None or self.spent.budget.tokens is None:
+            return False
+        return self.spent.out_of_tokens(reading.usage or Usage(tokens_of(request), 0)) is not None
 
     def admitted(self, call: ProposedCall) -> ProposedCall:
         """``call``, counted; with a fault where it may not start any more."""

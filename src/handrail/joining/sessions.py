@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from handrail.catalog.interaction import Interaction
@@ -14,11 +14,9 @@ from handrail.contract.call import Answer, ProposedCall, call_id
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
 from handrail.contract.events import Event
-from handrail.contract.modes import Mode
 from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
-from handrail.contract.runtime import ClientContext
 from handrail.contract.session import Proposal, StopReason
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
@@ -33,6 +31,7 @@ from handrail.joining.operations import Refused
 from handrail.joining.peers import kinds_offered
 from handrail.joining.requests import HANDED_ON, LEAVING, a_skill
 from handrail.joining.turns import JoinedTurn
+from handrail.joining.wanted import Wanted
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
 from handrail.registry.generation import Generation
@@ -42,28 +41,6 @@ from handrail.session.session import CLOSED, ENDED, SUSPENDED
 
 LEAVING_S = 20.0
 """How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """How a session is opened, and opened again with the next holder."""
-
-    headless: bool
-    topic: str | None = None
-    client: ClientContext | None = None
-    agent: str | None = None
-    """Where it is another than that of its process."""
-    mode: Mode | None = None
-    """Likewise."""
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "headless": self.headless,
-            "topic": self.topic,
-            "agent": self.agent,
-            "mode": self.mode,
-            "client": None if self.client is None else asdict(self.client),
-        }
 
 
 class JoinedSession(WithJobs):

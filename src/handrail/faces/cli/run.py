@@ -162,7 +162,7 @@ async def _run(
                 budget=budget_of(manifest),
             )
             interruption.stop = agent.cancel
-            async with aclosing(agent.run(begin.task)) as events:
+            async with aclosing(agent.run(begin.task, until="idle")) as events:
                 async for event in events:
                     view.show(event)
                     if isinstance(event, RunFinished):
@@ -212,6 +212,11 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
             return {"event": "native-withheld", "tool": tool_id, "reason": reason}
         case kinds.NativeUsed():
             return {"event": "native", **asdict(event)}
+        case kinds.NoticesHeard(notices):
+            told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
+            return {"event": "told", "notices": told}
+        case kinds.Waiting():
+            return {"event": "waiting"}
         case kinds.BudgetSpent(kind, text):
             return {"event": "budget", "kind": kind, "text": text}
         case kinds.ReplyCut(reason, again):
@@ -263,6 +268,12 @@ class LiveView:
             case kinds.Delayed(attempt, attempts, delay_s, reason):
                 about = f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
                 self._line("! ", "the provider is busy", about, "yellow")
+            case kinds.NoticesHeard(notices):
+                for notice in notices:
+                    self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
+            case kinds.Waiting():
+                self._end_text()
+                note("waiting for what still runs (Ctrl-C ends it)")
             case kinds.RunFinished(outcome):
                 self._end_text()
                 if not outcome.ok:
