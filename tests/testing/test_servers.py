@@ -17,6 +17,10 @@ TOOL: dict[str, Any] = {
 }
 
 
+TEXT: dict[str, Any] = {"type": "text", "text": "hi"}
+IMAGE: dict[str, Any] = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+
+
 def openai_call(call_id: str, name: str = "read", arguments: str = "{}") -> dict[str, Any]:
     return {"id": call_id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
@@ -50,6 +54,15 @@ def told(call_id: str) -> dict[str, Any]:
         ([{"role": "assistant", "content": ""}], "without content and tool_calls"),
         ([{"role": "assistant", "content": "hi"}], None),
         ([{"role": "robot", "content": "hi"}], "role 'robot'"),
+        ([{"role": "system", "content": [TEXT, TEXT]}, {"role": "user", "content": [TEXT, IMAGE]}], None),
+        ([asking(openai_call("a")), {**told("a"), "content": [TEXT]}], None),
+        ([{"role": "assistant", "content": [TEXT, {"type": "refusal", "refusal": "no"}]}], None),
+        ([{"role": "system", "content": [IMAGE]}], "'image_url' in a message of role system"),
+        ([asking(openai_call("a")), {**told("a"), "content": [IMAGE]}], "of role tool"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "without its text"),
+        ([{"role": "user", "content": ["x"]}], "part of type None"),
+        ([{"role": "user", "content": list[Any]()}], "neither text nor"),
+        ([{"role": "user", "content": None}], "neither text nor"),
     ],
 )
 def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[str, Any]], fault: str | None) -> None:
@@ -60,6 +73,10 @@ def test_an_openai_history_is_judged_as_the_provider_does(messages: list[dict[st
 def test_openai_tools_are_judged_too() -> None:
     assert faults_in_openai_request(openai_request(tools=[TOOL])) == []
     assert "twice" in faults_in_openai_request(openai_request(tools=[TOOL, TOOL]))[0]
+    strict: dict[str, Any] = {"type": "function", "function": {"name": "now", "strict": True}}
+    assert faults_in_openai_request(openai_request(tools=[TOOL, strict])) == []
+    typeless: dict[str, Any] = {"type": "function", "function": {"name": "now", "parameters": {}}}
+    assert "not the schema" in faults_in_openai_request(openai_request(tools=[typeless]))[0]
     leaky: dict[str, Any] = {"type": "function", "function": {**TOOL["function"], "locks": ["workspace:X"]}}
     assert "locks" in faults_in_openai_request(openai_request(tools=[leaky]))[0]
 

@@ -18,7 +18,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 
 def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
     """Why a chat completions request would be refused: every fault found, none for a good one."""
-    found = tool_faults([(_dict(tool.get("function")), "parameters") for tool in _dicts(body.get("tools"))])
+    found = tool_faults([(_declared(tool), "parameters") for tool in _dicts(body.get("tools"))])
     found += faults_in_search(body)
     if "tools" in body and not body["tools"]:
         found.append("[] is too short - 'tools'")
@@ -34,9 +34,10 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
             waiting = []
         match role:
             case "system" | "developer" | "user":
-                if not isinstance(message.get("content"), str):
-                    found.append(f"{where}: content of role {role} is not text")
+                check_content(message.get("content"), str(role), where, found)
             case "assistant":
+                if message.get("content") is not None:
+                    check_content(message["content"], "assistant", where, found)
                 calls = _dicts(message.get("tool_calls"))
                 if "tool_calls" in message and not calls:
                     found.append(f"{where}: tool_calls is empty")
@@ -53,13 +54,51 @@ def faults_in_openai_request(body: Mapping[str, Any]) -> list[str]:
                     waiting.remove(cast("str", answered))
                 else:
                     found.append(f"{where}: tool_call_id {answered!r} answers no open call of the message before")
-                if not isinstance(message.get("content"), str):
-                    found.append(f"{where}: content of role tool is not text")
+                check_content(message.get("content"), "tool", where, found)
             case _:
                 found.append(f"{where}: role {role!r}")
     if waiting:
         found.append(f"the last calls have no response messages: {', '.join(waiting)}")
     return found
+
+
+_TEXT: Mapping[str, tuple[str, type]] = {"text": ("text", str)}
+_PARTS: Mapping[str, Mapping[str, tuple[str, type]]] = {
+    "system": _TEXT,
+    "developer": _TEXT,
+    "tool": _TEXT,
+    "assistant": {**_TEXT, "refusal": ("refusal", str)},
+    "user": {
+        **_TEXT,
+        "image_url": ("image_url", dict),
+        "input_audio": ("input_audio", dict),
+        "file": ("file", dict),
+    },
+}
+"""The parts that a content may have, by the role of its message, each with the member that it is about."""
+
+
+def check_content(content: object, role: str, where: str, found: list[str]) -> None:
+    """A message's content is a text, or a list of the parts that its role may have."""
+    if isinstance(content, str):
+        return
+    if not isinstance(content, list) or not content:
+        found.append(f"{where}: content of role {role} is neither text nor a list of parts")
+        return
+    for part in cast("list[object]", content):
+        kind = _dict(part).get("type")
+        known = _PARTS[role].get(str(kind))
+        if known is None:
+            found.append(f"{where}: a part of type {kind!r} in a message of role {role}")
+        elif not isinstance(_dict(part).get(known[0]), known[1]):
+            found.append(f"{where}: a part of type {kind!r} without its {known[0]}")
+
+
+def _declared(tool: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A function as it is judged: strictness is its own matter, and without parameters it takes none."""
+    function = _dict(tool.get("function"))
+    kept = {key: value for key, value in function.items() if key != "strict" or not isinstance(value, bool | None)}
+    return {"parameters": {"type": "object"}, **kept}
 
 
 def faults_in_anthropic_request(body: Mapping[str, Any]) -> list[str]:
