@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from tests.faces.acp_clients import Desk, Editor, ask, call, no_model
 
 from handrail.faces.acp.conversation import Block
 from handrail.runtime import unsaved
+from handrail.sandbox import tiers
 
 pytestmark = pytest.mark.proves("F-05")
 
@@ -294,3 +296,37 @@ async def test_a_stop_that_comes_with_the_prompt_stops_it(desk: Desk) -> None:
         )
         assert answer.stop_reason == "cancelled"
     assert not (desk.workspace / "a.txt").exists()
+
+
+async def test_a_session_is_forked_and_resumed_without_being_told_again(desk: Desk) -> None:
+    async with desk.connected({"text": "One."}, {"text": "Two."}) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id, "first")
+        forked = await client.fork_session(session_id=opened.session_id, cwd=str(desk.workspace))
+        assert forked.session_id != opened.session_id
+        await client.close_session(session_id=opened.session_id)
+        await client.resume_session(session_id=opened.session_id, cwd=str(desk.workspace))
+        assert editor.said == "One." and not editor.of("user_message_chunk")
+        await asyncio.gather(ask(client, forked.session_id, "second"), ask(client, opened.session_id, "third"))
+        listed = await client.list_sessions()
+        assert {one.session_id for one in listed.sessions} == {forked.session_id, opened.session_id}
+        assert {one.title for one in listed.sessions} == {"first"}
+        with pytest.raises(RequestError, match="no cursor"):
+            await client.list_sessions(cursor="x")
+
+
+@pytest.mark.skipif(not tiers.probe().confines, reason="bash is withheld on this machine")
+async def test_a_client_that_goes_while_a_command_runs_finds_it_answered(desk: Desk) -> None:
+    os.mkfifo(desk.workspace / "pipe")
+    turns = ({"calls": [call("bash", command="cat pipe")]}, {"text": "Never."})
+    async with desk.connected(*turns, rules=["allow bash cat pipe"]) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        working = asyncio.create_task(ask(client, opened.session_id))
+        await editor.until(lambda: editor.of("tool_call") and editor.statuses(0)[-1] == "in_progress")
+    with pytest.raises(ConnectionError):
+        await working
+    async with desk.connected({"text": "On."}) as (client, editor):
+        await client.load_session(cwd=str(desk.workspace), session_id=opened.session_id)
+        told = editor.call(0)
+        assert told["status"] == "failed" and told["rawOutput"]["metadata"]["error_kind"] == "cancelled"
+        assert (await ask(client, opened.session_id)).stop_reason == "end_turn"

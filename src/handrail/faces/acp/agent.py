@@ -217,7 +217,7 @@ class Desk:
         mcp_servers: Sequence[McpServer] | None = None,
     ) -> schema.ForkSessionResponse:
         folder = self._folder(cwd, additional_directories)
-        self._facts(folder, session_id)
+        self._facts(folder, session_id, may_be_open=True)
         conversation = await self._enter(folder, None, mcp_servers, fork=session_id)
         return schema.ForkSessionResponse(session_id=conversation.session.id, modes=conversation.modes)
 
@@ -312,11 +312,11 @@ class Desk:
             )
         return folder
 
-    def _facts(self, folder: str, session_id: str) -> SessionFacts:
+    def _facts(self, folder: str, session_id: str, *, may_be_open: bool = False) -> SessionFacts:
         """
         :raises RequestError: when there is no such session
         """
-        if session_id in self._open or session_id in self._opening:
+        if not may_be_open and (session_id in self._open or session_id in self._opening):
             raise RequestError(INVALID_PARAMS, f"session {session_id[:80]} is open already")
         try:
             with self._serving.reading(folder) as reader:
