@@ -146,6 +146,8 @@ def test_a_tool_with_several_kinds_of_targets_has_its_own_rules_by_argument(desk
         ("https://example.org/x", ["allow web_fetch", "deny net.fetch example.org"], "deny"),
         ("http://[::1]:80/x", ["allow net.fetch [::1]:80"], "allow"),
         ("https://user@example.org/", ["allow web_fetch"], "deny"),
+        ("data:text/plain,hello", ["allow web_fetch"], "allow"),
+        ("data:80", ["allow web_fetch", "deny net.fetch data"], "deny"),
         ("https://evil.example\\@example.org/", ["allow web_fetch"], "deny"),
         ("https://①②⑦.0.0.1/", ["allow web_fetch"], "deny"),
         ("https://exa\tmple.org/", ["allow web_fetch"], "deny"),

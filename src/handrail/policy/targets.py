@@ -19,6 +19,8 @@ from handrail.policy.words import literal_words
 _Getter = Callable[[Mapping[str, Any]], object]
 _LONGEST_SHOWN = 400
 _SSH = re.compile(r"(?:git\+)?ssh(?:\+git)?://|[^/@:\s]+@[^/@:\s]+:(?!//)", re.IGNORECASE)
+_HOLDS_ITSELF = re.compile(r"data:[^,]{0,100},", re.IGNORECASE)
+"""An address that is its own content (RFC 2397): nothing is reached by it."""
 
 
 class LocatedPath(Protocol):
@@ -114,7 +116,7 @@ class TargetReader:
                     found += redirections(command.subject, roots)
                 continue
             if capability == "net.fetch":
-                hosts = [host_of(text) for text in _texts(value, None)]
+                hosts = [host_of(text) for text in _texts(value, None) if not _HOLDS_ITSELF.match(text)]
                 found += [Target("net.fetch", host, host, host) for host in hosts]
                 continue
             for text in (value,) if isinstance(value, str) else _texts(value, "."):
