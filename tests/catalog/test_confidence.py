@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail, together
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
 _EVIDENCE = st.builds(
@@ -64,3 +64,8 @@ def test_a_second_need_keeps_its_best_hit_and_a_near_copy_stays() -> None:
     ]
     assert tail(hits, [0.95, 0.9, 0.05, 0.06]) == [False, False, True, False]
     assert tail(hits, [0.95, 0.9, 0.05, 0.01]) == [False, False, True, True]
+
+
+def test_tools_that_do_the_same_share_what_each_is_sure_of_and_others_get_nothing_of_it() -> None:
+    same = [[True, True, False], [True, True, False], [False, False, True]]
+    assert together([0.4, 0.3, 0.2], same) == pytest.approx([0.58, 0.58, 0.2])

@@ -68,6 +68,19 @@ def test_a_request_that_says_a_tools_whole_name_among_much_else_is_served_by_it(
     assert Index([*others, tool("sendEmailRobot", "Delivers.")]).search(text).nothing_fits
 
 
+def test_a_request_that_calls_a_tool_by_its_name_finds_it_before_all_that_its_words_speak_for() -> None:
+    rivals = [
+        tool(f"final_velocity_{n}", "Calculates the velocity of a car at the end of its acceleration.")
+        for n in range(8)
+    ]
+    named = tool("get_end", "Of a falling object.")
+    asked = "use 'get_end' for the velocity of a car at the end of its acceleration"
+    index = Index([*rivals, named])
+    assert index.search(asked).hits[0].id == named.id
+    assert index.search(asked.replace("_", " ")).hits[0].id != named.id
+    assert index.search(asked, among=lambda tool_id: tool_id != named.id).hits[0].id != named.id
+
+
 def test_several_needs_get_a_tool_each_before_any_gets_a_second() -> None:
     rivals = [tool(f"weather_{n}", "Weather forecast for tomorrow in a city, weather report.") for n in range(8)]
     index = Index([*ALL, *rivals])

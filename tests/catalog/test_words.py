@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handrail.catalog.splitting import MOST_PARTS, parts
 from handrail.catalog.stemming import stem
 from handrail.catalog.texts import Document, passage
-from handrail.catalog.words import spelled, terms, words
+from handrail.catalog.words import names_in, spelled, terms, words
 
 
 @pytest.mark.parametrize(
@@ -142,3 +142,10 @@ def test_a_list_of_many_needs_has_a_bounded_number_of_parts() -> None:
 @given(st.text(max_size=300) | st.text(" .,;\n'\"abAB1", max_size=300))
 def test_any_request_has_parts(text: str) -> None:
     assert 1 <= len(parts(text)) <= MOST_PARTS
+
+
+def test_names_in_a_text_are_what_only_names_are_written_like() -> None:
+    assert names_in("Use get_time, then `clock.getDate`; e.g. and/or I.T. are none, nor get, 24/7 or Paris.") == [
+        "get_time",
+        "clock.getDate",
+    ]

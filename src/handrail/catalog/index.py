@@ -13,7 +13,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail, together
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag, says_whole_name
@@ -34,6 +34,9 @@ _PLACES = 2_048
 
 _JUDGED = 5
 """Hits at least by which it is judged whether anything fits."""
+
+_COPIES = 0.85
+"""Likeness of two tools from which they do the same: an area and a circumference of circles come to less."""
 
 _WEAK = 0.5
 """Confidence below which a hit says that it is weak."""
@@ -173,6 +176,9 @@ class Index:
         evidence = [self._evidence(each, rows, wanted) for each in order]
         fit = fitting(evidence, len(self._documents))
         sure = confidences(evidence, len(self._documents))
+        if vicinity is not None and len(order) > 1:
+            same = vicinity.likeness([each.number for each in order]) >= _COPIES
+            sure = together(sure, same.tolist())
         judged = zip(order[:limit], evidence, sure, tail(evidence, sure), strict=False)
         hits = [self._hit(*each, texts, wanted) for each in judged]
         if vicinity is None:

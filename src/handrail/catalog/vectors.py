@@ -6,6 +6,7 @@ is first compared by the signs of its components (one bit each, 48 bytes a tool)
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +87,11 @@ class Vicinity:
             return float(rows[number].astype(numpy.float32) @ request)
 
         return Scores(likely[order].tolist(), float(usual.mean()), float(usual.std()), score)
+
+    def likeness(self, numbers: Sequence[int]) -> Vectors:
+        """How near each of these documents is to each."""
+        rows: Any = self._rows[list(numbers)].astype(numpy.float32)
+        return numpy.einsum("ij,kj->ik", rows, rows)
 
     @cached_property
     def _sampled(self) -> Any:

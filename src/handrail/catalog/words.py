@@ -140,14 +140,15 @@ def together(word: str, after: str) -> bool:
 def names_in(text: str) -> list[str]:
     """What ``text`` has, of its first runs, that is written as only names are: ``get_time``, ``getTime``, ``clock.get``.
 
-    It has two telling words: a tool of the name "e.g." or "and/or" is not called by a text that says so.
+    It has two words, of which one tells something: no text calls a tool "e.g." or "and/or" by saying so.
     """
-    runs = (found.group() for found in islice(_NAME.finditer(text), _NAMES))
-    return [
-        name
-        for name in runs
-        if _JOINED.search(name) and sum(len(word) > 1 and not filler(word) for word in words(name)) > 1
-    ]
+    out: list[str] = []
+    for found in islice(_NAME.finditer(text), _NAMES):
+        if _JOINED.search(found.group()):
+            said = [word for word in words(found.group()) if len(word) > 1]
+            if len(said) > 1 and not all(filler(word) for word in said):
+                out.append(found.group())
+    return out
 
 
 def filler(word: str) -> bool:

@@ -1,0 +1,62 @@
+"""What was learned of how requests lie to their tools: like requests pull to like tools, unlike ones pull nowhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+
+from handrail.catalog import turning
+from handrail.catalog.turning import Served, Turn
+
+WIDTH = 6
+
+
+def unit(*at: int) -> Any:
+    return numpy.eye(WIDTH, dtype=numpy.float32)[list(at)]
+
+
+def plain() -> Any:
+    """An adapter that leaves every request as it is."""
+    rows = numpy.zeros((3, WIDTH), numpy.float32)
+    rows[0, 0] = 1
+    return rows
+
+
+def test_a_request_goes_towards_the_tool_that_one_like_it_was_served_by() -> None:
+    turn = Turn(plain(), [Served(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    turned = turn(unit(0))
+    assert numpy.linalg.norm(turned) == pytest.approx(1)
+    assert turned[0, 0] > turned[0, 3] > 0.4
+    assert turned[0, 4] == pytest.approx(0, abs=1e-6)
+
+
+def test_a_request_like_none_that_was_served_stays_as_it_is() -> None:
+    turn = Turn(plain(), [Served(unit(0, 1), unit(3, 4), numpy.array([0, 1]))])
+    assert turn(unit(2)) == pytest.approx(unit(2))
+    assert turn(-unit(0)) == pytest.approx(-unit(0))
+
+
+def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    choose = numpy.random.default_rng(1)
+    rows = choose.standard_normal((7, WIDTH)).astype(numpy.float32)
+    rows /= numpy.linalg.norm(rows, axis=1, keepdims=True)
+    turn = Turn(
+        plain(), [Served(rows, unit(3, 4), choose.integers(0, 2, 7)), Served(unit(1), unit(5), numpy.array([0]))]
+    )
+    turn.keep(tmp_path / "turn.npz")
+
+    def here(package: str) -> Path:
+        return tmp_path
+
+    monkeypatch.setattr(turning, "files", here)
+    again = Turn.shipped()
+    assert (again(rows) * turn(rows)).sum(axis=1).min() > 0.999
+
+
+def test_the_one_that_ships_turns_what_it_was_given_of_a_models_width() -> None:
+    turn = Turn.shipped()
+    asked = turn.served[1].requests[:5]
+    assert len(turn.served) == 2 and turn(asked).shape == asked.shape
