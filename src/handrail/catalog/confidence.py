@@ -59,7 +59,7 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         ahead = each.standing - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.shared))
         if each.near is None:
-            told = -3.57 + 11.18 * words + 0.41 * ahead - 0.63 * _extent(tools) + 2.5 * each.named
+            told = -3.63 + 11.10 * words + 0.39 * ahead - 0.59 * _extent(tools) + 2.5 * each.named
         else:
             told = -4.27 + 11.05 * each.near + 2.75 * words + 0.73 * ahead - 0.68 * _extent(tools) + 1.4 * each.named
         out.append(_logistic(told))
@@ -108,7 +108,7 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     nears = [each.near for each in best if each.near is not None]
     named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
-        return _logistic(-2.43 + 11.47 * words + 0.15 * stands - 0.71 * extent + 2.0 * named)
+        return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * extent + 2.07 * named)
     return _logistic(-3.06 + 13.36 * max(nears) + 1.41 * words + 0.38 * stands - 1.01 * extent + 1.7 * named)
 
 
