@@ -91,6 +91,7 @@ ROWS: dict[str, str] = {
     "X-01": "A direct call is awaited in its turn.",
     "X-07": "Time-outs are enforced in one place and answered with the partial output.",
     "X-08": "A stop reaches whatever runs, with grace and then without; user, time-out and shutdown are told apart.",
+    "X-09": "A call starts when its block closes in the model's stream, once, in the reply's order; what is not closed never runs, and a crash in the middle leaves every started call known and answered.",
     "X-10a": "Progress and events flow to the face while a call runs, over the socket too.",
     "X-13": "Waiting for a person is a state of the call: no locks, no time-out, parked when its process ends, never an orphan.",
     "O-01": "An output over its limit is cut to a head, with the whole in a file that the session can read.",

@@ -1,0 +1,256 @@
+"""Calls that start while their reply is still read: when, in which order, exactly once, and what a crash leaves of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+from tests.agent.test_going_on import KeptHere
+
+from handrail import ApprovalAnswer, tool
+from handrail.agent.budget import Budget
+from handrail.agent.events import CallAnswered, CallProposed, LoopEvent, RunFinished
+from handrail.agent.loop import Agent
+from handrail.agent.model import (
+    AssistantMessage,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    Finished,
+    ResultsMessage,
+    StreamCut,
+    TextDelta,
+    Usage,
+    UserMessage,
+)
+from handrail.record.verification import verify
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
+
+
+def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
+    return [CallOpened(index, None, name), CallArguments(index, arguments), CallClosed(index)]
+
+
+@pytest.mark.proves("X-09")
+async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_once(tmp_path: Path) -> None:
+    ran: list[int] = []
+    done, pause = asyncio.Event(), Pause()
+
+    @tool(id="test.mark", side_effect="external", locks=[])
+    async def mark(n: int) -> int:
+        """Have an effect."""
+        ran.append(n)
+        done.set()
+        return n
+
+    async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
+        session = await kernel.session()
+        steps = [*call(0, "test__mark", '{"n":1}'), TextDelta("and"), pause, *call(1, "test__mark", '{"n":2}')]
+        model = PlayedModel([*steps, Finished("calls")], text_reply("done"))
+        run = asyncio.create_task(Agent(session, model).complete("go"))
+        await asyncio.gather(done.wait(), pause.reached.wait())
+        assert ran == [1], "before the reply has ended"
+        assert session.history is not None
+        rows = await session.history.read()
+        assert rows[-1][1]["parts"] == [
+            {"call": "hr0000001", "name": "test__mark", "arguments": {"n": 1}, "id": f"{session.id}/1.0"}
+        ], "what there was of the reply is kept before"
+        pause.proceed.set()
+        assert (await run).ok and ran == [1, 2]
+        assert [len(rows) for rows in (await session.history.read(), kernel.log.reader.calls())] == [4, 2]
+        assert verify(kernel.log.reader).ok
+
+
+async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
+    session, pause = RecordingSession(), Pause()
+    steps: list[Step] = [CallOpened(0, None, "mail.send"), CallArguments(0, '{"n":1}'), TextDelta("x"), pause]
+    model = PlayedModel([*steps, *call(1, "echo"), StreamCut("gone")], text_reply("ok"))
+    agent = Agent(session, model)
+    run = asyncio.create_task(agent.complete("go"))
+    await pause.reached.wait()
+    assert session.calls == []
+    pause.proceed.set()
+    assert (await run).ok
+    assert [(one.name, one.fault is None) for one in session.calls] == [("mail.send", False), ("echo", True)]
+
+
+@pytest.mark.parametrize("arguments", ["", '{"n":'])
+async def test_a_last_block_that_a_limit_may_have_cut_waits_for_what_comes_next(arguments: str) -> None:
+    session, pause = RecordingSession(), Pause()
+    steps: list[Step] = [*call(0, "echo", arguments), pause]
+    model = PlayedModel(
+        [*steps, Finished("length")], [*steps[:-1], TextDelta(" "), Finished("calls")], text_reply("ok")
+    )
+    run = asyncio.create_task(Agent(session, model).complete("go"))
+    await pause.reached.wait()
+    assert session.calls == []
+    pause.proceed.set()
+    assert (await run).ok
+    assert session.calls[0].fault is not None and "output limit" in session.calls[0].fault
+    assert session.calls[1].fault is None, "what came after it says that it was not the last"
+
+
+async def test_what_comes_for_a_call_that_has_started_does_not_change_it() -> None:
+    session = RecordingSession()
+    late = [*call(0, "echo", '{"n":1}'), CallArguments(0, '{"n":2}'), Finished("calls")]
+    agent = Agent(session, PlayedModel(late, text_reply("ok")))
+    assert (await agent.complete("go")).ok
+    assert [(one.arguments, one.fault) for one in session.calls] == [('{"n":1}', None)]
+    results = agent.messages[2]
+    assert isinstance(results, ResultsMessage) and results.results[0].text == '{"type":"output","data":{"n":1}}'
+
+
+async def test_when_the_stream_breaks_what_has_started_is_finished_and_answered_in_order() -> None:
+    session = RecordingSession()
+    session.hold()
+    model = PlayedModel([*call(0, "echo", '{"n":1}'), *call(1, "echo", '{"n":2}'), StreamCut("gone")], text_reply("ok"))
+    agent = Agent(session, model)
+    events: list[LoopEvent] = []
+    async with aclosing(agent.run("go")) as run:
+        async for event in run:
+            events.append(event)
+            if type(event).__name__ == "ReplyCut":
+                session.release.set()
+    told = [(type(e).__name__, e.position) for e in events if isinstance(e, (CallProposed, CallAnswered))]
+    assert told == [("CallProposed", 0), ("CallProposed", 1), ("CallAnswered", 0), ("CallAnswered", 1)]
+    assert isinstance(events[-1], RunFinished) and events[-1].outcome.ok
+
+
+async def test_budgets_are_taken_when_a_call_starts() -> None:
+    session, pause = RecordingSession(), Pause()
+    model = PlayedModel([*call(0, "echo"), *call(1, "echo"), pause, Finished("calls")])
+    run = asyncio.create_task(Agent(session, model, budget=Budget(calls=1)).complete("go"))
+    await pause.reached.wait()
+    while len(session.calls) < 2:
+        await asyncio.sleep(0)
+    assert [one.fault_kind for one in session.calls if one.fault] == ["limit"]
+    pause.proceed.set()
+    assert (await run).budget == "calls"
+    spent = PlayedModel([Usage(90, 10), *call(0, "mail.send"), Finished("calls")])
+    outcome = await Agent(session, spent, budget=Budget(tokens=100)).complete("go")
+    assert outcome.budget == "tokens" and len(session.ran) == 1
+
+
+async def test_an_open_question_holds_later_side_effects_of_the_stream_and_no_reading(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    person.may_answer.clear()
+    async with temporary_kernel(tmp_path, rules=["ask write a", "allow write b"]) as kernel:
+        (tmp_path / "ws" / "c").write_text("there")
+        session = await kernel.session(attendant=person)
+        finished: list[str] = []
+        session.watch(lambda event: finished.append(event.call_id[-1]) if event.kind == "finished" else None)
+        pause = Pause()
+        written = [call(n, "write", f'{{"path":"{path}","content":"x"}}') for n, path in enumerate("ab")]
+        steps = [*written[0], *written[1], *call(2, "read", '{"path":"c"}'), pause, Finished("calls")]
+        run = asyncio.create_task(Agent(session, PlayedModel(steps, text_reply("ok"))).complete("go"))
+        await person.asked.wait()
+        while not finished:
+            await asyncio.sleep(0)
+        assert finished == ["2"] and not (tmp_path / "ws" / "b").exists()
+        pause.proceed.set()
+        person.may_answer.set()
+        assert (await run).ok and finished[0] == "2" and (tmp_path / "ws" / "b").exists()
+
+
+async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_calls() -> None:
+    class Counting(KeptHere):
+        kept = 0
+
+        async def keep(self, entries: Any) -> None:
+            self.kept += sum(len(str(data)) for _, data in entries)
+            await super().keep(entries)
+
+    history = Counting()
+    session = RecordingSession(history=history)
+    big = '{"t":"' + "x" * 400_000 + '"}'
+    model = PlayedModel(
+        [*(step for n in range(40) for step in call(n, "echo", big)), Finished("calls")], text_reply("ok")
+    )
+    assert (await Agent(session, model).complete("go")).ok
+    assert len(session.ran) == 40 and history.kept < 90_000_000, "40 × 16 MB would be 320 MB"
+
+
+KILLED = """
+import asyncio, os, sys
+from pathlib import Path
+from handrail import tool
+from handrail.agent.loop import Agent
+from handrail.agent.model import CallArguments, CallClosed, CallOpened
+from handrail.contract.notices import Notice
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import Pause, PlayedModel
+
+folder = Path(sys.argv[1])
+effects = os.open(folder / "effects", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+holds = asyncio.Event()
+
+@tool(id="crash.write", side_effect="external", locks=[])
+async def write(name: str) -> str:
+    "Have an effect, and stay where that is asked."
+    os.write(effects, (name + "\\n").encode())
+    if name == "held":
+        holds.set()
+        await asyncio.Event().wait()
+    return name
+
+async def main():
+    async with temporary_kernel(folder, tools=[write], rules=["allow crash.*"]) as kernel:
+        session = await kernel.session("ses_midreply")
+        await kernel.notices.post(Notice("n1", session.id, "job", "bash_1", "it is done", 1))
+        pause, steps = Pause(), []
+        for n, name in enumerate(("done", "held", "partial")):
+            steps += [CallOpened(n, None, "crash__write"), CallArguments(n, '{"name":"%s"}' % name), CallClosed(n)]
+        run = asyncio.ensure_future(Agent(session, PlayedModel([*steps[:-1], pause])).complete(None))
+        done = asyncio.Event()
+        session.watch(lambda event: done.set() if event.kind == "finished" else None)
+        await asyncio.gather(pause.reached.wait(), holds.wait(), done.wait())
+        await kernel.log.flush()
+        os.write(1, b"in the middle\\n")
+        await run
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.proves("X-09", "G-05", "A-10a")
+async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_and_answered_and_none_runs_again(
+    tmp_path: Path,
+) -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, env=environment
+    ) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"in the middle\n"
+        child.kill()
+
+    @tool(id="crash.write", side_effect="external", locks=[])
+    async def write(name: str) -> str:
+        """Never run again."""
+        raise AssertionError(name)
+
+    async with temporary_kernel(tmp_path, tools=[write], rules=["allow crash.*"]) as kernel:
+        session = await kernel.session("ses_midreply")
+        model = PlayedModel(text_reply("so be it"))
+        agent = Agent(session, model)
+        assert (await agent.complete(None)).ok
+        heard, said, results, _ = agent.messages
+        assert isinstance(heard, UserMessage) and heard.text.count("it is done") == 1, "told once"
+        assert isinstance(said, AssistantMessage)
+        assert [part.arguments["name"] for part in said.calls] == ["done", "held"], "not what was never closed"
+        assert isinstance(results, ResultsMessage)
+        first, second = results.results
+        assert '"data":"done"' in first.text and '"error_kind":"interrupted"' in second.text
+        assert session.notices is not None and not await session.notices.pending()
+        forked = await kernel.session(await kernel.fork(session.id))
+        again = Agent(forked, PlayedModel(call_reply(("crash.write", {"name": "x"})), text_reply("no")))
+        assert (await again.complete("go on")).ok and again.messages[:4] == agent.messages
+        assert verify(kernel.log.reader).ok
+    assert (tmp_path / "effects").read_text().split() == ["done", "held"]
