@@ -128,6 +128,24 @@ async def test_what_a_source_offers_is_listed_read_and_completed(tmp_path: Path,
         assert refused.value.error.data["uri"] == "test://nothing"
 
 
+@pytest.mark.proves("F-03", "O-01")
+async def test_a_resource_longer_than_a_model_is_given_at_once_is_read_whole(tmp_path: Path) -> None:
+    shelf = Shelf()
+    shelf.text = "".join(f"line {number}\n" for number in range(30_000)) + "\u202ethe end"
+    async with with_shelf(tmp_path, shelf) as (_, kernel, client), client("legacy") as one:
+        (note,) = (await one.read_resource("test://note")).contents
+        assert isinstance(note, types.TextResourceContents)
+        assert note.text.startswith(shelf.text[:-8]) and note.text.endswith("the end")
+        assert "\u202e" not in note.text, "what hides the order of letters is spelled out in what is read whole, too"
+        session = await kernel.session()
+        cut = await session.call("resource.read", {"uri": "test://note"})
+        assert cut.metadata["truncated"] and len(str(cut.data)) < 100_000, "a model has it in a file"
+        assert Path(cut.metadata["output_path"]).stat().st_size > len(shelf.text)
+        shelf.text = "x" * (16 * 1024 * 1024)
+        with pytest.raises(MCPError, match="more than is given at once"):
+            await one.read_resource("test://note")
+
+
 @pytest.mark.proves("F-03")
 @pytest.mark.filterwarnings("ignore::mcp.MCPDeprecationWarning")
 async def test_a_subscriber_is_told_of_a_resource_by_either_era(tmp_path: Path) -> None:

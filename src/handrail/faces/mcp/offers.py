@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import orjson
+
 from handrail.contract.errors import HandrailError
 from handrail.contract.offering import AT_SOURCE
 from handrail.contract.shapes import ARTIFACT_URI, artifact_uri, places_in
@@ -98,6 +100,23 @@ class Outputs:
         if found is None:
             raise TooLong(f"{ref} is more than {MOST_READ:,} bytes, or is no longer there")
         return [{"uri": uri, "mimeType": media_type, "blob": base64.b64encode(found).decode()}]
+
+    async def whole(self, result: Result) -> object:
+        """The data of a result that was cut, as they stand in its sidecar.
+
+        :raises TooLong: where they are more than is given at once
+        :raises OSError: when they cannot be read, or were never kept as data
+        """
+        named = result.metadata.get("output_path")
+        path = Path(named) if isinstance(named, str) else None
+        if path is None or path.parent != self._folders / self._guest.session.id:
+            raise OSError("the whole of it was not kept")
+        if result.metadata.get("head_is") != "JSON text" or "output_lost" in result.metadata:
+            raise OSError("it was not kept as data")
+        try:
+            return orjson.loads(await asyncio.to_thread(_read, path))
+        except orjson.JSONDecodeError as error:
+            raise OSError(f"what was kept of it is no data: {error}") from None
 
     async def bytes_of(self, refs: Iterable[str], most: int = MOST_INLINE) -> dict[str, bytes]:
         """Artifacts of this client's results, as many as fit.

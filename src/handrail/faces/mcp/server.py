@@ -18,6 +18,7 @@ from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 from pydantic import BaseModel
 
+from handrail.arbiter.neutral import for_model
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
@@ -236,13 +237,21 @@ class Doors:
     async def _data(self, visit: Visit, line: Line, answer: Answer, about: Mapping[str, Any]) -> dict[str, Any]:
         """The data of an answer, as MCP writes it.
 
-        :raises MCPError: for every error, and for data that were cut, since half of them is none
+        What a model would have got cut is given whole, as far as it is not more than anybody is given at once.
+
+        :raises MCPError: for every error, and for data that are longer, since half of them is none
         """
         result = answer.model
-        if result.metadata.get("truncated"):
-            size = result.metadata.get("output_bytes", 0)
-            raise MCPError(types.INTERNAL_ERROR, f"it is {size:,} bytes, more than is given at once", dict(about))
         given: object = result.data
+        if result.ok and result.metadata.get("truncated"):
+            try:
+                given = await visit.outputs.whole(result)
+            except (OSError, TooLong) as error:
+                size = result.metadata.get("output_bytes", 0)
+                text = f"it is {size:,} bytes, more than is given at once: {error}"
+                raise MCPError(types.INTERNAL_ERROR, text, dict(about)) from None
+            result = for_model(Result("output", given, None, result.metadata))
+            given = result.data
         if not result.ok or not isinstance(given, dict):
             kind = result.error_kind
             code = types.INTERNAL_ERROR
