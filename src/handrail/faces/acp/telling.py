@@ -51,6 +51,8 @@ class Telling:
         self._known: set[str] = set()
         """Calls that it has been told of."""
         self._parked: set[str] = set()
+        self._jobs: set[str] = set()
+        """Calls that were answered with a job and go on."""
         self._below: dict[str, str] = {}
         """Calls of sub-agents that were asked about, with their tools."""
         self.gone = False
@@ -151,12 +153,18 @@ class Telling:
                 self._progress(call_id, event)
             case "parked":
                 self._parked.add(call_id)
+            case "detached":
+                self._jobs.add(call_id)
             case "finished":
                 ended = "completed" if event.data.get("type") == "output" else "failed"
                 if call_id in self._parked:  # it has no outcome yet
                     self._parked.discard(call_id)
                 else:
                     self._change(call_id, event.tool_id, status=ended)
+                if call_id in self._jobs:
+                    self._jobs.discard(call_id)
+                    if (screen := self._screens.end(call_id)) is not None:
+                        screen.end(0 if ended == "completed" else 1, None)
             case _:
                 pass
 
@@ -182,6 +190,9 @@ class Telling:
     def answered(self, answer: Answer) -> None:
         """A call's one answer, as people may see it."""
         result = answer.result
+        if answer.call_id in self._jobs and result.ok:
+            self._change(answer.call_id, answer.tool_id, status="in_progress", raw_output=result.to_dict())
+            return
         parked = result.metadata.get("parked")
         self.result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
         data: object = result.data
