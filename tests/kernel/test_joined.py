@@ -121,7 +121,7 @@ async def test_arguments_are_read_as_strictly_as_without_a_socket(
         assert result.error_kind == "invalid_input" and fault in (result.error_text or "")
 
 
-@pytest.mark.proves("L-07", "X-10a")
+@pytest.mark.proves("L-07", "X-10")
 async def test_events_and_progress_travel_over_the_socket(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path) as joined:
         session = await joined.session()

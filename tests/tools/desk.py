@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.doors import Catalog
+from handrail.contract.arrivals import Channels, Triggers
+from handrail.contract.delegation import Agents
+from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
@@ -20,6 +22,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
 from handrail.contract.schema import compile_schema
+from handrail.contract.skills import Skills
 from handrail.contract.tool import Tool
 from handrail.runtime.roots import May
 from handrail.runtime.surface import CallRuntime, Surroundings
@@ -57,6 +60,12 @@ class Doors:
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         return
 
+    def output(self, piece: str | bytes) -> None:
+        return
+
+    def jobs(self) -> Jobs:
+        raise ToolError("there are no jobs here", kind="unavailable")
+
     def offers(self, runtime: Runtime) -> Offers:
         raise ToolError("there are no offerings here", kind="unavailable")
 
@@ -72,6 +81,18 @@ class Doors:
 
     async def call_tool(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
+
+    def agents(self) -> Agents:
+        raise NotImplementedError
+
+    def skills(self) -> Skills:
+        raise NotImplementedError
+
+    def channels(self) -> Channels:
+        raise NotImplementedError
+
+    def triggers(self) -> Triggers:
+        raise NotImplementedError
 
     def catalog(self) -> Catalog:
         raise ToolError("there is no catalog here", kind="unavailable")

@@ -31,10 +31,11 @@ class JobView:
     async def list(self) -> Sequence[Job]:
         table, session_id = self._jobs.table, self._session_id
         rows = table.all() if session_id is None else table.of_session(session_id)
-        return await asyncio.to_thread(lambda: [_sized(self._now(row)) for row in rows])
+        rows = [self._now(row) for row in rows]
+        return await asyncio.to_thread(lambda: [self._shown(row) for row in rows])
 
     async def get(self, job_id: str) -> Job:
-        return _sized(self._now(self._row(job_id)))
+        return self._shown(self._now(self._row(job_id)))
 
     async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
         row = self._row(job_id)
@@ -63,7 +64,7 @@ class JobView:
             row = live.row
         elif not row.job.ended:
             row = await self._jobs.give_up(row)
-        return _sized(row)
+        return self._shown(row)
 
     def _row(self, job_id: str) -> JobRow:
         live = self._jobs.live.get(job_id)
@@ -84,10 +85,9 @@ class JobView:
         live: LiveJob | None = self._jobs.live.get(row.id)
         return row if live is None else live.row
 
-
-def _sized(row: JobRow) -> Job:
-    try:
-        size = Path(row.output).stat().st_size if row.output else 0
-    except (OSError, ValueError):
-        size = 0
-    return replace(row.job, output_bytes=size)
+    def _shown(self, row: JobRow) -> Job:
+        try:
+            size = Path(row.output).stat().st_size if row.output else 0
+        except (OSError, ValueError):
+            size = 0
+        return replace(row.job, output_bytes=size, rests=not row.job.ended and row.id not in self._jobs.live)

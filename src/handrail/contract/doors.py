@@ -6,7 +6,7 @@ runtime has a door once a kernel is built with it; until then no tool can requir
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,6 +25,7 @@ class Job:
     :param about: its arguments, as one short line for people
     :param attempt: 1, and one more each time it was run again after a restart
     :param output_bytes: how much there is to read of its output
+    :param rests: it has not ended and nobody is at it: it goes on when its session is opened again
     """
 
     id: str
@@ -37,6 +38,7 @@ class Job:
     about: str = ""
     attempt: int = 1
     output_bytes: int = 0
+    rests: bool = False
 
     @property
     def ended(self) -> bool:
@@ -201,27 +203,4 @@ class Catalog(Protocol):
 
         :raises ToolError: ``unknown_tool`` with the nearest there are
         """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class ChannelMessage:
-    """What was sent over a channel, by whom. ``at_ns`` is wall-clock time."""
-
-    channel: str
-    sender: str
-    text: str
-    at_ns: int
-    data: Mapping[str, Any] | None = None
-
-
-class Channels(Protocol):
-    """Named channels between sessions: a queue is read by one, a broadcast by all who subscribed."""
-
-    async def send(self, channel: str, text: str, *, data: Mapping[str, Any] | None = None) -> None:
-        """:raises ToolError: ``invalid_input`` for a channel that there is not, or that is not this session's"""
-        ...
-
-    def receive(self, channel: str) -> AsyncIterator[ChannelMessage]:
-        """Messages from now on, until the session ends."""
         ...

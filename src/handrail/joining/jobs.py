@@ -30,6 +30,7 @@ a_job = shape(
     about=text,
     attempt=whole,
     output_bytes=whole,
+    rests=flag,
 )
 _output = shape(JobOutput, text=text, cursor=whole, more=flag, first=optional(whole))
 

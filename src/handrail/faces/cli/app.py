@@ -21,6 +21,7 @@ COMMANDS = {
     "skills": "List the skills there are, and who wrote each.",
     "run": "Give a task to a model and let it work through the tools.",
     "sessions": "List the sessions there are; show, fork or close some.",
+    "jobs": "List the calls that run in the background; read, wait for or stop one.",
     "approve": "Show what waits for a person, and answer it.",
     "explain": "Say how a call would be decided, and by which rule.",
     "sources": "List sources of tools that are not your own; review and approve what they say.",

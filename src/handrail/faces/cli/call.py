@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from handrail.contract.events import Event
     from handrail.contract.result import Result
     from handrail.contract.session import Session
+    from handrail.kernel import Kernel
 
 
 @click.command("call")
@@ -67,6 +68,8 @@ async def _call(setting: Setting, tool: str, arguments: bytes, interruption: Int
             answers = await session.turn().call_all([ProposedCall(tool, arguments)])
         interruption.stop = None
         result = answers[0].result
+        if "job" in result.metadata:
+            result = await _through(kernel, str(result.metadata["job"]), result, interruption)
         await _leave(session, result)
     code = _shown_result(setting, result)
     if result.error_kind == "denied" and person is None and not setting.json:
@@ -104,9 +107,26 @@ async def _resume(setting: Setting, approval_id: str, interruption: Interruption
     return _shown_result(setting, result)
 
 
+async def _through(kernel: Kernel, job_id: str, answered: Result, interruption: Interruption) -> Result:
+    """A job ends with the process that holds the workspace: where that is this one it is waited for. Else it goes on there.
+
+    Interrupted, it is stopped.
+    """
+    from handrail.holding import HeldKernel
+
+    if not isinstance(kernel, HeldKernel):
+        return answered
+    note(f"{job_id} runs in this process, which waits for it; handrail jobs read {job_id} shows what it writes")
+    interruption.stop = kernel.rooms.arbiter.jobs.stop_all
+    while (result := await kernel.jobs.wait(job_id, timeout_ms=60_000)) is None:
+        pass
+    interruption.stop = None
+    return result
+
+
 async def _leave(session: Session, result: Result) -> None:
     """Close the session of one call, unless something of it is still needed: its output, or a person's answer."""
-    if "output_path" in result.metadata or "parked" in result.metadata:
+    if {"output_path", "parked", "job"} & result.metadata.keys():
         await session.suspend()
     else:
         await session.close()

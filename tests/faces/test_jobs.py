@@ -1,0 +1,60 @@
+"""handrail jobs: what runs in the background of a workspace, from any terminal."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from tests.faces.conftest import Here, Program
+from tests.kernel.test_agents import confined
+
+from handrail import Kernel, Runtime, tool
+
+
+@tool(id="late", side_effect="external", mode="background", locks=[])
+async def late(name: str, runtime: Runtime) -> str:
+    """Take long."""
+    runtime.output(f"began {name}\nand waits\n")
+    await asyncio.Event().wait()
+    return name
+
+
+@pytest.mark.proves("X-05")
+async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Path) -> None:
+    async with Kernel.open(handrail.workspace, state=handrail.state, tools=[late], rules=["allow late"]) as kernel:
+        session = await kernel.session()
+        job_id = (await session.call("late", {"name": "a"})).data["job_id"]
+        while not (await session.jobs.get(job_id)).output_bytes:
+            await asyncio.sleep(0)
+        listed = await asyncio.to_thread(handrail, "jobs", "--json")
+        assert [(job["id"], job["state"], job["about"]) for job in map(json.loads, listed.out.splitlines())] == [
+            (job_id, "running", "a")
+        ]
+        read = await asyncio.to_thread(handrail, "jobs", "read", job_id, "--lines", "1")
+        assert (read.code, read.out) == (0, "and waits\n")
+        waited = await asyncio.to_thread(handrail, "jobs", "wait", job_id, "--timeout", "0")
+        assert waited.code == 1 and "goes on" in waited.err
+        stopped = await asyncio.to_thread(handrail, "jobs", "stop", job_id)
+        assert (stopped.code, stopped.out) == (0, f"{job_id}: cancelled\n")
+
+
+@confined
+def test_a_call_in_the_background_is_waited_for_by_the_process_that_runs_it(here: Here) -> None:
+    arguments = json.dumps({"command": "echo hi", "background": True})
+    called = here("call", "bash", arguments, "--rule", "allow bash echo *")
+    assert called.code == 0 and "hi" in called.out and "handrail jobs read" in called.err
+    (job,) = (json.loads(line) for line in here("jobs", "--json").out.splitlines())
+    assert job["state"] == "done" and here("jobs", "read", job["id"]).out == "hi\n"
+    again = here("jobs", "stop", job["id"])
+    assert again.code == 0 and "had ended before" in again.err
+    assert "exit_code: 0" in here("jobs", "wait", job["id"]).out
+
+
+def test_what_cannot_be_asked_is_refused_with_words(here: Here) -> None:
+    assert here("jobs", "read").code == 2 and here("jobs", "list", "x").code == 2
+    assert here("jobs", "wait", "x", "--follow").code == 2
+    unknown = here("jobs", "read", "bash_0")
+    assert unknown.code == 1 and "no job" in unknown.err
+    assert "no jobs" in here("jobs").err

@@ -1,0 +1,83 @@
+"""The tools for jobs, with bash in the background as what they look after."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_agents import confined
+
+from handrail import Session, tool
+from handrail.testing.kernels import temporary_kernel
+
+
+@tool(id="later", side_effect="external", mode="background", locks=[])
+async def later() -> str:
+    """Never end."""
+    await asyncio.Event().wait()
+    return ""
+
+
+@pytest.fixture
+async def session(tmp_path: Path) -> AsyncGenerator[Session]:
+    async with temporary_kernel(tmp_path, tools=[later], rules=["allow bash *", "allow later"]) as kernel:
+        steps = tmp_path / "ws" / "steps.sh"
+        steps.write_text("#!/bin/sh\necho one\nuntil [ -e go ]; do sleep 0.01; done\necho two\necho three\n")
+        steps.chmod(0o755)
+        yield await kernel.session()
+
+
+async def data(session: Session, name: str, **arguments: Any) -> dict[str, Any]:
+    result = await session.call(name, arguments)
+    assert result.ok, result.error_text
+    return result.data
+
+
+@confined
+@pytest.mark.proves("X-02", "X-05", "X-10", "X-12")
+async def test_a_command_in_the_background_is_read_waited_for_and_seen_while_it_runs(session: Session) -> None:
+    told: list[str] = []
+    heard = asyncio.Event()
+
+    def hear(event: Any) -> None:
+        if "output" in event.data:
+            told.append(event.data["output"])
+            heard.set()
+
+    session.watch(hear)
+    answered = await data(session, "bash", command="./steps.sh", background=True)
+    job_id = answered["job_id"]
+    assert "workspace:X" in answered["note"]
+    await heard.wait()
+    assert "".join(told) == "one\n", "while it runs"
+    read = await data(session, "read_job", job_id=job_id)
+    assert (read["text"], read["state"], read["more"]) == ("one\n", "running", True)
+    waited = await data(session, "wait", job_id=job_id, timeout_ms=1)
+    assert waited["state"] == "running" and "goes on" in waited["note"]
+    assert [job["job_id"] for job in (await data(session, "jobs", running_only=True))["jobs"]] == [job_id]
+    assert (await data(session, "bash", command="touch go"))["exit_code"] == 0, "the workspace is not held"
+    result = (await data(session, "wait", job_id=job_id))["result"]
+    assert result["data"] == {"exit_code": 0, "output": "one\ntwo\nthree\n"}
+    rest = await data(session, "read_job", job_id=job_id, cursor=read["cursor"])
+    assert (rest["text"], rest["more"]) == ("two\nthree\n", False)
+    last = await data(session, "read_job", job_id=job_id, offset=-1)
+    assert (last["text"], last["first_line"]) == ("three\n", 2)
+    assert {"wait", "read_job", "stop_task", "jobs"} <= {spec.id for spec in session.view}, "they came into view"
+
+
+@pytest.mark.proves("X-05")
+async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_state(session: Session) -> None:
+    job_id = (await data(session, "later"))["job_id"]
+    waiting = asyncio.create_task(session.call("wait", {"job_id": job_id, "timeout_ms": 10**12}))
+    await asyncio.sleep(0)
+    assert (await data(session, "stop_task", job_id=job_id))["state"] == "cancelled"
+    ended = await waiting
+    assert ended.ok and ended.data["state"] == "cancelled" and ended.data["result"]["type"] == "error"
+    assert (await data(session, "stop_task", job_id=job_id))["note"] == "it had ended before, as cancelled"
+    unknown = await session.call("read_job", {"job_id": "bash_0"})
+    assert unknown.error_kind == "invalid_input" and job_id in str(unknown.error_text)
+    both = await session.call("read_job", {"job_id": job_id, "cursor": 1, "offset": 1})
+    assert both.error_kind == "invalid_input"
