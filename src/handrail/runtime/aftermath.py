@@ -22,6 +22,7 @@ from handrail.sandbox import protected
 from handrail.sandbox.tree import Protected, Tree
 
 _OPENED_IN_ONE_LOOK = 64
+_MOST_VOUCHED = 100_000
 _TOLD = 8
 """How many of the things that were moved away are named in one answer."""
 
@@ -40,6 +41,8 @@ class Place:
     def __init__(self, root: str) -> None:
         self.tree = Tree(root)
         self._known: dict[object, tuple[int, tuple[str, ...]]] = {}
+        self.vouched: set[str] = set()
+        """What calls made under protected names that may."""
 
     @property
     def root(self) -> str:
@@ -113,12 +116,19 @@ class Aftermath:
         """Take what stands now for what was there, as of the last look."""
         self._before = [self._as_it_stands(place) for place in self._places]
 
-    def begin_anew(self) -> None:
-        """The same after another look; what was told is forgotten."""
+    def begin_anew(self) -> list[str]:
+        """The same after another look; what was told is forgotten. Gives what has appeared under protected names since the
+        last one, and no call that may is known to have made."""
         self._told = []
-        for place in self._places:
+        found: list[str] = []
+        for place, before in zip(self._places, self._before, strict=True):
             place.look()
+            now = place.tree.protected()
+            fresh = [path for path in now if path not in before.entries and path not in place.vouched]
+            fresh += [path for path, target in before.links.items() if path in now and _target(path) != target]
+            found += [visible(path[len(place.root.rstrip("/")) + 1 :]) for path in sorted(fresh)]
         self.begin()
+        return found
 
     def changeable(self) -> frozenset[str]:
         """What is not pinned, because it is compared afterwards."""
@@ -143,6 +153,8 @@ class Aftermath:
             if tree.version != before.version or before.links or before.configs or before.missing:
                 self._settle(place, before)
                 place.look()
+                if self._vcs and len(place.vouched) < _MOST_VOUCHED:
+                    place.vouched.update(path for path in tree.protected() if path not in before.entries)
 
     def _as_it_stands(self, place: Place) -> _Before:
         tree = place.tree

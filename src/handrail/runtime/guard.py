@@ -155,11 +155,18 @@ class GuardedProcess(Delegating):
         """Once it has been waited for or killed: what it was found to have done."""
         return None if self._aftermath is None else self._aftermath.veto()
 
-    async def begin(self) -> None:
-        """A call begins in a process that stays up: what others did since the last one is not its doing."""
+    async def begin(self) -> tuple[str, ...]:
+        """A call begins in a process that stays up: what others did since the last one is not its doing.
+
+        Gives what has appeared under protected names since then, and no call made that may: the process may have done it
+        between its calls, or a person.
+        """
         self._calls += 1
-        if self._calls > 1 and self._aftermath is not None:
-            await self._run(self._aftermath.begin_anew)
+        appeared: list[str] = []
+        aftermath = self._aftermath
+        if self._calls > 1 and aftermath is not None:
+            await self._run(lambda: appeared.extend(aftermath.begin_anew()))
+        return tuple(appeared)
 
     async def settle(self) -> None:
         """A call ends in a process that stays up.

@@ -42,6 +42,16 @@ def mark(name, content=""):
         file.write(content + "\n")
 
 
+def later(sign, path):
+    """Write a file once there is another one: at a time of the test's, which is no call's."""
+    while not os.path.exists(sign):
+        time.sleep(0.01)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path + ".part", "w") as file:
+        file.write("later")
+    os.rename(path + ".part", path)
+
+
 def called(number, params, waiting):
     tool, args = params["name"], params.get("arguments") or {}
     if tool == "echo":
@@ -64,6 +74,14 @@ def called(number, params, waiting):
             text(number, "put")
         except OSError as error:
             answer(number, {"isError": True, "content": [{"type": "text", "text": error.strerror}]})
+    elif tool == "put_later":
+        threading.Thread(target=later, args=(args["sign"], args["path"]), daemon=True).start()
+        text(number, "will")
+    elif tool == "put_and_fail":
+        os.makedirs(os.path.dirname(args["path"]), exist_ok=True)
+        with open(args["path"], "w") as file:
+            file.write("put")
+        put({"jsonrpc": "2.0", "id": number, "error": {"code": -32000, "message": "no luck"}})
     elif tool == "die":
         os._exit(int(args.get("code", 7)))
     elif tool == "hang":

@@ -129,6 +129,23 @@ async def test_what_it_makes_under_a_protected_name_fails_the_call_and_is_moved_
         assert result.error_kind == "denied" and not hook.exists()
 
 
+async def test_what_it_makes_there_in_a_call_that_fails_or_between_two_calls_is_found_too(
+    opened: Opens, tmp_path: Path
+) -> None:
+    hooks, sign = tmp_path / "ws/sub/.git/hooks", tmp_path / "ws/sign"
+    async with opened(Program(tmp_path, ["put", "put_later", "put_and_fail"]), 'write = ["."]') as (_, session, _u):
+        result = await session.call("t_put_and_fail", {"path": str(hooks / "pre-push")})
+        assert result.error_kind == "denied" and not (hooks / "pre-push").exists()
+        later = {"sign": str(sign), "path": str(hooks / "pre-commit")}
+        assert text_of(await session.call("t_put_later", later)) == "will"
+        sign.touch()
+        await until((hooks / "pre-commit").exists)
+        refused = await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})
+        assert refused.error_kind == "conflict" and "sub/.git" in str(refused.error_text)
+        assert not (tmp_path / "ws/plain.txt").exists(), "nothing was called"
+        assert text_of(await session.call("t_put", {"path": str(tmp_path / "ws/plain.txt")})) == "put"
+
+
 async def test_the_first_list_comes_from_what_was_kept_and_each_server_is_started_on_its_first_use(
     tmp_path: Path,
 ) -> None:

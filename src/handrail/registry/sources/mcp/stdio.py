@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
@@ -33,6 +33,7 @@ MOST_GARBAGE = 1_000
 """Lines that are no messages, after which a server is given up."""
 MOST_AT_ONCE = 100
 """Messages in one list."""
+_MOST_SHOWN = 8
 _READ = 1 << 16
 _EDGE = 256
 _FIRST = re.compile(rb'\A\s*\{\s*(?:"jsonrpc"\s*:\s*"2\.0"\s*,\s*)?"id"\s*:\s*(\d{1,18})\b')
@@ -56,6 +57,7 @@ class StdioChannel:
         self._garbage = 0
         self._closed = False
         self._calls = 0
+        self._beginning = asyncio.Lock()
 
     async def open(self, ears: Ears) -> None:
         try:
@@ -78,18 +80,22 @@ class StdioChannel:
     @asynccontextmanager
     async def watched(self) -> AsyncGenerator[None]:
         guarded = self._process if isinstance(self._process, GuardedProcess) else None
-        if guarded is not None and not self._calls:
-            await guarded.begin()
-        self._calls += 1
-        try:
+        if guarded is None:
             yield
+            return
+        async with self._beginning:
+            if not self._calls and (appeared := await guarded.begin()):
+                raise ToolError(_appeared(appeared), kind="conflict")
+            self._calls += 1
+        try:
+            try:
+                yield
+            except Exception:  # it may have done something before it failed
+                await _settled(guarded)
+                raise
+            await _settled(guarded)
         finally:
             self._calls -= 1
-        if guarded is not None:
-            try:
-                await guarded.settle()
-            except Vetoed as veto:
-                raise ToolError(veto.text, kind="denied") from None
 
     def settled(self, protocol: str, *, modern: bool) -> None:
         pass
@@ -182,6 +188,27 @@ class StdioChannel:
             f"; {path} is there, and not in its sandbox: {how}" for path, how in self._unseen.items() if path in errors
         ]
         return f"{said}; stderr: {errors}{''.join(remedies)}" if errors else said
+
+
+async def _settled(guarded: GuardedProcess) -> None:
+    """
+    :raises ToolError: ``denied``, for what a call made under a protected name
+    """
+    try:
+        await guarded.settle()
+    except Vetoed as veto:
+        raise ToolError(veto.text, kind="denied") from None
+
+
+def _appeared(paths: Sequence[str]) -> str:
+    shown = ", ".join(paths[:_MOST_SHOWN]) + (
+        f" and {len(paths) - _MOST_SHOWN} more" if len(paths) > _MOST_SHOWN else ""
+    )
+    return (
+        f"nothing was called: since the last call of this server, under names that no program may write, {shown} appeared. "
+        "The server, which stays up between its calls, made it, or somebody else did. Have a person look at it, and "
+        "remove what nobody wanted; the next call takes things as they are then"
+    )
 
 
 def messages_in(text: bytes) -> list[Message | None]:
