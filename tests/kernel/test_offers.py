@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -14,6 +15,7 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.registry.test_own_offering import OFFERING, put_offering
 
 from handrail import Event, Kernel, Runtime, ToolError, UsageError, tool
+from handrail.arbiter import subscriptions
 from handrail.contract.offering import PromptSpec, ResourceSpec, ResourceTemplate
 from handrail.contract.requires import Requires
 from handrail.testing.kernels import temporary_kernel
@@ -209,6 +211,39 @@ async def test_watchers_hear_of_other_tools_and_offers_and_of_what_is_other_ther
         assert [len(one.prompts) for one in kernel.generation.offerings] == [0]
         assert kernel.generation.offerings[0].resources[0].uri == "note:1"
         assert seen.count("resource-updated") == 1
+
+
+async def test_a_subscriber_is_told_when_a_file_of_the_operator_s_changes_and_nobody_looks_without_one(
+    tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(subscriptions, "LOOK_EVERY_S", 0.005)
+    folder = put_offering(tmp_path)
+
+    def looking() -> list[str]:
+        return [task.get_name() for task in asyncio.all_tasks() if task.get_name().startswith("glances")]
+
+    async with kernel_in(tmp_path) as kernel:
+        session, seen = await kernel.session(), asyncio.Queue[str]()
+
+        def heard(event: Event) -> None:
+            if event.kind == "resource-updated":
+                seen.put_nowait(event.data["uri"])
+
+        session.watch(heard)
+        assert (await session.call("resource.subscribe", {"uri": "note:1"})).ok
+        assert looking() == [], "what stands in the offering itself changes with that"
+        assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok and len(looking()) == 1
+        file = folder / "notes" / "a.md"
+        for change in (lambda: file.write_text("other\n"), file.unlink, lambda: file.write_text("again\n")):
+            change()
+            assert await seen.get() == "note:file"
+        os.utime(file, ns=(1, 1))  # looked at, and found the same
+        assert (await session.call("resource.unsubscribe", {"uri": "note:file"})).ok
+        while looking():
+            await asyncio.sleep(0)
+        assert seen.empty()
+        assert (await session.call("resource.subscribe", {"uri": "note:file"})).ok and len(looking()) == 1
+    assert looking() == []
 
 
 async def test_tools_for_offers_are_in_no_model_s_view_where_nothing_is_offered(tmp_path: Path) -> None:

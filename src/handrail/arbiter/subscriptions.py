@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offering, SourceRequest, Stamped, offered
@@ -16,6 +16,8 @@ MOST_SUBSCRIBED = 1_000
 """Resources of one session."""
 TOLD_EVERY_S = 0.1
 """A session is told of one resource this often at most, and once more of what came meanwhile."""
+LOOK_EVERY_S = 1.0
+"""How often sources that do not tell are glanced at, while a session wants to hear of what they have."""
 _ENDING_S = 5.0
 _SUBSCRIBING = SourceRequest("resources/subscribe", "uri")
 
@@ -33,6 +35,11 @@ class Subscriptions:
         self._stops: dict[str, Stop | None] = {}
         self._stamps: dict[str, str] = {}
         """By URI, of those whose source can only be looked at."""
+        self._glances: dict[str, str] = {}
+        """By URI, of those of them at which a glance tells something."""
+        self._offerings: Sequence[Offering] = ()
+        """Those there are, as far as is known here."""
+        self._watching: asyncio.Task[None] | None = None
         self._quiet: dict[str, bool] = {}
         """By URI that was told of just now: whether it has changed again since."""
         self._over = False
@@ -55,11 +62,16 @@ class Subscriptions:
         try:
             stop = await offering.subscribe(named, lambda changed: self._updated(uri, before + changed))
             if isinstance(offering, Stamped):
+                glance = await asyncio.to_thread(offering.glance, named)  # first: what changes meanwhile is seen
                 self._stamps[uri] = await asyncio.to_thread(offering.stamp, named)
+                if glance:
+                    self._watch(uri, glance, offering)
         except BaseException:
             self._stops.pop(uri, None)
+            self._forget(uri)
             raise
         if self._over or uri not in self._stops:  # no longer wanted
+            self._forget(uri)
             await stop()
         else:
             self._stops[uri] = stop
@@ -69,7 +81,7 @@ class Subscriptions:
         if uri not in self._stops:
             return False
         stop = self._stops.pop(uri)
-        self._stamps.pop(uri, None)
+        self._forget(uri)
         if stop is not None:
             await stop()
         return True
@@ -77,6 +89,8 @@ class Subscriptions:
     async def aclose(self) -> None:
         """End all of them, within bounds, whatever their sources do."""
         self._over = True
+        if self._watching is not None:
+            self._watching.cancel()
         stops, self._stops = [stop for stop in self._stops.values() if stop is not None], {}
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_ENDING_S):
@@ -89,14 +103,44 @@ class Subscriptions:
 
         :param offerings: those there are now
         """
-        for uri, stamp in tuple(self._stamps.items()):
-            found = offered(offerings, _SUBSCRIBING, uri)
+        self._offerings = offerings
+        await self._look(self._stamps)
+
+    async def _look(self, uris: Iterable[str]) -> None:
+        for uri, stamp in [(uri, self._stamps[uri]) for uri in uris if uri in self._stamps]:
+            found = offered(self._offerings, _SUBSCRIBING, uri)
             now = ""
             if found is not None and isinstance(found[0], Stamped):
                 now = await asyncio.to_thread(found[0].stamp, found[1])
             if now != stamp and uri in self._stamps:
                 self._stamps[uri] = now
                 self._updated(uri, uri)
+
+    def _forget(self, uri: str) -> None:
+        self._stamps.pop(uri, None)
+        self._glances.pop(uri, None)
+        if not self._glances and self._watching is not None:
+            self._watching.cancel()
+            self._watching = None
+
+    def _watch(self, uri: str, glance: str, offering: Offering) -> None:
+        """Glance at it now and then, with all others in one go."""
+        self._glances[uri] = glance
+        if not self._offerings:
+            self._offerings = (offering,)
+        elif all(offering is not one for one in self._offerings):
+            self._offerings = (offering, *self._offerings)
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watched(), name="glances at what is offered")
+
+    async def _watched(self) -> None:
+        while self._glances:
+            await asyncio.sleep(LOOK_EVERY_S)
+            found = {uri: offered(self._offerings, _SUBSCRIBING, uri) for uri in self._glances}
+            seen = await asyncio.to_thread(_glances_at, found)
+            if other := [uri for uri, glance in seen.items() if self._glances.get(uri, glance) != glance]:
+                self._glances |= {uri: seen[uri] for uri in other}
+                await self._look(other)
 
     def _updated(self, uri: str, changed: str) -> None:
         if self._over or uri not in self._stops:
@@ -111,3 +155,11 @@ class Subscriptions:
     def _again(self, uri: str, changed: str) -> None:
         if self._quiet.pop(changed, False):
             self._updated(uri, changed)
+
+
+def _glances_at(found: Mapping[str, tuple[Offering, str] | None]) -> dict[str, str]:
+    """What a glance at each tells now; called in a thread."""
+    seen: dict[str, str] = {}
+    for uri, at in found.items():
+        seen[uri] = at[0].glance(at[1]) if at is not None and isinstance(at[0], Stamped) else ""
+    return seen

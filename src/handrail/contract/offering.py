@@ -119,10 +119,16 @@ class Offering(Protocol):
 
 @runtime_checkable
 class Stamped(Protocol):
-    """An offering that does not tell of changes by itself, and is looked at whenever sources are looked through."""
+    """An offering that does not tell of changes by itself, and is looked at: when sources are looked through, and now and
+    then as long as somebody wants to hear of it."""
 
     def stamp(self, uri: str) -> str:
         """Another text when what is read there is other. Called in a thread."""
+        ...
+
+    def glance(self, uri: str) -> str:
+        """Another text when it may be worth a look, at little cost; empty where only a new look through sources tells.
+        Called in a thread."""
         ...
 
 

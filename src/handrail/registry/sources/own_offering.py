@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import mimetypes
+import os
 import re
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
@@ -190,7 +191,7 @@ class OwnOffering:
         return {"values": fitting, "total": len(fitting), "hasMore": False}
 
     async def subscribe(self, uri: str, updated: Callable[[str], None]) -> Callable[[], Awaitable[None]]:
-        """Files are not watched: a session is told when its tools are looked through again and :meth:`stamp` differs."""
+        """Whoever subscribes looks: at :meth:`glance` now and then, and at :meth:`stamp` where that is other."""
         return _nothing
 
     def stamp(self, uri: str) -> str:
@@ -203,6 +204,17 @@ class OwnOffering:
         except ToolError as error:
             content = error.text.encode()
         return hashlib.sha256(repr(one).encode("utf-8", "surrogatepass") + b"\0" + content).hexdigest()
+
+    def glance(self, uri: str) -> str:
+        """What the file system says of a resource's file, without opening it."""
+        one = self._resources.get(uri)
+        if one is None or one.file is None:
+            return ""
+        try:
+            about = os.lstat(self._folder / one.file)
+        except (OSError, ValueError) as error:
+            return type(error).__name__
+        return f"{about.st_dev} {about.st_ino} {about.st_mode} {about.st_size} {about.st_mtime_ns} {about.st_ctime_ns}"
 
     def faults(self, place: str) -> Iterator[Fault]:
         """What is wrong with what was read, beyond its form."""
