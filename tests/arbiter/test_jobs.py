@@ -130,6 +130,28 @@ async def test_a_call_in_the_background_is_answered_at_once_and_goes_on(kernel: 
     assert recalled.result.data == answered.data, "what its proposer was answered stays that call's answer"
 
 
+@pytest.mark.proves("X-02", "L-10")
+async def test_a_keyed_call_in_the_background_runs_once_and_is_the_same_job(session: Session) -> None:
+    answered = [await session.call("job.long", {"name": "a"}, key="k") for _ in range(2)]
+    assert job_of(answered[0]) == job_of(answered[1]) and answered[1].metadata["recorded"] is True
+    await bench.entered.wait()
+    bench.open.set()
+    result = await session.jobs.wait(job_of(answered[0]), timeout_ms=30_000)
+    assert result is not None and result.data == "a" and bench.ran == ["a"]
+    assert job_of(await session.call("job.long", {"name": "a"}, key="k")) == job_of(answered[0])
+
+
+async def test_the_end_of_a_job_is_told_once_and_not_to_whoever_waited_for_it(session: Session) -> None:
+    first, second = [job_of(await session.call("job.fail", {})) for _ in range(2)]
+    waited = await session.call("wait", {"job_id": first})
+    assert waited.data["state"] == "failed"
+    assert await session.jobs.wait(second, timeout_ms=30_000) is not None
+    assert session.notices is not None
+    (notice,) = await session.notices.pending()
+    assert (notice.id, notice.kind, notice.source) == (f"job/{second}", "job", second)
+    assert "failed" in notice.text and "out of paper" in notice.text and notice.untrusted
+
+
 @pytest.mark.proves("X-12")
 async def test_what_is_not_locked_in_the_background_is_said(session: Session) -> None:
     answered = await session.call("job.either", {"name": "a", "later": True})

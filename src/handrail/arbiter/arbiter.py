@@ -93,9 +93,9 @@ class Arbiter:
         call.lane.running[call.id] = call
         try:
             try:
-                if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
-                    return recorded
-                if not call.decided:  # a job's were, in the turn that it was detached from
+                if not call.decided:  # a job's steps up to there were taken in the turn that it was detached from
+                    if call.replayable and (recorded := await self.repeats.answer_to(call)) is not None:
+                        return recorded
                     self._resolve(call)  # 1
                     if self._validate(call).manual_first:  # 2
                         await read_first(call)

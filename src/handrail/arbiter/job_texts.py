@@ -30,6 +30,11 @@ def state_of(result: Result) -> JobState:
     )
 
 
+def notice_id(job_id: str) -> str:
+    """Of the notice that a job leaves when it ends."""
+    return f"job/{job_id}"
+
+
 def notice_of(row: JobRow, model: Result, now_ns: int) -> Notice:
     """What the session is told when a job ends."""
     text = as_text(model).strip()
@@ -37,7 +42,7 @@ def notice_of(row: JobRow, model: Result, now_ns: int) -> Notice:
         text = f"{text[:MAX_IN_NOTICE]}\n[…] read_job has the rest"
     said = f"The job {row.id} ({row.job.tool_id}) is {row.job.state}."
     return Notice(
-        f"job/{row.id}",
+        notice_id(row.id),
         row.job.session_id,
         "job",
         row.id,

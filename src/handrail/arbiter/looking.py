@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from handrail.arbiter import outflow
-from handrail.arbiter.call import LiveJob
+from handrail.arbiter.call import Lane, LiveJob
+from handrail.arbiter.job_texts import notice_id
 from handrail.arbiter.jobs import DetachedCalls
 from handrail.contract.doors import Job, JobOutput
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.result import Result
 from handrail.store.jobs import JobRow
 
@@ -91,3 +93,28 @@ class JobView:
         except (OSError, ValueError):
             size = 0
         return replace(row.job, output_bytes=size, rests=not row.job.ended and row.id not in self._jobs.live)
+
+
+class SessionJobs(JobView):
+    """The jobs of one session, as its own calls look at them: an end that one of them was told is no news any more."""
+
+    def __init__(self, jobs: DetachedCalls, lane: Lane) -> None:
+        super().__init__(jobs, lane.session_id)
+        self._lane = lane
+
+    async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
+        result = await super().wait(job_id, timeout_ms=timeout_ms)
+        if result is not None:
+            await self._no_news(job_id)
+        return result
+
+    async def stop(self, job_id: str) -> Job:
+        job = await super().stop(job_id)
+        if job.ended:
+            await self._no_news(job_id)
+        return job
+
+    async def _no_news(self, job_id: str) -> None:
+        if self._lane.notices is not None:
+            with contextlib.suppress(HandrailError):  # then it is told once more
+                await self._lane.notices.take([notice_id(job_id)])

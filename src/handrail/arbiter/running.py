@@ -26,7 +26,7 @@ from handrail.arbiter.execution import (
 )
 from handrail.arbiter.jobs import DetachedCalls
 from handrail.arbiter.locks import LockTable
-from handrail.arbiter.looking import JobView
+from handrail.arbiter.looking import SessionJobs
 from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.outflow import Outflow
 from handrail.arbiter.output import SEEN_AT_FACE, SEEN_BY_MODEL
@@ -268,7 +268,7 @@ class _Doors:
             on_the_loop(call, partial(_shown, call, piece))
 
     def jobs(self) -> Jobs:
-        return JobView(self.runs.jobs, self.of.session_id)
+        return SessionJobs(self.runs.jobs, self.of.lane)
 
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.watched:
