@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
@@ -16,6 +17,7 @@ from handrail.arbiter.redaction import redactor_of
 from handrail.config import Configuration
 from handrail.config.secrets import resolve
 from handrail.contract.agent import AgentManifest
+from handrail.contract.delegation import Delegates
 from handrail.contract.doors import Findings
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.peer import Peer
@@ -27,6 +29,7 @@ from handrail.contract.tool import Tool
 from handrail.holding import hold
 from handrail.joining import mirror
 from handrail.joining.approvals import JoinedApprovals
+from handrail.joining.delegating import handed_over
 from handrail.joining.describing import describe, usable
 from handrail.joining.doors import findings
 from handrail.joining.executing import Bench
@@ -92,6 +95,7 @@ class JoinedKernel(Kernel):
                 "approve": Op(self._approve, cancel_when_lost=True),
                 "answer": Op(self._answer, cancel_when_lost=True),
                 "peer.ask": Op(self._ask_client, cancel_when_lost=True),
+                "delegate": Op(partial(handed_over, self._delegates), cancel_when_lost=True),
             },
             {
                 "event": self._event,
@@ -161,6 +165,10 @@ class JoinedKernel(Kernel):
     async def _ask_client(self, body: Any) -> Any:
         session = self._sessions.get(body["session"])
         return await asked(None if session is None else session.peer, body)
+
+    def _delegates(self, session_id: str) -> Delegates | None:
+        session = self._sessions.get(session_id)
+        return None if session is None else session.delegates
 
     def _let_go(self, told: Any) -> None:
         session = self._sessions.get(told["session"])
@@ -282,8 +290,12 @@ class JoinedKernel(Kernel):
             await session.open()
         finally:
             self._opening.discard(session.id)
-        self._sessions[session.id] = session
+        self._adopt(session)
+        session.adopted = self._adopt
         return session
+
+    def _adopt(self, session: JoinedSession) -> None:
+        self._sessions[session.id] = session
 
     async def fork(self, id: str) -> str:
         # Named here, so that it is one session however often it has to be asked for.

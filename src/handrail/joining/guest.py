@@ -20,6 +20,8 @@ from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
 from handrail.joining import mirror, notices
 from handrail.joining.brought import BroughtTools
+from handrail.joining.delegating import RemoteDelegates, a_delegation
+from handrail.joining.entering import child_of, ruled_in, told_of
 from handrail.joining.framing import Message
 from handrail.joining.host import Handler, Host
 from handrail.joining.operations import Op, Operations, Refused
@@ -133,6 +135,7 @@ class Guest:
     def _operations(self) -> Operations:
         handlers: dict[str, Handler] = {
             "open": self._open,
+            "child": self._child,
             "begin": self._begin,
             "call": self._call,
             "keyed": self._keyed,
@@ -158,6 +161,7 @@ class Guest:
             "rules": self._add_rules,
             "mode": self._set_mode,
             "client": self._client_told,
+            "delegates": self._delegates,
         }
         requests = {
             name: answering(name, handlers[name], reads, self._is_leaving)
@@ -241,30 +245,35 @@ class Guest:
             topic=topic,
             client=client,
         )
-        session = await self._host.open_session(opening, id)
+        return self._entered(await self._host.open_session(opening, id), context, interaction, brought)
+
+    async def _child(self, id: str, session: str, call: str, **told: Any) -> Message:
+        parent = self._session(session)
+        child = await child_of(self._host, self._context, self.face, id, parent, call, a_delegation(told))
+        manifest = child.family.manifest
+        return {**self._entered(child, self._context(manifest.id)), "agent": manifest.as_data()}
+
+    def _delegates(self, session: str, there: bool) -> None:
+        if session in self._sessions:
+            self._sessions[session].delegate_to(RemoteDelegates(self._connection, session) if there else None)
+
+    def _entered(
+        self, session: HeldSession, context: Context, interaction: int = 0, brought: Sequence[str] = ()
+    ) -> Message:
         if self._connection.lost is not None:
             self._server.leave(self, (session,))
         else:
-            self._sessions[id] = session
+            self._sessions[session.id] = session
         catalog = session.catalog
         if interaction or brought:  # it goes on with this holder; else with what was kept
             catalog.begin(interaction, brought)
-        session.news.when_brought = partial(self._brought_in, id, catalog)
-        told: Message = {
-            "turns": session.turns,
-            "catalog": mirror.of_catalog_options(catalog.options),
-            "brought": list(catalog.active.first()),
-            "native": _ruled(session),
-            "skills": [asdict(skill) for skill in session.skills],
-        }
-        if context is not self.context:
-            told["generation"] = mirror.of_generation(context.generation)
-        return told
+        session.news.when_brought = partial(self._brought_in, session.id, catalog)
+        return told_of(session, context, own=context is self.context)
 
     async def _begin(self, session: str, interaction: int, text: str, headless: bool) -> list[Any]:
         begun = self._session(session)
         await begun.begin(text, interaction, headless=headless)
-        return _ruled(begun)
+        return ruled_in(begun)
 
     def _brought_in(self, session_id: str, catalog: Interaction, added: Sequence[str]) -> None:
         """On its way before the answer of the call that brought them."""
@@ -439,8 +448,3 @@ class Guest:
 def _cut_short(result: Result) -> bool:
     """Whether a call was ended, or is parked, because the kernel was shutting down."""
     return result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
-
-
-def _ruled(session: HeldSession) -> list[Any]:
-    """What a provider may carry out itself, by id, each with why the session's rules rule it out."""
-    return [[offer.spec.id, offer.refused] for offer in session.native]

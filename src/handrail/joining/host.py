@@ -13,6 +13,7 @@ from handrail.joining.framing import Message
 from handrail.policy.explain import Explanation
 from handrail.record.log import CommitLog
 from handrail.session.context import Context
+from handrail.session.family import Under
 from handrail.session.opening import Opening
 from handrail.session.session import HeldSession
 
@@ -46,6 +47,12 @@ class Host(Protocol):
         ...
 
     async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession: ...
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        """A sub-agent's session; see :meth:`handrail.contract.session.Session.child`."""
+        ...
 
     async def explain_in(
         self,

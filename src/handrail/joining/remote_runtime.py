@@ -40,6 +40,7 @@ from handrail.joining.framing import Message
 from handrail.joining.jobs import RemoteJobs
 from handrail.joining.operations import Refused
 from handrail.joining.peers import RemotePeerDoor
+from handrail.joining.delegating import ByCallOnly
 from handrail.joining.remote_catalog import RemoteCatalog
 from handrail.joining.values import Malformed, an_object, failure_of, pack
 from handrail.joining.wire import Connection, ConnectionLost
@@ -88,7 +89,7 @@ _PIECE = 64 * 1024
 """Bytes of output that are told at once."""
 
 
-class RemoteRuntime:
+class RemoteRuntime(ByCallOnly):
     """Implements :class:`~handrail.contract.runtime.Runtime` over a connection.
 
     :param number: of the run, by which the holder knows whose doors are asked for

@@ -16,8 +16,8 @@ from handrail.contract.people import ApprovalAnswer, Choice
 from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
 from handrail.contract.session import StopReason
-from handrail.contract.skills import Skill
 from handrail.joining import jobs, mirror
+from handrail.joining.delegating import BEGUN
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused
 from handrail.joining.values import (
@@ -94,15 +94,6 @@ def a_door(value: Any) -> str:
     return text(value)[:80]
 
 
-def a_skill(value: Any) -> Skill:
-    """One that a session's model can read."""
-    given = an_object(value)
-    layer = given.get("layer")
-    if layer not in ("workspace", "user", "shipped"):
-        raise Malformed("expected a skill's layer")
-    return Skill(text(given.get("name")), text(given.get("description")), layer, text(given.get("place")))
-
-
 a_decision = shape(ApprovalAnswer, choice=one_of(*get_args(Choice)), message=text, arguments=optional(an_object))
 """What a person decided."""
 some_answers = optional(each(each(text)))
@@ -129,6 +120,7 @@ REQUESTS: Mapping[str, Shape] = {
         "interaction": whole,
         "brought": each(text),
     },
+    "child": BEGUN,
     "begin": {**_of_session, "interaction": whole, "text": text, "headless": flag},
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
     "call": {**_of_session, "turn": a_turn, "position": whole, "token": whole, "generation": whole, "call": a_call},
@@ -202,6 +194,7 @@ NOTICES: Mapping[str, Shape] = {
     "rules": {**_of_session, "rules": each(text)},
     "mode": {**_of_session, "mode": _a_mode},
     "client": {**_of_session, "call": text, "kinds": each(text)},
+    "delegates": {**_of_session, "there": flag},
 }
 
 GREETING: Shape = {

@@ -10,17 +10,18 @@ from typing import Any
 
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
+from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
-from handrail.contract.errors import ErrorKind, HandrailError, StartError, ToolError, UsageError
+from handrail.contract.delegation import Child, Delegation
+from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal, StopReason
-from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 from handrail.joining import mirror
+from handrail.joining.delegating import WithAgents, of_delegation
 from handrail.joining.framing import Message
 from handrail.joining.history import JoinedHistory
 from handrail.joining.jobs import WithJobs
@@ -29,21 +30,22 @@ from handrail.joining.mirror import error_of
 from handrail.joining.notices import JoinedNotices
 from handrail.joining.operations import Refused
 from handrail.joining.peers import kinds_offered
-from handrail.joining.requests import HANDED_ON, LEAVING, a_skill
+from handrail.joining.requests import HANDED_ON, LEAVING
 from handrail.joining.turns import JoinedTurn
 from handrail.joining.wanted import Wanted
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
+from handrail.session.family import usable
 from handrail.session.reach import check_reach, rules_of
-from handrail.session.session import CLOSED, ENDED, SUSPENDED
+from handrail.session.session import CLOSED, ENDED, SUSPENDED, new_session_id
 
 LEAVING_S = 20.0
 """How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
 
 
-class JoinedSession(WithJobs):
+class JoinedSession(WithJobs, WithAgents):
     """Implements :class:`~handrail.contract.session.Session` over a :class:`Membership`.
 
     :param generation: the tools that this process's sessions see now
@@ -76,7 +78,8 @@ class JoinedSession(WithJobs):
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
         """What its model has in view, as the holder has it."""
-        self._skills: Sequence[Skill] = ()
+        self.adopted: Callable[[JoinedSession], None] = lambda _: None
+        """Told of each sub-agent's session that it opens."""
         self._ruled: Mapping[str, str | None] = {}
         """By the id of what a provider carries out itself: why the session's rules rule it out, or None."""
         self._listeners: list[Callable[[Event], None]] = []
@@ -126,6 +129,8 @@ class JoinedSession(WithJobs):
         if late := self._rules[told:]:
             connection.notify("rules", {"session": self.id, "rules": late})
             self._ruled = {}
+        if self.delegates is not None:
+            connection.notify("delegates", {"session": self.id, "there": True})
         if self._listeners:
             connection.notify("watch", {"session": self.id})
 
@@ -155,7 +160,7 @@ class JoinedSession(WithJobs):
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
         self._catalog.active.bring(told["brought"])
         self._ruled = dict(told["native"])
-        self._skills = self._skills or tuple(a_skill(one) for one in told["skills"])
+        self._told_of_agents(told)
 
     # ── what its model has in view ───────────────────────────────────────────────────────────────
 
@@ -165,7 +170,7 @@ class JoinedSession(WithJobs):
 
     @property
     def view(self) -> list[ToolSpec]:
-        return self._catalog.specs(self._tools)
+        return usable(self._catalog.specs(self._tools), self.delegates)
 
     async def begin(self, text: str = "", *, headless: bool = False) -> None:
         self._check_open()
@@ -312,20 +317,16 @@ class JoinedSession(WithJobs):
     def cancel(self, reason: StopReason = "user") -> None:
         self._membership.begin(self._stop(reason))
 
-    @property
-    def agents(self) -> Sequence[AgentType]:
-        """None: sub-agents work where their parent's calls are carried out."""
-        return ()
-
-    @property
-    def skills(self) -> Sequence[Skill]:
-        return self._skills
-
-    def delegate_to(self, delegates: Delegates | None) -> None:
-        """Nothing is handed over from here: the holder answers such a call with ``unavailable``."""
-
     async def child(self, call_id: str, delegation: Delegation) -> Child:
-        raise ToolError("sub-agents cannot be begun from a process that joined", kind="unavailable")
+        wanted, tools = Wanted(self.headless, agent=delegation.agent), self._generation
+        shared = (self.attendant, None, self.workdir, self._forget)
+        child = JoinedSession(new_session_id(), self._membership, tools, wanted, (), *shared)
+        body = {"id": child.id, "session": self.id, "call": call_id, **of_delegation(delegation)}
+        told = await self._membership.request("child", body, settle=True)
+        child._opened(told)
+        child.adopted = self.adopted
+        self.adopted(child)
+        return Child(child, AgentManifest.model_validate(told["agent"]))
 
     async def _stop(self, reason: StopReason) -> None:
         try:

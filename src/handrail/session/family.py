@@ -64,8 +64,16 @@ class Family:
         """How many agents are above it."""
         return 0 if self.under is None else self.under.parent.family.depth + 1
 
-    async def child(self, of: HeldSession, call_id: str, delegation: Delegation) -> Child:
-        """See :meth:`handrail.contract.session.Session.child`."""
+    def top(self, session: HeldSession) -> str:
+        """The session at the top of the tree that ``session``, which this is of, stands in."""
+        return session.id if self.under is None else self.under.parent.family.top(self.under.parent)
+
+    async def child(self, of: HeldSession, call_id: str, delegation: Delegation, opens: Opens | None = None) -> Child:
+        """See :meth:`handrail.contract.session.Session.child`.
+
+        :param opens: instead of its own
+        """
+        opens = opens or self.opens
         call = of.lane.delegating.get(call_id)
         if call is None:
             raise UsageError(
@@ -76,18 +84,12 @@ class Family:
                 f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
                 kind="limit",
             )
-        if self.opens is None:
+        if opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
-        child = await self.opens(of, call_id, delegation)
+        child = await opens(of, call_id, delegation)
         if call.watched:  # whoever watches the call sees what is done for it
             child.session.watch(partial(_tell, call, delegation.agent))
         return child
-
-    def usable(self, specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
-        """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
-        if delegates is not None:
-            return specs
-        return [spec for spec in specs if "agents" not in spec.requires.capabilities]
 
     def cancel(self) -> None:
         """Stop what runs in the sessions below."""
@@ -126,6 +128,13 @@ def bounded(book: RuleBook, mode: str, rules: Sequence[Rule]) -> RuleBook:
     book = book.with_rules(*kept) if kept else book
     bound = read_mode(mode)
     return book if MODES.index(read_mode(book.mode)) <= MODES.index(bound) else in_mode(book, bound)
+
+
+def usable(specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
+    """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
+    if delegates is not None:
+        return specs
+    return [spec for spec in specs if "agents" not in spec.requires.capabilities]
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:

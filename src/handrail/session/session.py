@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets as randomness
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
-from handrail.session.family import Family
+from handrail.session.family import Family, usable
 from handrail.session.news import News
 from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of
@@ -173,7 +173,7 @@ class HeldSession:
     @property
     def view(self) -> list[ToolSpec]:
         """The tools that the next turn has in view."""
-        return self.family.usable(self._catalog.specs(self._generation()), self._lane.delegates)
+        return usable(self._catalog.specs(self._generation()), self._lane.delegates)
 
     @property
     def catalog(self) -> Interaction:

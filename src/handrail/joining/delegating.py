@@ -1,0 +1,124 @@
+"""Sub-agents of an agent in a process that joined: its model is there, and the calls of all of them are carried out by the
+holder. So the holder asks that process to see to what a call hands over, and that process has child sessions opened here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from handrail.contract.delegation import NO_MODEL, Agents, AgentType, Delegates, Delegation
+from handrail.contract.errors import ToolError
+from handrail.contract.result import Result
+from handrail.contract.skills import Skill, Skills
+from handrail.joining import mirror
+from handrail.joining.framing import Message
+from handrail.joining.operations import Refused
+from handrail.joining.values import Malformed, Reader, a_list, an_object, fields, optional, text
+from handrail.joining.wire import Connection, ConnectionLost
+
+if TYPE_CHECKING:
+    from handrail.joining.membership import Membership
+
+_DELEGATION: Mapping[str, Reader[Any]] = {
+    "agent": text,
+    "task": text,
+    "description": text,
+    "metadata": optional(an_object),
+}
+HANDED: Mapping[str, Reader[Any]] = {"session": text, "call": text, **_DELEGATION}
+"""What the holder asks for."""
+BEGUN: Mapping[str, Reader[Any]] = {"id": text, **HANDED}
+"""How a child session is asked for, by its id."""
+
+
+def of_delegation(delegation: Delegation) -> Message:
+    metadata = None if delegation.metadata is None else dict(delegation.metadata)
+    told = {"agent": delegation.agent, "task": delegation.task, "description": delegation.description}
+    return {**told, "metadata": metadata}
+
+
+def a_delegation(given: Mapping[str, Any]) -> Delegation:
+    return Delegation(given["agent"], given["task"], given["description"], given["metadata"])
+
+
+def some_types(value: Any) -> tuple[AgentType, ...]:
+    """The agents that work may be handed to, each as its id and description."""
+    return tuple(AgentType(text(one[0]), text(one[1])) for one in map(a_list, a_list(value)) if len(one) == 2)
+
+
+class RemoteDelegates:
+    """Implements :class:`~handrail.contract.delegation.Delegates` in the holder."""
+
+    def __init__(self, connection: Connection, session_id: str) -> None:
+        self._connection = connection
+        self._session_id = session_id
+
+    async def run(self, call_id: str, delegation: Delegation) -> Result:
+        body = {"session": self._session_id, "call": call_id, **of_delegation(delegation)}
+        try:
+            told = an_object(await self._connection.request("delegate", body, settle=True))
+            return Result.from_dict(told)
+        except ConnectionLost:
+            raise ToolError("the process that has the model has gone", kind="unavailable") from None
+        except Refused as refused:
+            error = mirror.error_of(refused)
+            raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
+        except (Malformed, KeyError) as error:
+            raise ToolError(f"what became of the work cannot be read: {error}", kind="backend") from None
+
+
+async def handed_over(delegates: Callable[[str], Delegates | None], body: Any) -> Message:
+    """See to what a call of this process's session hands over, for the holder.
+
+    :param delegates: those of a session, by its id
+    """
+    told = fields(body, HANDED)
+    there = delegates(told["session"])
+    if there is None:
+        raise mirror.refusal_of(ToolError(NO_MODEL, kind="unavailable"))
+    try:
+        return (await there.run(told["call"], a_delegation(told))).to_dict()
+    except ToolError as error:
+        raise mirror.refusal_of(error) from None
+
+
+class WithAgents:
+    """A session in a process that joined, as far as sub-agents go; see :class:`~handrail.contract.session.Session`."""
+
+    id: str
+    _membership: Membership
+    agents: Sequence[AgentType] = ()
+    skills: Sequence[Skill] = ()
+    delegates: Delegates | None = None
+
+    def delegate_to(self, delegates: Delegates | None) -> None:
+        self.delegates = delegates
+        self._membership.tell("delegates", {"session": self.id, "there": delegates is not None})
+
+    def _told_of_agents(self, told: Message) -> None:
+        """What it was told when it was opened. Its skills stay what they were."""
+        self.skills = self.skills or tuple(a_skill(one) for one in told["skills"])
+        self.agents = some_types(told["agents"])
+
+
+def a_skill(value: Any) -> Skill:
+    """One that a session's model can read."""
+    given = an_object(value)
+    layer = given.get("layer")
+    if layer not in ("workspace", "user", "shipped"):
+        raise Malformed("expected a skill's layer")
+    return Skill(text(given.get("name")), text(given.get("description")), layer, text(given.get("place")))
+
+
+class ByCallOnly:
+    """The doors that a tool has only where its call is carried out; in another process it calls a tool that has them."""
+
+    @property
+    def agents(self) -> Agents:
+        text = 'a tool of this process reaches agents by runtime.call, as in runtime.call("task", …)'
+        raise ToolError(text, kind="unavailable")
+
+    @property
+    def skills(self) -> Skills:
+        text = 'a tool of this process reaches skills by runtime.call, as in runtime.call("skill", …)'
+        raise ToolError(text, kind="unavailable")

@@ -1,0 +1,63 @@
+"""Sub-agents of an agent in a process that joined: its model is there, their calls are carried out by the holder."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.kernel.guests import joined_kernel
+from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
+
+from handrail.agent.loop import Agent
+from handrail.contract.people import ApprovalAnswer
+from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+
+
+@pytest.mark.proves("A-03")
+@pytest.mark.proves("L-07")
+async def test_a_sub_agent_works_for_an_agent_in_a_process_that_joined(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
+        (tmp_path / "ws" / "note.txt").write_text("The answer is 42.\n")
+        reader = PlayedModel(call_reply(("read", {"path": "note.txt"})), text_reply("It says 42."))
+        top = PlayedModel(call_reply(task("reader"), task("nobody")), text_reply("42"))
+        session = await kernel.session()
+        assert "task" not in [spec.id for spec in session.view]
+        agent = Agent(session, top, models=models(reader=reader))
+        outcome = await agent.complete("Find the answer.")
+        assert (outcome.status, outcome.text) == ("answered", "42")
+        assert "- reader: Reads." in top.requests[0].system
+        assert "It says 42." in str(top.requests[1].messages)
+        assert "There are: default, reader" in str(top.requests[1].messages)
+        assert "The answer is 42." in str(reader.requests[1].messages)
+        row = held.rooms.store.sessions.under(session.id)[0]
+        assert (row.agent, row.under_call, row.holder) == ("reader", f"{session.id}/1.0", None)
+
+
+@pytest.mark.proves("P-12")
+async def test_people_at_a_process_that_joined_are_asked_by_its_sub_agents_and_see_who_asks(tmp_path: Path) -> None:
+    agents = {"default": "[delegable]\npresence = true", "writer": WRITER}
+    async with kernel_of(tmp_path, agents), joined_kernel(tmp_path) as kernel:
+        person = ScriptedPerson([ApprovalAnswer("once")])
+        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        session = await kernel.session(attendant=person)
+        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        await Agent(session, top, models=models(writer=writer)).complete("Go.")
+        assert (tmp_path / "ws" / "a").read_text() == "a"
+        assert [request.origin for request in person.requests] == [f"sub-agent writer of session {session.id}"]
+
+
+@pytest.mark.proves("A-03")
+async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
+        pause = Pause()
+        top = PlayedModel(call_reply(task("reader")), text_reply("."))
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(reader=PlayedModel([pause, *text_reply("never")])))
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await pause.reached.wait()
+        agent.cancel()
+        assert (await run).status == "cancelled"
+        row = held.rooms.store.sessions.under(session.id)[0]
+        assert row.holder is None
