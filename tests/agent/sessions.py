@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from handrail.contract.call import Answer, ProposedCall
@@ -114,6 +114,9 @@ class RecordingSession:
     async def begin(self, text: str, *, headless: bool = False) -> None:
         self.begun.append(text)
         self.headless = headless
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:
+        return Result.error("unknown_tool", "there is nothing to read here")
 
     def turn(self) -> RecordingTurn:
         self.turns += 1

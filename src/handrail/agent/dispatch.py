@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from handrail.agent.conversation import Conversation
 from handrail.agent.stream import Reply, ReplyAssembly
@@ -14,6 +14,7 @@ from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
+from handrail.contract.result import Result
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
@@ -71,6 +72,10 @@ class Session(Protocol):
         """The answer to a call that was proposed before, and whose answer was not heard: as it is on record,
         ``interrupted`` where nobody knows it. A call that was parked runs now if it was approved; while it still waits
         for a person its answer has ``parked`` in its metadata."""
+        ...
+
+    async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:
+        """Propose one call that no model made, and wait for its answer."""
         ...
 
     def turn(self) -> Turn: ...

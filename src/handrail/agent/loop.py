@@ -40,6 +40,7 @@ from handrail.agent.model import (
     TextDelta,
 )
 from handrail.agent.native import Natives
+from handrail.agent.project import project_text
 from handrail.agent.prompt import system_prompt
 from handrail.agent.pump import Heed
 from handrail.agent.reading import read_reply
@@ -98,6 +99,7 @@ class Agent:
         self._system = system
         self._instructions = instructions
         self._workspace = workspace
+        self._project = None if system is None and workspace is not None else ""
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
         self._conversation = Conversation(session.history)
@@ -121,10 +123,7 @@ class Agent:
         if self._life is not None:
             raise UsageError("this agent lives already; say() tells it what to do next")
         self._life = Life(self)
-        return self._life.events(task, self._has_lived)
-
-    def _has_lived(self) -> None:
-        self._life = None
+        return self._life.events(task, lambda: setattr(self, "_life", None))
 
     def say(self, text: str) -> None:
         """A user says ``text`` to an agent that lives.
@@ -297,6 +296,8 @@ class Agent:
                     yield heard
                 if run.ended is not None:
                     return
+            if self._project is None and self._workspace is not None:
+                self._project = await project_text(self.session, self._workspace)
             try:
                 turn = self.session.turn()
             except UsageError as closed:  # somebody stopped the session, or left it
@@ -363,6 +364,7 @@ class Agent:
                 native=self._natives.offered,
                 skills=self.session.skills,
                 agents=self.session.agents,
+                project=self._project or "",
                 instructions=self._instructions,
             )
         views = [spec.llm_view() for spec in specs]

@@ -39,6 +39,7 @@ def system_prompt(
     skills: Iterable[Skill] = (),
     hints: Iterable[str] = (),
     agents: Iterable[AgentType] = (),
+    project: str = "",
     instructions: str = "",
 ) -> str:
     """The text, in fixed order: what holds always, the workspace, the tools (what there is beside those in view, guidance,
@@ -58,6 +59,8 @@ def system_prompt(
     sections += tool_part(index, specs, native=native, skills=told, hints=hints)
     if any(spec.id == "task" for spec in specs) and (lines := [_agent_line(one) for one in agents]):
         sections.append("# Agents\n\ntask hands work to one of these:\n" + "\n".join(lines))
+    if project:
+        sections.append("# Project\n\n" + project)
     if instructions.strip():
         sections.append("# Instructions\n\n" + instructions.strip())
     return "\n\n".join(sections) + "\n"

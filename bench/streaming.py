@@ -1,0 +1,262 @@
+"""What starting calls while their reply is read saves, and how soon a call starts once its block is closed.
+
+    python bench/streaming.py          prints two tables; exit code 1 if a target is missed
+
+A recorded reply with four calls is played at the pace at which it came: text, four blocks, text, the end. The tools take
+the time that theirs took; two of them need the same file, so the later waits for the earlier one: their *chain*. No turn can
+end before the stream has, nor before any call's block has closed and its chain has run: the largest of these is the
+*earliest possible end*. Beside it: the turn as Handrail's loop carries it out, and the same calls by a loop that waits for the
+stream's end. Both keep the conversation and the log on disk.
+
+The second table: from the moment at which the closing chunk is handed over to the first line of the tool, over many replies
+of one call, for a tool that reads and for one with side effects, whose intent is durable first. A bare commit of one record
+stands beside it.
+
+Targets: the turn ends at most 10 % after the earliest possible end (the median); the delay's p50 is under 1 ms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from handrail import tool
+from handrail.agent.budget import Budget
+from handrail.agent.loop import Agent
+from handrail.agent.model import (
+    BlockEvent,
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    Finished,
+    ModelRequest,
+    TextDelta,
+)
+from handrail.catalog.dialects import MCP, Dialect
+from handrail.holding import HeldKernel
+from handrail.kernel import Kernel
+from handrail.record.log import Record
+
+TARGET_LATE = 1.10
+TARGET_DELAY_MS = 1.0
+ROUNDS = 7
+DELAYS = 300
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A call of the recorded reply: when its block began and closed, what it locks, and how long its tool took. In ms."""
+
+    opened: float
+    closed: float
+    file: str
+    took: float
+
+
+REPLY = (
+    Recorded(120, 310, "a", 420),
+    Recorded(330, 560, "b", 350),
+    Recorded(580, 790, "a", 260),  # waits for the first
+    Recorded(820, 1_060, "c", 480),
+)
+STREAM_MS = 1_240.0
+"""When the provider said that the reply was whole."""
+PIECES = 12
+
+
+class PlayedBack:
+    """A model that plays the recorded reply at its own pace, and then answers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.began = 0.0
+
+    @property
+    def name(self) -> str:
+        return "recorded:reply"
+
+    @property
+    def dialect(self) -> Dialect:
+        return MCP
+
+    async def aclose(self) -> None:
+        pass
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        self.asked += 1
+        if self.asked > 1:
+            yield TextDelta("done")
+            yield Finished("end")
+            return
+        self.began = time.perf_counter()
+        for at_ms, event in chunks():
+            if (left := at_ms / 1000 - (time.perf_counter() - self.began)) > 0:
+                await asyncio.sleep(left)
+            yield event
+
+
+def chunks() -> list[tuple[float, BlockEvent]]:
+    """The reply as it came: each chunk with its time."""
+    found: list[tuple[float, BlockEvent]] = [(40, TextDelta("I look at "))]
+    for index, call in enumerate(REPLY):
+        arguments = json.dumps({"file": call.file, "ms": call.took, "note": "x" * 400})
+        size = -(-len(arguments) // PIECES)
+        found.append((call.opened, CallOpened(index, None, "bench__work")))
+        for piece in range(PIECES):
+            at = call.opened + (call.closed - call.opened) * piece / PIECES
+            found.append((at, CallArguments(index, arguments[piece * size : (piece + 1) * size])))
+        found.append((call.closed, CallClosed(index)))
+    return [*found, (STREAM_MS - 60, TextDelta("these four.")), (STREAM_MS, Finished("calls"))]
+
+
+def earliest_ms() -> float:
+    """When a turn that loses no time ends."""
+    free: dict[str, float] = {}
+    ends = [STREAM_MS]
+    for call in REPLY:
+        free[call.file] = max(call.closed, free.get(call.file, 0.0)) + call.took
+        ends.append(free[call.file])
+    return max(ends)
+
+
+@tool(id="bench.work", side_effect="write", locks=["file:{file}:X"])
+async def work(file: str, ms: float, note: str) -> str:
+    """Take as long as the recorded one did."""
+    await asyncio.sleep(ms / 1000)
+    return file
+
+
+async def turn_ms(kernel: Kernel, *, waits: bool) -> float:
+    """From the request to the last answer of its calls."""
+    session = await kernel.session()
+    model = PlayedBack()
+    if waits:
+        history = session.history
+        assert history is not None
+        calls: list[tuple[str, str]] = []
+        pieces: dict[int, list[str]] = {}
+        async for event in model.stream(ModelRequest("", (), ())):
+            match event:
+                case CallOpened(index):
+                    pieces[index] = []
+                case CallArguments(index, text):
+                    pieces[index].append(text)
+                case CallClosed(index):
+                    calls.append(("bench__work", "".join(pieces[index])))
+                case _:
+                    pass
+        await history.keep([(0, {"v": 1, "role": "assistant", "parts": [{"text": repr(calls)}]})])
+        answers = await session.turn().call_all(calls)
+        ended = time.perf_counter()
+        assert all(answer.result.ok for answer in answers)
+    else:
+        agent = Agent(session, model)
+        ended = 0.0
+        async for event in agent.run("go"):
+            if type(event).__name__ == "CallAnswered":
+                ended = time.perf_counter()
+        assert ended
+    spent = (ended - model.began) * 1000
+    await session.close()
+    return spent
+
+
+async def delays_ms(kernel: Kernel, name: str, started: list[float]) -> list[float]:
+    """From each closing chunk to the tool's first line."""
+    session = await kernel.session()
+    closed: list[float] = []
+
+    class OneCall(PlayedBack):
+        async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+            yield TextDelta("again ")
+            if len(closed) < DELAYS:
+                yield CallOpened(0, None, name)
+                yield CallArguments(0, '{"n":1}')
+                await asyncio.sleep(0.002)  # the chunk is one of its own
+                closed.append(time.perf_counter())
+                yield CallClosed(0)
+                await asyncio.sleep(0.01)  # the reply goes on
+                yield Finished("calls")
+            else:
+                yield Finished("end")
+
+    started.clear()
+    outcome = await Agent(session, OneCall(), budget=Budget(turns=DELAYS + 1)).complete("go")
+    assert outcome.ok and len(started) == len(closed) == DELAYS
+    await session.close()
+    return [(at - since) * 1000 for at, since in zip(started, closed, strict=True)]
+
+
+async def main() -> int:
+    started: list[float] = []
+
+    @tool(id="bench.look", side_effect="read", locks=[])
+    async def look(n: int) -> int:
+        """Say when."""
+        started.append(time.perf_counter())
+        return n
+
+    @tool(id="bench.act", side_effect="write", locks=["file:act:X"])
+    async def act(n: int) -> int:
+        """Say when."""
+        started.append(time.perf_counter())
+        return n
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "ws").mkdir()
+        (folder / "config").mkdir()
+        config = folder / "config" / "handrail.toml"
+        config.write_text("")
+        opened = Kernel.open(
+            folder / "ws", tools=[work, look, act], rules=["allow bench.*"], state=folder / "state", config=config
+        )
+        async with opened as kernel:
+            assert isinstance(kernel, HeldKernel)
+            streamed: list[float] = []
+            waited: list[float] = []
+            for _ in range(ROUNDS):
+                streamed.append(await turn_ms(kernel, waits=False))
+                waited.append(await turn_ms(kernel, waits=True))
+            reading = await delays_ms(kernel, "bench__look", started)
+            acting = await delays_ms(kernel, "bench__act", started)
+            bare: list[float] = []
+            for _ in range(DELAYS):
+                begun = time.perf_counter()
+                await kernel.log.commit([Record("approval-responded", "s", "s/1.0", {"choice": "once"})])
+                bare.append((time.perf_counter() - begun) * 1000)
+    return told(streamed, waited, {"a tool that reads": reading, "one with side effects": acting}, bare)
+
+
+def told(
+    streamed: Sequence[float], waited: Sequence[float], delays: dict[str, list[float]], bare: Sequence[float]
+) -> int:
+    """Print the tables; the exit code."""
+    earliest = earliest_ms()
+    late = statistics.median(streamed) / earliest
+    print(f"a reply of {STREAM_MS:,.0f} ms with four calls{'median':>14}{'least':>10}{'of the earliest':>18}")
+    print(f"{'earliest possible end':42}{earliest:9,.0f} ms")
+    for what, spent in (("calls start as their blocks close", streamed), ("calls wait for the stream's end", waited)):
+        median = statistics.median(spent)
+        print(f"{what:42}{median:9,.0f} ms{min(spent):7,.0f} ms{median / earliest:15.2f} ×")
+    print(f"\n{'from the closing chunk to the first line':42}{'p50':>9}{'least':>13}{'p95':>10}")
+    p50 = 0.0
+    for what, spent in {**delays, "(one record committed)": list(bare)}.items():
+        middle, most = statistics.median(spent), statistics.quantiles(spent, n=20)[-1]
+        print(f"{what:42}{middle:9.3f} ms{min(spent):7.3f} ms{most:7.3f} ms")
+        if not what.startswith("("):
+            p50 = max(p50, middle)
+    met = late <= TARGET_LATE and p50 < TARGET_DELAY_MS
+    print(f"targets {TARGET_LATE:.2f} × and {TARGET_DELAY_MS:g} ms: {'met' if met else 'MISSED'}")
+    return 0 if met else 1
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
