@@ -5,7 +5,7 @@ It is a program of its own and needs nothing but Python. The plan says which too
 """
 
 # pyright: basic
-# ruff: noqa: PTH103, PTH118, PTH120, PTH123, UP031
+# ruff: noqa: PTH103, PTH104, PTH110, PTH118, PTH120, PTH123, UP031
 
 import json
 import os
