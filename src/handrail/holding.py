@@ -43,10 +43,10 @@ from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.registry.generation import Difference, Generation
 from handrail.runtime.roots import Roots
+from handrail.session.arrivals import Arrivals
 from handrail.session.context import Context
 from handrail.session.family import Family, Under
 from handrail.session.lasting import Lasting
-from handrail.session.notices import Noticeboard
 from handrail.session.opening import Opening
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
@@ -71,7 +71,7 @@ class HeldKernel(Kernel):
         self._closing: set[str] = set()
         self._leaving: asyncio.Task[None] | None = None
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
-        self.notices = Noticeboard(rooms.store.notices, rooms.arbiter.shaper.redactor)
+        self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
         self.server = Server(self)
         Heeding(self.approvals, self._lane, self._lanes, self._judged_by)
 
@@ -217,12 +217,12 @@ class HeldKernel(Kernel):
             rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns, family
         )
         session.history = lasting.history(session_id)
-        session.notices = lane.notices = self.notices.of(session_id)
         session.news.follow(context.watchers)
         self._sessions[session_id] = session
         family.enter(session)
         try:
             await rooms.store.sessions.open(row)
+            await self.arrivals.enter(session, lane, family.top(session))
             await session.catalog.restore()
             await rooms.arbiter.restarts.take_up(lane)
         except BaseException:
@@ -289,7 +289,7 @@ class HeldKernel(Kernel):
             self._forget(session)
 
     def _forget(self, session: HeldSession) -> None:
-        self.notices.forget(session.id)
+        self.arrivals.leave(session.id)
         self._sessions.pop(session.id, None)
         session.family.leave(session)
 
@@ -301,6 +301,7 @@ class HeldKernel(Kernel):
             for child in store.sessions.under(session_id):
                 await self._discard(child.id)
             await self.approvals.close_session(session_id)
+            await self.arrivals.discard(session_id)
             await self.rooms.programs.release(str(store.folders.scratch(session_id)))
             self.log.append([Record("session-closed", session_id, "", {})])
             try:
@@ -376,6 +377,7 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
+            steps.push_async_callback(self.arrivals.aclose)
 
     async def _end_own(self) -> None:
         """The sessions of this process. Those of others may come to their end meanwhile."""

@@ -32,6 +32,7 @@ from handrail.arbiter.outflow import Outflow
 from handrail.arbiter.output import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
+from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.doors import Catalog, Jobs
@@ -300,6 +301,16 @@ class _Doors:
 
     def agents(self) -> CallAgents:
         return CallAgents(self.of)
+
+    def channels(self) -> Channels:
+        if (channels := self.of.lane.channels) is None:
+            raise ToolError("there are no channels in this session", kind="unavailable")
+        return channels
+
+    def triggers(self) -> Triggers:
+        if (triggers := self.of.lane.triggers) is None:
+            raise ToolError("there are no triggers in this session", kind="unavailable")
+        return triggers
 
     def skills(self) -> Skills:
         if (skills := self.of.lane.skills) is None:

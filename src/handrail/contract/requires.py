@@ -38,6 +38,8 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "jobs": "look at the session's jobs, wait for them and stop them",
     "agents": "hand work to sub-agents",
     "skills": "read the session's skills",
+    "channels": "send and read messages over channels",
+    "triggers": "have the session told something at a time, or when a message comes",
     "catalog": "look through the tools there are, and bring some into the model's view",
     "elicit": "put a form of its own, or an address to visit, to the person at the client",
     "sample": "have the client's model write something",

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.offering import Offers
@@ -354,6 +355,10 @@ class Runtime(Protocol):
     def state(self) -> State: ...
     @property
     def people(self) -> People: ...
+    @property
+    def channels(self) -> Channels: ...
+    @property
+    def triggers(self) -> Triggers: ...
     @property
     def catalog(self) -> Catalog: ...
     @property

@@ -16,6 +16,7 @@ from typing import Any, Literal
 from handrail.arbiter.execution import STOPPED_TEXT, StopReason
 from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
+from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LOG_LEVELS, LogLevel
@@ -34,13 +35,13 @@ from handrail.contract.runtime import (
     Written,
 )
 from handrail.contract.spec import ToolSpec
+from handrail.joining.delegating import ByCallOnly
 from handrail.joining.describing import capabilities_of
 from handrail.joining.doors import DOORS, NET_REQUEST, PREFIX, SHELL_RUN, STREAMS
 from handrail.joining.framing import Message
 from handrail.joining.jobs import RemoteJobs
 from handrail.joining.operations import Refused
 from handrail.joining.peers import RemotePeerDoor
-from handrail.joining.delegating import ByCallOnly
 from handrail.joining.remote_catalog import RemoteCatalog
 from handrail.joining.values import Malformed, an_object, failure_of, pack
 from handrail.joining.wire import Connection, ConnectionLost
@@ -161,6 +162,20 @@ class RemoteRuntime(ByCallOnly):
     def offers(self) -> Offers:
         raise ToolError(
             'a tool of this process gets what a source offers by runtime.call, as in runtime.call("resource.read", …)',
+            kind="unavailable",
+        )
+
+    @property
+    def channels(self) -> Channels:
+        raise ToolError(
+            'a tool of this process reaches channels by runtime.call, as in runtime.call("send_message", …)',
+            kind="unavailable",
+        )
+
+    @property
+    def triggers(self) -> Triggers:
+        raise ToolError(
+            'a tool of this process reaches triggers by runtime.call, as in runtime.call("add_timer", …)',
             kind="unavailable",
         )
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
+from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ToolError
@@ -137,6 +138,14 @@ class Doors(Protocol):
 
     def agents(self) -> Agents:
         """The sub-agents that the call may hand work to."""
+        ...
+
+    def channels(self) -> Channels:
+        """:raises ToolError: ``unavailable`` where there are none"""
+        ...
+
+    def triggers(self) -> Triggers:
+        """:raises ToolError: ``unavailable`` where there are none"""
         ...
 
     def skills(self) -> Skills:
@@ -317,6 +326,16 @@ class CallRuntime:
     def agents(self) -> Agents:
         self._require_named("agents")
         return self._doors.agents()
+
+    @property
+    def channels(self) -> Channels:
+        self._require_named("channels")
+        return self._doors.channels()
+
+    @property
+    def triggers(self) -> Triggers:
+        self._require_named("triggers")
+        return self._doors.triggers()
 
     @property
     def skills(self) -> Skills:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from handrail.store.channels import ChannelTable
 from handrail.store.database import Database
 from handrail.store.folders import Folders, prepare
 from handrail.store.jobs import JobTable
@@ -16,6 +17,7 @@ from handrail.store.messages import Messages
 from handrail.store.notices import NoticeTable
 from handrail.store.remembered import SeenHashes, SessionRules
 from handrail.store.sessions import Sessions, SessionState
+from handrail.store.triggers import TriggerTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Store:
     rules: SessionRules
     seen: SeenHashes
     notices: NoticeTable
+    channels: ChannelTable
+    triggers: TriggerTable
     jobs: JobTable
 
     @staticmethod
@@ -68,6 +72,8 @@ class Store:
             SessionRules(database),
             SeenHashes(database),
             NoticeTable(database),
+            ChannelTable(database),
+            TriggerTable(database),
             JobTable(database),
         )
 

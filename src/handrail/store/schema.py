@@ -113,6 +113,37 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             body BLOB NOT NULL
         )""",
         "CREATE INDEX notice_of_session ON notice (session, taken, number)",
+        # Channels between sessions. A scope is the session at the top of a tree, or '' for the workspace; readers are of
+        # broadcasts, up to the number that they have read.
+        """CREATE TABLE channel (
+            scope TEXT NOT NULL,
+            name TEXT NOT NULL,
+            kind TEXT NOT NULL,
+            PRIMARY KEY (scope, name)
+        ) WITHOUT ROWID""",
+        """CREATE TABLE channel_message (
+            number INTEGER PRIMARY KEY,
+            scope TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            at_ns INTEGER NOT NULL,
+            taken INTEGER NOT NULL,
+            body BLOB NOT NULL
+        )""",
+        "CREATE INDEX message_of_channel ON channel_message (scope, channel, taken, number)",
+        """CREATE TABLE channel_reader (
+            scope TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            reader TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            PRIMARY KEY (scope, channel, reader)
+        ) WITHOUT ROWID""",
+        # What tells a session something when its time, or its message, comes.
+        """CREATE TABLE trigger_row (
+            session TEXT NOT NULL,
+            name TEXT NOT NULL,
+            body BLOB NOT NULL,
+            PRIMARY KEY (session, name)
+        ) WITHOUT ROWID""",
         # Rules that a person's answers "for this project" and "reject always" stored.
         """CREATE TABLE project_rule (
             id TEXT PRIMARY KEY,

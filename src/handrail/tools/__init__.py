@@ -5,6 +5,7 @@ from __future__ import annotations
 from handrail.contract.tool import Tool
 from handrail.tools.agents import Task
 from handrail.tools.ask import Ask
+from handrail.tools.channels import CHANNEL_TOOLS
 from handrail.tools.discovery import BrowseTools, FindTools, Info, LoadTools, ToolSearch
 from handrail.tools.files import Edit, FilePatch, MultiEdit, Read, Write
 from handrail.tools.find import Glob, Grep, Tree
@@ -12,14 +13,18 @@ from handrail.tools.git import GIT_TOOLS
 from handrail.tools.jobs import JOB_TOOLS
 from handrail.tools.offers import OFFER_TOOLS
 from handrail.tools.plan import Todo
+from handrail.tools.scratchpad import Scratchpad
 from handrail.tools.shell import Bash, Python
 from handrail.tools.skill import SkillTool
 from handrail.tools.structured import JsonRead, JsonWrite
+from handrail.tools.triggers import TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
-    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python()),
+    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad()),
+    *CHANNEL_TOOLS,
+    *TRIGGER_TOOLS,
     *JOB_TOOLS,
     *GIT_TOOLS,
     *OFFER_TOOLS,

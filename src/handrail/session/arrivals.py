@@ -1,0 +1,49 @@
+"""All that reaches a workspace's sessions from outside of their turns: notices, channels, triggers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from handrail.arbiter.call import Lane
+from handrail.arbiter.redaction import Redactor
+from handrail.session.channels import SessionChannels, Switchboard
+from handrail.session.notices import Noticeboard
+from handrail.session.session import HeldSession
+from handrail.session.triggers import Clockwork, SessionTriggers
+from handrail.store.opening import Store
+
+
+class Arrivals:
+    """In the process that holds the workspace."""
+
+    def __init__(self, store: Store, redactor: Redactor, clock: Callable[[], int] = time.time_ns) -> None:
+        self.notices = Noticeboard(store.notices, redactor)
+        self.channels = Switchboard(store.channels, redactor, clock)
+        self.triggers = Clockwork(store.triggers, self.notices, self.channels, redactor, clock)
+        self._begun = False
+
+    async def enter(self, session: HeldSession, lane: Lane, top: str) -> None:
+        """A session is open. With the first one the triggers of all go on.
+
+        :param top: the session at the top of its tree
+        """
+        session.notices = lane.notices = self.notices.of(session.id)
+        channels = lane.channels = SessionChannels(self.channels, session.id, top, lane.around.agent)
+        triggers = lane.triggers = SessionTriggers(self.triggers, session.id, channels)
+        if not self._begun:
+            self._begun = True
+            await self.triggers.begin()
+        await triggers.take_up()
+
+    def leave(self, session_id: str) -> None:
+        """It is not open any more. What waits for it stays."""
+        self.notices.forget(session_id)
+
+    async def discard(self, session_id: str) -> None:
+        """It is closed for good."""
+        await self.triggers.remove_all(session_id)
+        await self.channels.remove(session_id)
+
+    async def aclose(self) -> None:
+        await self.triggers.aclose()

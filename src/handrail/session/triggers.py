@@ -1,0 +1,358 @@
+"""Triggers: one clock for all of a workspace's, and what a session is told when one of its own fires."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.arrivals import ChannelMessage, Trigger
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
+from handrail.contract.neutral import neutralised
+from handrail.contract.notices import Notice
+from handrail.session.channels import SessionChannels, Switchboard
+from handrail.session.notices import Noticeboard
+from handrail.store.channels import Kept
+from handrail.store.triggers import TriggerTable
+
+logger = logging.getLogger("handrail.session")
+
+MAX_IN_SESSION = 1_000
+MAX_PROMPT = 8 * 1024
+LEAST_MS = 1_000
+LONGEST_MS = 366 * 24 * 3600 * 1000
+_LONGEST_SLEEP_S = 60.0
+"""A clock that is set, or a machine that slept, is noticed after this long at most."""
+_LATE_NS = 60 * 1_000_000_000
+_AGAIN_S = 5.0
+_SECOND_NS = 1_000_000_000
+
+Id = tuple[str, str]
+"""Session and name."""
+
+
+class Clockwork:
+    """All triggers of a workspace, in the process that holds it.
+
+    :param clock: wall-clock time in nanoseconds
+    """
+
+    def __init__(
+        self,
+        table: TriggerTable,
+        board: Noticeboard,
+        switchboard: Switchboard,
+        redactor: Redactor,
+        clock: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.table = table
+        self.clock = clock
+        self._board = board
+        self._switchboard = switchboard
+        self._redactor = redactor
+        self._all: dict[Id, Trigger] = {}
+        self._of: dict[str, dict[str, Trigger]] = {}
+        self._heap: list[tuple[int, Id]] = []
+        self._watching: dict[Id, _Watch] = {}
+        self._timer: asyncio.TimerHandle | None = None
+        self._firing: asyncio.Task[None] | None = None
+        self._closed = False
+
+    async def begin(self) -> None:
+        """Take up what a process before has left. What came due meanwhile fires once, and says that it is late."""
+        for trigger in self.table.all():
+            self._keep(trigger)
+        await self.due()
+
+    async def aclose(self) -> None:
+        """Fire no more. The triggers stay."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._firing is not None:
+            await asyncio.wait((self._firing,))
+
+    def of(self, session_id: str) -> list[Trigger]:
+        return list(self._of.get(session_id, {}).values())
+
+    async def add(self, trigger: Trigger) -> Trigger:
+        """Keep a new one. Durable on return."""
+        trigger = replace(trigger, prompt=self._redactor.text(trigger.prompt))
+        await self.table.put(trigger)
+        self._keep(trigger)
+        self._wind()
+        return trigger
+
+    async def remove(self, trigger: Trigger) -> None:
+        await self.table.remove(trigger)
+        self._let_go(trigger)
+
+    async def remove_all(self, session_id: str) -> None:
+        """A session is closed for good."""
+        triggers = self.of(session_id)
+        if triggers:
+            await self.table.remove_all(session_id)
+        for trigger in triggers:
+            self._let_go(trigger)
+
+    async def follow(self, trigger: Trigger, channels: SessionChannels) -> None:
+        """Have a trigger of this session that watches a channel take what comes over it."""
+        id = (trigger.session_id, trigger.name)
+        if trigger.channel is not None and id not in self._watching:
+            watch = self._watching[id] = _Watch(self, trigger, channels)
+            await self._switchboard.watch(watch.key, watch)
+
+    async def due(self) -> None:
+        """Fire what is due by the clock, each once, and wind the timer for what comes next."""
+        now = self.clock()
+        try:
+            while self._heap and self._heap[0][0] <= now and not self._closed:
+                at, id = heapq.heappop(self._heap)
+                trigger = self._all.get(id)
+                if trigger is None or trigger.next_ns != at:
+                    continue  # removed, or moved on
+                try:
+                    await self._fire(trigger, at, now)
+                except LogUnavailable:
+                    heapq.heappush(self._heap, (at, id))
+                    raise
+        except LogUnavailable as error:
+            logger.warning("triggers wait, since what they tell cannot be kept: %s", error)
+            self._wind(_AGAIN_S)
+            return
+        self._wind()
+
+    async def _fire(self, trigger: Trigger, at: int, now: int) -> None:
+        following = next_after(trigger, now)
+        missed = 0
+        if trigger.every_ns is not None and not trigger.once and now - at >= trigger.every_ns:
+            missed = (now - at) // trigger.every_ns
+        await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=_when(trigger))
+        after = replace(trigger, next_ns=following, fired=trigger.fired + 1)
+        if following is None:
+            await self.table.remove(trigger)
+            self._let_go(trigger)
+        else:
+            await self.table.put(after)
+            self._keep(after)
+
+    async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> None:
+        """Leave the notice of one firing. Whoever has too many waiting is told of it no more."""
+        said = {key: value for key, value in more.items() if value}
+        untrusted = said.pop("untrusted", None)
+        added = "".join(
+            f" ({text})"
+            for text in (
+                "late" if said.get("late") else "",
+                f"{said['missed']} firings before it were missed" if said.get("missed") else "",
+            )
+            if text
+        )
+        text = f"{about}{added}: {trigger.prompt}"
+        if "message" in said:
+            text = f"{text}\n{said['message']}"
+        data = {"trigger": trigger.name, "kind": trigger.kind, **said}
+        notice = Notice(
+            f"trigger/{trigger.session_id}/{trigger.name}/{trigger.created_ns}/{delivery}",
+            trigger.session_id,
+            "trigger",
+            trigger.name,
+            text,
+            now,
+            data,
+            untrusted,
+        )
+        try:
+            await self._board.post(notice)
+        except UsageError as error:
+            logger.warning("trigger %s fired and is not told of: %s", trigger.name, error)
+
+    def _keep(self, trigger: Trigger) -> None:
+        id = (trigger.session_id, trigger.name)
+        self._all[id] = trigger
+        self._of.setdefault(trigger.session_id, {})[trigger.name] = trigger
+        if trigger.next_ns is not None:
+            heapq.heappush(self._heap, (trigger.next_ns, id))
+
+    def _let_go(self, trigger: Trigger) -> None:
+        id = (trigger.session_id, trigger.name)
+        self._all.pop(id, None)
+        named = self._of.get(trigger.session_id, {})
+        named.pop(trigger.name, None)
+        if not named:
+            self._of.pop(trigger.session_id, None)
+        watch = self._watching.pop(id, None)
+        if watch is not None:
+            self._switchboard.unwatch(watch.key, watch)
+
+    def _wind(self, at_least_s: float = 0.0) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._heap and ((found := self._all.get(self._heap[0][1])) is None or found.next_ns != self._heap[0][0]):
+            heapq.heappop(self._heap)  # removed, or moved on
+        if self._heap and not self._closed:
+            wait_s = min(max((self._heap[0][0] - self.clock()) / _SECOND_NS, at_least_s), _LONGEST_SLEEP_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
+
+    def _ring(self) -> None:
+        self._timer = None
+        if self._firing is None or self._firing.done():
+            self._firing = asyncio.get_running_loop().create_task(self.due())
+
+
+class _Watch:
+    """A trigger that takes the messages of a channel; see :class:`~handrail.session.channels.Watcher`."""
+
+    def __init__(self, clockwork: Clockwork, trigger: Trigger, channels: SessionChannels) -> None:
+        assert trigger.channel is not None
+        self._clockwork = clockwork
+        self._trigger = trigger
+        self.key = channels.key(trigger.channel)
+
+    @property
+    def reader(self) -> str:
+        return f"trigger/{self._trigger.session_id}/{self._trigger.name}"
+
+    def wants(self, message: ChannelMessage) -> bool:
+        return self._trigger.sender in (None, message.sender)
+
+    async def take(self, kept: Kept) -> None:
+        message = kept.message
+        await self._clockwork.tell(
+            self._trigger,
+            f"message/{kept.number}",
+            self._clockwork.clock(),
+            about=f"A message came over {message.channel}, which the trigger {self._trigger.name} watches",
+            message=f"{neutralised(message.sender)}: {neutralised(message.text)}",
+            untrusted=f"a message of the agent {message.sender}",
+        )
+
+
+class SessionTriggers:
+    """Implements :class:`~handrail.contract.arrivals.Triggers` for one session."""
+
+    def __init__(self, clockwork: Clockwork, session_id: str, channels: SessionChannels) -> None:
+        self._clockwork = clockwork
+        self._session_id = session_id
+        self._channels = channels
+
+    async def timer(
+        self, every_ms: int, prompt: str, *, name: str | None = None, once: bool = False, immediate: bool = False
+    ) -> Trigger:
+        if not LEAST_MS <= every_ms <= LONGEST_MS:
+            text = f"{every_ms:,} ms is no interval for a timer: from {LEAST_MS:,} to {LONGEST_MS:,} (366 days)"
+            raise ToolError(text, kind="invalid_input")
+        now = self._clockwork.clock()
+        every = every_ms * 1_000_000
+        made = Trigger(
+            self._free("timer", name), self._session_id, "timer", _prompt(prompt), now, every_ns=every, once=once
+        )
+        made = await self._clockwork.add(replace(made, next_ns=now if immediate else now + every))
+        await self._clockwork.due()
+        return made
+
+    async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
+        now = self._clockwork.clock()
+        made = Trigger(
+            self._free("schedule", name), self._session_id, "schedule", _prompt(prompt), now, cron=_checked(cron, now)
+        )
+        return await self._clockwork.add(replace(made, next_ns=next_after(made, now)))
+
+    async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
+        self._channels.key(channel)
+        now = self._clockwork.clock()
+        free = self._free("watch", name)
+        made = await self._clockwork.add(
+            Trigger(free, self._session_id, "channel", _prompt(prompt), now, channel=channel, sender=sender)
+        )
+        await self._clockwork.follow(made, self._channels)
+        return made
+
+    async def list(self) -> Sequence[Trigger]:
+        return sorted(self._clockwork.of(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
+
+    async def remove(self, name: str) -> Trigger:
+        triggers = {trigger.name: trigger for trigger in self._clockwork.of(self._session_id)}
+        if (found := triggers.get(name)) is None:
+            there = ", ".join(sorted(triggers)[:20]) or "none"
+            raise ToolError(
+                f"there is no trigger {name[:80]!r} in this session; there are: {there}", kind="invalid_input"
+            )
+        await self._clockwork.remove(found)
+        return found
+
+    async def take_up(self) -> None:
+        """The session is open again: what watches a channel for it goes on."""
+        for trigger in self._clockwork.of(self._session_id):
+            await self._clockwork.follow(trigger, self._channels)
+
+    def _free(self, kind: str, name: str | None) -> str:
+        taken = {trigger.name for trigger in self._clockwork.of(self._session_id)}
+        if len(taken) >= MAX_IN_SESSION:
+            raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
+        if name is None:
+            return next(free for n in range(1, len(taken) + 2) if (free := f"{kind}-{n}") not in taken)
+        if name in taken:
+            raise ToolError(
+                f"this session has a trigger {name!r} already; remove it first, or name another", kind="conflict"
+            )
+        return name
+
+
+def next_after(trigger: Trigger, now_ns: int) -> int | None:
+    """When it fires after ``now_ns``; None for never again."""
+    if trigger.every_ns is not None:
+        if trigger.once and (trigger.next_ns is None or trigger.next_ns <= now_ns):
+            return None
+        begun = trigger.next_ns if trigger.next_ns is not None else trigger.created_ns
+        return begun + max((now_ns - begun) // trigger.every_ns + 1, 1) * trigger.every_ns
+    if trigger.cron is not None:
+        return _next_of(trigger.cron, now_ns)
+    return None
+
+
+def _next_of(cron: str, now_ns: int) -> int | None:
+    from cronsim import CronSim, CronSimError
+
+    try:
+        found = next(CronSim(cron, datetime.fromtimestamp(now_ns / 1e9)))
+    except (CronSimError, StopIteration, OverflowError, ValueError):
+        return None
+    return int(found.timestamp()) * _SECOND_NS
+
+
+def _checked(cron: str, now_ns: int) -> str:
+    from cronsim import CronSim, CronSimError
+
+    cron = " ".join(cron.split())
+    if len(cron) > 200 or len(cron.split(" ")) != 5:
+        text = f"{cron[:80]!r} is no schedule: five fields, minute hour day month weekday, as in '30 8 * * 1-5'"
+        raise ToolError(text, kind="invalid_input")
+    try:
+        CronSim(cron, datetime.fromtimestamp(now_ns / 1e9))
+    except (CronSimError, ValueError) as error:
+        raise ToolError(f"{cron!r} is no schedule: {error}", kind="invalid_input") from None
+    if _next_of(cron, now_ns) is None:
+        raise ToolError(f"{cron!r} names a day that never comes; nothing was added", kind="invalid_input")
+    return cron
+
+
+def _prompt(text: str) -> str:
+    if len(text) > MAX_PROMPT:
+        raise ToolError(f"the prompt has {len(text):,} characters; up to {MAX_PROMPT:,} are kept", kind="invalid_input")
+    return text
+
+
+def _when(trigger: Trigger) -> str:
+    if trigger.every_ns is not None:
+        how = "once" if trigger.once else f"every {trigger.every_ns / _SECOND_NS:g} s"
+    else:
+        how = f"at {trigger.cron}"
+    return f"The trigger {trigger.name} ({how}) fired"

@@ -1,0 +1,70 @@
+"""Triggers, as rows: one for each name in a session, as long as it may fire."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from handrail.contract.arrivals import Trigger
+from handrail.store.connection import readable
+from handrail.store.database import Database, OneRow, Statement
+from handrail.store.encoding import decode, encode
+
+_UNBOUNDED = 2**62
+
+
+class TriggerTable:
+    """The table, for the workspace's holder. What writes is durable on return, and raises ``LogUnavailable`` where it
+    cannot be; so does what reads where the database cannot be read."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def all(self) -> list[Trigger]:
+        """Every one there is, without those that are damaged."""
+        with readable(self._database.path):
+            rows = self._database.reading.execute("SELECT body FROM trigger_row ORDER BY session, name").fetchall()
+        return [trigger for (body,) in rows if (trigger := _trigger(body)) is not None]
+
+    async def put(self, trigger: Trigger) -> None:
+        """Keep it as it is now."""
+        sql = "INSERT INTO trigger_row (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
+        body = encode(asdict(trigger), max_bytes=_UNBOUNDED)
+        await self._database.commit(_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))])
+
+    async def remove(self, trigger: Trigger) -> None:
+        sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
+        await self._database.commit(_STATEMENTS, [(sql, (trigger.session_id, trigger.name))])
+
+    async def remove_all(self, session_id: str) -> None:
+        """A session is closed for good."""
+        await self._database.commit(_STATEMENTS, [("DELETE FROM trigger_row WHERE session = ?", (session_id,))])
+
+
+def _trigger(body: object) -> Trigger | None:
+    """As it was kept; None where what is there is not what was written."""
+    try:
+        data: Mapping[str, Any] = decode(body) if isinstance(body, bytes) else {}
+        trigger = Trigger(**data)
+    except (ValueError, RecursionError, TypeError):
+        return None
+    values: Mapping[str, Any] = asdict(trigger)
+    numbers = [values[key] or 0 for key in ("created_ns", "fired", "every_ns", "next_ns")]
+    texts = [values[key] or "" for key in ("name", "session_id", "prompt", "cron", "channel", "sender")]
+    known = values["kind"] in ("timer", "schedule", "channel")
+    sound = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
+    return trigger if known and sound else None
+
+
+class _Statements:
+    def opened(self, connection: sqlite3.Connection) -> None:
+        pass
+
+    def statements(self, batch: Sequence[Sequence[Statement | OneRow]]) -> Iterable[Statement | OneRow]:
+        for work in batch:
+            yield from work
+
+
+_STATEMENTS = _Statements()

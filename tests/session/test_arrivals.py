@@ -1,0 +1,315 @@
+"""Channels and triggers: messages that are read once, and clocks that fire once, whatever ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.arrivals import HISTORY, Trigger
+from handrail.contract.errors import ToolError
+from handrail.contract.notices import Notice
+from handrail.session.channels import SessionChannels, Switchboard
+from handrail.session.notices import Noticeboard
+from handrail.session.triggers import Clockwork, SessionTriggers, next_after
+from handrail.store.opening import Store
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("A-07")
+
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Clock:
+    """A clock that stands until it is set."""
+
+    now: int = int(datetime(2026, 3, 2, 8, 0).timestamp()) * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Place:
+    """What a holder has of channels and triggers, on a real store."""
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        redactor = Redactor()
+        self.board = Noticeboard(store.notices, redactor)
+        self.switchboard = Switchboard(store.channels, redactor, clock)
+        self.clockwork = Clockwork(store.triggers, self.board, self.switchboard, redactor, clock)
+
+    def channels(self, session: str, top: str | None = None, agent: str = "default") -> SessionChannels:
+        return SessionChannels(self.switchboard, session, top or session, agent)
+
+    def triggers(self, session: str) -> SessionTriggers:
+        return SessionTriggers(self.clockwork, session, self.channels(session))
+
+    async def told(self, session: str) -> list[Notice]:
+        return list(await self.board.of(session).pending())
+
+
+@asynccontextmanager
+async def place(folder: Path, clock: Clock | None = None) -> AsyncGenerator[Place]:
+    (folder / "ws").mkdir(exist_ok=True)
+    store = await asyncio.to_thread(Store.open, folder / "ws", folder / "state")
+    there = Place(store, clock or Clock())
+    try:
+        yield there
+    finally:
+        await there.clockwork.aclose()
+        await store.aclose()
+
+
+# ── channels ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        a, b, c = (there.channels(name, top="a") for name in "abc")
+        assert await a.send("work", "one") == 1 and await a.send("work", "two") == 2
+        read = [(await one.receive("work", timeout_ms=0)).message for one in (b, c, b)]
+        assert [message and message.text for message in read] == ["one", "two", None]
+        await a.send("news", "all", kind="broadcast")
+        read = [(await one.receive("news", timeout_ms=0)).message for one in (b, c, b)]
+        assert [message and message.text for message in read] == ["all", "all", None]
+        with pytest.raises(ToolError, match="is a broadcast, not a queue"):
+            await a.send("news", "x", kind="queue")
+
+
+async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        waits = [asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bcd"]
+        await asyncio.sleep(0)
+        for text in ("1", "2", "3"):
+            await there.channels("a").send("c", text)
+        got = [(await wait).message for wait in waits]
+        assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
+
+
+async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))
+        await asyncio.sleep(0)
+        wait.cancel()
+        await asyncio.wait({wait})
+        await there.channels("a").send("c", "still there")
+        message = (await there.channels("b", top="a").receive("c", timeout_ms=0)).message
+        assert message is not None and message.text == "still there"
+
+
+async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.channels("a", agent="writer").send("c", "mine")
+        assert (await there.channels("z").receive("c", timeout_ms=0)).message is None
+        await there.channels("a", agent="writer").send("shared/c", "ours")
+        message = (await there.channels("z").receive("shared/c", timeout_ms=0)).message
+        assert message is not None and (message.text, message.sender) == ("ours", "writer")
+        for name in ("", "../x", "a b", "shared/", "x" * 65, "a\n"):
+            with pytest.raises(ToolError, match="is no channel"):
+                there.channels("a").key(name)
+
+
+async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        sender, reader = there.channels("a"), there.channels("b", top="a")
+        for number in range(HISTORY):
+            await sender.send("c", str(number))
+        with pytest.raises(ToolError, match="takes no more") as full:
+            await sender.send("c", "one too many")
+        assert full.value.kind == "limit"
+        assert (await reader.receive("c", timeout_ms=0)).message is not None
+        assert await sender.send("c", "fits again") == HISTORY
+        await sender.send("news", "0", kind="broadcast")
+        first = await reader.receive("news", timeout_ms=0)
+        assert first.message is not None and first.message.text == "0"
+        for number in range(1, HISTORY + 11):
+            await sender.send("news", str(number))
+        late = await reader.receive("news", timeout_ms=0)
+        assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
+
+
+async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        for text in ("1", "2"):
+            await there.channels("a").send("news", text, kind="broadcast")
+        await there.channels("b", top="a").receive("news", timeout_ms=0)
+    async with place(tmp_path) as there:
+        message = (await there.channels("b", top="a").receive("news", timeout_ms=0)).message
+        assert message is not None and message.text == "2"
+
+
+# ── triggers ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_timer_fires_at_its_interval_and_once_where_that_is_asked(tmp_path: Path) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        triggers = there.triggers("s")
+        await triggers.timer(10_000, "look again", name="poll")
+        await triggers.timer(15_000, "only once", name="soon", once=True)
+        await triggers.timer(60_000, "now", name="now", immediate=True)
+        assert [notice.text for notice in await there.told("s")] == ["The trigger now (every 60 s) fired: now"]
+        clock.now += 9 * SECOND
+        await there.clockwork.due()
+        assert len(await there.told("s")) == 1
+        for _ in range(3):
+            clock.now += 10 * SECOND
+            await there.clockwork.due()
+        fired = [notice.source for notice in await there.told("s")]
+        assert fired == ["now", "poll", "poll", "soon", "poll"] or sorted(fired) == ["now", *["poll"] * 3, "soon"]
+        assert [trigger.name for trigger in await triggers.list()] == ["now", "poll"]
+        notice = (await there.told("s"))[1]
+        assert notice.kind == "trigger" and notice.data is not None and notice.data["trigger"] == "poll"
+
+
+async def test_a_name_is_taken_once_and_a_removed_trigger_fires_no_more(tmp_path: Path) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        triggers = there.triggers("s")
+        await triggers.timer(10_000, "p", name="t")
+        with pytest.raises(ToolError, match="already") as taken:
+            await triggers.timer(10_000, "p", name="t")
+        assert taken.value.kind == "conflict"
+        await there.triggers("other").timer(10_000, "p", name="t")
+        await triggers.remove("t")
+        with pytest.raises(ToolError, match="there are: none"):
+            await triggers.remove("t")
+        clock.now += 20 * SECOND
+        await there.clockwork.due()
+        assert await there.told("s") == [] and len(await there.told("other")) == 1
+
+
+async def test_what_came_due_while_nobody_was_there_fires_once_and_says_that_it_is_late(tmp_path: Path) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        await there.triggers("s").timer(60_000, "poll", name="poll")
+        await there.triggers("s").schedule("0 9 * * *", "report", name="daily")
+        await there.triggers("s").timer(30_000, "once", name="once", once=True)
+    clock.now += 3 * 3600 * SECOND
+    async with place(tmp_path, clock) as there:
+        await there.clockwork.begin()
+        told = {notice.source: notice.text for notice in await there.told("s")}
+        assert told == {
+            "poll": "The trigger poll (every 60 s) fired (late) (179 firings before it were missed): poll",
+            "daily": "The trigger daily (at 0 9 * * *) fired (late): report",
+            "once": "The trigger once (once) fired (late): once",
+        }
+        await there.clockwork.begin()
+        assert len(await there.told("s")) == 3
+        assert [trigger.name for trigger in await there.triggers("s").list()] == ["daily", "poll"]
+
+
+async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twice(tmp_path: Path) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        made = await there.triggers("s").timer(10_000, "p", name="t")
+        clock.now += 10 * SECOND
+        assert made.next_ns is not None
+        await there.clockwork.tell(made, f"{made.next_ns}", clock.now, about="x")  # told, and then it ends
+    async with place(tmp_path, clock) as there:
+        await there.clockwork.begin()
+        assert len(await there.told("s")) == 1
+        (after,) = await there.triggers("s").list()
+        assert after.next_ns == clock.now + 10 * SECOND
+
+
+@pytest.mark.parametrize(
+    ("cron", "said"),
+    [
+        ("61 * * * *", "no schedule"),
+        ("* * *", "five fields"),
+        ("@daily", "five fields"),
+        ("0 0 31 4 *", "never comes|no schedule"),
+    ],
+)
+async def test_a_schedule_that_is_none_or_never_comes_is_refused(tmp_path: Path, cron: str, said: str) -> None:
+    async with place(tmp_path) as there:
+        with pytest.raises(ToolError, match=said):
+            await there.triggers("s").schedule(cron, "p")
+        assert await there.triggers("s").list() == []
+
+
+@given(every=st.integers(1, 10**6), begun=st.integers(0, 10**9), passed=st.integers(0, 10**9))
+def test_the_next_firing_is_always_ahead_and_on_the_beat(every: int, begun: int, passed: int) -> None:
+    trigger = Trigger("t", "s", "timer", "p", begun, every_ns=every, next_ns=begun)
+    following = next_after(trigger, begun + passed)
+    assert following is not None and following > begun + passed and (following - begun) % every == 0
+    assert following - (begun + passed) <= every
+
+
+async def test_a_watched_channel_tells_its_session_of_each_message_once(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        sender = there.channels("s", agent="worker")
+        await sender.send("done", "before")
+        await there.triggers("s").watch("done", "check it", name="w", sender="worker")
+        await sender.send("done", "after \x1b[31m")
+        await there.channels("s", agent="other").send("done", "not for it")
+        told = [notice.text for notice in await there.told("s")]
+        assert len(told) == 2 and "worker: before" in told[0] and "check it" in told[0] and "\x1b" not in told[1]
+        assert (await there.told("s"))[0].untrusted == "a message of the agent worker"
+        left = (await sender.receive("done", timeout_ms=0)).message
+        assert left is not None and left.text == "not for it"
+
+
+# ── as tools ─────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_the_tools_send_wait_and_add_triggers_and_a_closed_session_leaves_none(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow add_timer", "allow add_schedule"]) as kernel:
+        session = await kernel.session(headless=True)
+        shared = await session.call("send_message", {"channel": "shared/c", "message": "hello"})
+        assert shared.error_kind == "denied"
+        sent = await session.call("send_message", {"channel": "c", "message": "hello"})
+        assert sent.data == {"channel": "c", "sent": True, "unread": 1}
+        got = await session.call("wait_channel", {"channel": "c"})
+        assert got.data == {"channel": "c", "message": "hello", "sender": "default"}
+        assert (await session.call("wait_channel", {"channel": "c", "timeout_ms": 0})).data["message"] is None
+        made = await session.call("add_timer", {"interval": 1, "prompt": "go on", "immediate": True, "name": "t"})
+        assert made.ok and made.data["trigger_id"] == "t"
+        assert session.notices is not None
+        await session.notices.arrived()
+        (notice,) = await session.notices.pending()
+        assert notice.text == "The trigger t (every 1 s) fired: go on"
+        both = await session.call("add_schedule", {"prompt": "x", "daily_at": "8:30", "hourly_at": 5})
+        assert both.error_kind == "invalid_input" and "daily_at" in str(both.error_text)
+        daily = await session.call("add_schedule", {"prompt": "x", "daily_at": "8:05"})
+        assert daily.data["cron"] == "5 8 * * *"
+        listed = (await session.call("list_triggers", {})).data["triggers"]
+        assert [trigger["trigger_id"] for trigger in listed] == ["t", "schedule-1"]
+        await session.close()
+        other = await kernel.session(headless=True)
+        assert (await other.call("list_triggers", {})).data == {"triggers": []}
+
+
+async def test_the_scratchpad_keeps_notes_by_name(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+
+        async def pad(**arguments: str) -> object:
+            result = await session.call("scratchpad", arguments)
+            return result.data if result.ok else result.error_text
+
+        assert await pad(action="set", key="plan", value="a") == {"key": "plan", "replaced": False}
+        assert await pad(action="set", key="plan", value="b") == {"key": "plan", "replaced": True}
+        assert await pad(action="get", key="plan") == {"key": "plan", "value": "b"}
+        assert await pad(action="list") == {"keys": ["plan"]}
+        assert "reserved" in str(await pad(action="set", key="__x__", value="b"))
+        assert "'plan'" in str(await pad(action="get", key="plam")) or "plan" in str(
+            await pad(action="get", key="plam")
+        )
+        assert "a key and a value" in str(await pad(action="set", key="x"))
+        results = await session.call_all(
+            [("scratchpad", {"action": "set", "key": str(n), "value": "v"}) for n in range(20)]
+        )
+        assert all(result.ok for result in results)
+        assert len((await session.call("scratchpad", {"action": "list"})).data["keys"]) == 21
+        assert await pad(action="clear") == {"cleared": 21}

@@ -1,0 +1,200 @@
+"""json_read and json_write: values by where they stand, and files that are otherwise as they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from tests.tools.desk import Desk, refused
+
+from handrail.contract.errors import ToolError
+from handrail.testing.kernels import temporary_kernel
+from handrail.tools.json_text import put, removed, value_at
+
+pytestmark = pytest.mark.proves("T-03a")
+
+CONFIG = """\
+{
+  "name": "demo",   "ratio": 1.10,
+  "servers": [
+    {"host": "a", "port": 1},
+    {"host": "b"}
+  ],
+  "empty": {},
+  "a/b": {"~": null}
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("pointer", "value"),
+    [
+        ("", json.loads(CONFIG)),
+        ("/name", "demo"),
+        ("/servers/1/host", "b"),
+        ("/a~1b/~0", None),
+        ("/empty", {}),
+    ],
+)
+def test_a_pointer_leads_to_its_value(pointer: str, value: Any) -> None:
+    assert value_at(CONFIG, pointer) == value
+
+
+@pytest.mark.parametrize(
+    ("pointer", "said"),
+    [
+        ("name", "begins with /"),
+        ("$.servers.0", "'/servers/0'"),
+        ("/nam/x", "'name', 'ratio', 'servers'"),
+        ("/servers/7/x", "a list of 2"),
+        ("/servers/01", "a list of 2"),
+        ("/name/x", "leads nowhere"),
+    ],
+)
+def test_a_pointer_that_leads_nowhere_says_what_there_is(pointer: str, said: str) -> None:
+    with pytest.raises(ToolError) as caught:
+        value_at(CONFIG, pointer)
+    assert said in caught.value.text and caught.value.kind == "invalid_input"
+
+
+def test_a_change_leaves_every_other_character_as_it_is() -> None:
+    assert put(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
+    assert put(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')
+    assert put(CONFIG, "/servers/-", {"host": "c"}) == CONFIG.replace(
+        '{"host": "b"}\n', '{"host": "b"},\n    {\n      "host": "c"\n    }\n'
+    )
+    assert removed(CONFIG, "/servers/0") == CONFIG.replace('{"host": "a", "port": 1},\n    ', "")
+    assert removed(CONFIG, "/servers/1") == CONFIG.replace(',\n    {"host": "b"}', "")
+    assert put("{}", "/a", [1]) == '{"a": [1]}'
+    assert put('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+def _pointers(value: Any, at: str = "") -> list[str]:
+    inner: list[tuple[str, Any]] = []
+    if isinstance(value, dict):
+        inner = [(str(k).replace("~", "~0").replace("/", "~1"), v) for k, v in value.items()]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    elif isinstance(value, list):
+        inner = [(str(n), v) for n, v in enumerate(value)]  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    return [at, *(p for key, v in inner for p in _pointers(v, f"{at}/{key}"))]
+
+
+@given(document=_JSON, value=_JSON, indent=st.sampled_from([None, 2, "\t"]), data=st.data())
+def test_what_is_put_is_there_and_all_else_stays(document: Any, value: Any, indent: Any, data: st.DataObject) -> None:
+    text = json.dumps(document, indent=indent, ensure_ascii=False)
+    pointers = _pointers(document)
+    pointer = data.draw(st.sampled_from(pointers))
+    after = put(text, pointer, value)
+    assert value_at(after, pointer) == value
+    for other in pointers:
+        if not other.startswith(pointer) and not pointer.startswith(other):
+            assert value_at(after, other) == value_at(text, other)
+    if pointer:
+        less = removed(text, pointer)
+        outer = pointer.rpartition("/")[0]
+        assert len(value_at(less, outer)) == len(value_at(text, outer)) - 1
+
+
+@given(st.text(max_size=40), st.text(alphabet="/~01-ab", max_size=8))
+def test_a_text_that_is_no_json_is_refused_by_name(text: str, pointer: str) -> None:
+    try:
+        json.loads(text)
+    except ValueError:
+        with pytest.raises(ToolError):
+            value_at(text, pointer)
+    else:
+        assume(False)
+
+
+async def test_the_tools_read_and_change_a_file(desk: Desk) -> None:
+    path = desk.put("c.json", CONFIG)
+    read = await desk.call("json_read", path="c.json", pointer="/servers/0")
+    assert read == {"path": "c.json", "pointer": "/servers/0", "type": "object", "value": {"host": "a", "port": 1}}
+    done = await desk.call("json_write", path="c.json", pointer="/servers/0/port", value=2)
+    assert '+    {"host": "a", "port": 2},' in done["diff"] and not done["created"]
+    assert path.read_text() == CONFIG.replace('"port": 1', '"port": 2')
+    await desk.call("json_write", path="c.json", pointer="/empty", remove=True)
+    assert "empty" not in path.read_text()
+    new = await desk.call("json_write", path="new.json", value={"a": 1})
+    assert new["created"] and json.loads((desk.workspace / "new.json").read_text()) == {"a": 1}
+
+
+async def test_a_file_that_was_not_read_or_is_no_json_is_not_changed(desk: Desk) -> None:
+    desk.put("c.json", CONFIG)
+    await refused(desk.call("json_write", path="c.json", pointer="/name", value=1), "conflict")
+    path = desk.put("bad.json", '{"a": 1,\n "b": }')
+    await refused(desk.call("json_read", path="bad.json"), "invalid_input", "line 2, column 7")
+    await desk.call("read", path="bad.json")
+    await refused(desk.call("json_write", path="bad.json", pointer="/a", value=1), "invalid_input", "line 2")
+    await refused(desk.call("json_write", path="bad.json", value=1, remove=True), "invalid_input", "either")
+    assert path.read_text() == '{"a": 1,\n "b": }'
+    desk.put("nan.json", '{"a": NaN}')
+    await refused(desk.call("json_read", path="nan.json"), "invalid_input", "NaN")
+    desk.put("deep.json", "[" * 200_000)
+    await refused(desk.call("json_read", path="deep.json"), "invalid_input", "too deeply")
+    desk.put("twice.json", '{"a": 1, "a": 2}')
+    await refused(desk.call("json_read", path="twice.json", pointer="/a"), "invalid_input", "2 times")
+
+
+# ── multi_edit and tree ──────────────────────────────────────────────────────────────────────────
+
+
+async def test_several_edits_are_made_all_or_none_or_as_far_as_they_go(desk: Desk) -> None:
+    edits = [{"old": "one", "new": "1"}, {"old": "none", "new": "x"}, {"old": "two", "new": "2"}]
+    for mode, after, failed in (("strict", "one two\n", None), ("partial", "1 two\n", 1), ("best_effort", "1 2\n", 0)):
+        path = desk.put("a.txt", "one two\n")
+        await desk.call("read", path="a.txt")
+        if failed is None:
+            await refused(desk.call("multi_edit", path="a.txt", edits=edits), "invalid_input", "edit 2: old is not in")
+        else:
+            done = await desk.call("multi_edit", path="a.txt", edits=edits, mode=mode)
+            assert [one["edit"] for one in done["failed"]] == [2] and done["not_tried"] == failed
+        assert path.read_text() == after
+
+
+async def test_each_edit_sees_what_those_before_it_changed(desk: Desk) -> None:
+    path = desk.put("a.txt", "a\nb\n")
+    await desk.call("read", path="a.txt")
+    done = await desk.call("multi_edit", path="a.txt", edits=[{"old": "a", "new": "c"}, {"old": "c\nb", "new": "d"}])
+    assert path.read_text() == "d\n" and done["replacements"] == 2 and "failed" not in done
+
+
+async def test_a_tree_shows_folders_with_their_counts_and_not_what_is_ignored(desk: Desk) -> None:
+    for name in ("src/a/one.py", "src/a/two.py", "src/b.py", "README.md", ".hidden/x", "out/big.bin"):
+        desk.put(name, "x")
+    desk.put(".ignore", "out/\n")
+    shown = await desk.call("tree", depth=2)
+    assert shown["tree"] == "src/ (3 files)\n  a/ (2 files)\n  b.py\nREADME.md" and shown["files"] == 4
+    assert (await desk.call("tree", path="src", depth=5))["tree"] == "a/ (2 files)\n  one.py\n  two.py\nb.py"
+    assert ".hidden/ (1 file)" in (await desk.call("tree", hidden=True))["tree"]
+    cut = await desk.call("tree", max_entries=2)
+    assert cut["tree"].count("\n") == 1 and "not every line" in cut["more"]
+
+
+# ── python ───────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_python_runs_a_program_in_the_sandbox_where_the_tool_is_allowed(tmp_path: Path) -> None:
+    code = "import os\nopen('made.txt', 'w').write('x')\nprint(6 * 7)\ntry: open('/etc/made', 'w')\nexcept OSError as e: print(type(e).__name__)"
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(headless=True)
+        refused_ = await session.call("python", {"code": code})
+        assert refused_.error_kind == "denied" and not (tmp_path / "ws" / "made.txt").exists()
+        session.add_rules("allow python")
+        done = await session.call("python", {"code": code})
+        assert done.data["exit_code"] == 0 and done.data["output"].split()[0] == "42", done
+        assert len(done.data["output"].split()) == 2, "a file outside was written"
+        failed = await session.call("python", {"code": "raise SystemExit(3)"})
+        assert failed.ok and failed.data["exit_code"] == 3
+        session.add_rules("deny shell.run python3 *")
+        assert (await session.call("python", {"code": "print(1)"})).error_kind == "denied"
