@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -214,3 +216,33 @@ async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close
         assert [job.id for job in await session.jobs.list()] == [job_id]
         await session.close()
         assert await kernel.jobs.list() == []
+
+
+async def test_a_row_that_did_not_hear_of_its_end_is_put_right_from_the_log(tmp_path: Path) -> None:
+    """As a process leaves it that was killed, or whose disk was full, just between the two."""
+    effects = tmp_path / "effects"
+
+    async def ended() -> tuple[str, str]:
+        async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+            session = await kernel.session("ses_jobs")
+            job_id = (await session.call("again", {"name": "a"})).data["job_id"]
+            await session.jobs.wait(job_id, timeout_ms=60_000)
+            return job_id, (await session.jobs.get(job_id)).state
+
+    def forget(job_id: str) -> None:
+        (database,) = (tmp_path / "state").rglob("handrail.db")
+        with closing(sqlite3.connect(database)) as connection:
+            sql = "UPDATE job SET state = 'running', ended_ns = NULL, told = 0 WHERE id = ?"
+            connection.execute(sql, (job_id,))
+            connection.commit()
+
+    job_id, state = await ended()
+    assert state == "done"
+    forget(job_id)
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        assert (await kernel.jobs.get(job_id)).state == "done"
+        forget(job_id)
+        session = await kernel.session("ses_jobs")
+        assert (await session.jobs.get(job_id)).state == "done", "also while the kernel lives"
+        assert await told(session) == [job_id]
+    assert effects.read_text().split() == ["a"], "it never ran again"

@@ -34,20 +34,25 @@ class Restarts:
 
         :raises LogUnavailable: when the log cannot tell, or cannot take the records
         """
-        oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
         for row in self._jobs.table.open():
-            outcome = await self._jobs.log.outcome_of(row.job.call_id)
-            result = None if outcome is None or outcome.kind == "interrupted" else recorded_result(outcome)
-            if result is not None and not self._jobs.may_go_on(row, result):
-                ended = row.moved(state_of(result), self._jobs.clock())
-            elif row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest:
-                if row.job.state != "pending":
-                    self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
-                continue
-            else:
-                ended = await self._interrupt(row, outcome)
-            await self._jobs.table.commit(self._jobs.table.end(ended))
+            if (ended := await self._end_of(row)) is not None:
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+            elif row.job.state != "pending":
+                self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
         await self._jobs.retire()
+
+    async def _end_of(self, row: JobRow) -> JobRow | None:
+        """How a job that nobody carries has ended, by what is on record; None where it is to be run again."""
+        outcome = await self._jobs.log.outcome_of(row.job.call_id)
+        ended = outcome is not None and outcome.kind != "interrupted"
+        result = None if outcome is None or not ended else recorded_result(outcome)
+        if result is not None and not self._jobs.may_go_on(row, result):
+            return row.moved(state_of(result), self._jobs.clock())
+        oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
+        again = row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
+        if again and (result is not None or not ended):
+            return None
+        return await self._interrupt(row, outcome)
 
     async def _interrupt(self, row: JobRow, outcome: LoggedRecord | None) -> JobRow:
         """It did not end and is not run again: that is on record, too."""
@@ -62,13 +67,21 @@ class Restarts:
 
         :raises LogUnavailable: when the database cannot tell
         """
-        for row in self._jobs.table.waiting(lane.session_id):
+        rows = self._jobs.table.waiting(lane.session_id)
+        for row in rows:
             if (live := self._jobs.live.get(row.id)) is not None:
                 self._adopt(live, lane)
-            elif row.job.ended:
-                await self._jobs.tell(lane, row, await self._jobs.result_of(row))
-            else:
-                await self._again(row, lane)
+        for known in [row for row in rows if row.id not in self._jobs.live]:
+            row = self._jobs.table.get(known.id)  # it may have ended while others were seen to
+            if row is None or row.told or row.id in self._jobs.live:
+                continue
+            if not row.job.ended:
+                if (ended := await self._end_of(row)) is None:
+                    await self._again(row, lane)
+                    continue
+                await self._jobs.table.commit(self._jobs.table.end(ended))
+                row = ended
+            await self._jobs.tell(lane, row, await self._jobs.result_of(row))
 
     @staticmethod
     def _adopt(live: LiveJob, lane: Lane) -> None:
