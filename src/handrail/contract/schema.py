@@ -369,7 +369,10 @@ def _deeper_than(value: object, limit: int) -> bool:
         if depth > limit:
             return True
         inner: list[Any] = [
-            m for container in level for m in _members(container) if isinstance(m, (Mapping, list, tuple))
+            m
+            for container in level
+            for m in _members(container)
+            if not isinstance(m, str) and isinstance(m, (Mapping, list, tuple))  # most are texts, soon told
         ]
         seen += len(inner)
         if seen > _MAX_NODES:

@@ -25,12 +25,12 @@ DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
-_CHOICES = {
-    "side_effect": SideEffect,
-    "mode": Mode,
-    "exposure": Exposure,
-    "kind": Kind,
-    "guidance_bucket": Bucket,
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "side_effect": get_args(SideEffect),
+    "mode": get_args(Mode),
+    "exposure": get_args(Exposure),
+    "kind": get_args(Kind),
+    "guidance_bucket": get_args(Bucket),
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities by which a tool waits for what may itself have to wait for locks."""
@@ -247,9 +247,9 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         if problem := _unseen_in(value):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
-    for name, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
-        if getattr(spec, name) not in get_args(choices):
-            found.append((f"runtime.{name}", f"is {getattr(spec, name)!r}; expected {', '.join(get_args(choices))}"))
+    for place, choices in _CHOICES.items():  # Python does not hold anybody to a Literal
+        if (chosen := getattr(spec, place)) not in choices:
+            found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
     known = properties_of(spec.parameters)
     for field_name in ("locks", "locks_background"):
         for index, lock in enumerate(getattr(spec, field_name) or ()):
