@@ -113,6 +113,8 @@ ROWS: dict[str, str] = {
     "G-10": "While the log takes no records every call is refused.",
     "A-01": "The agent's loop takes calls from the structured channel only and answers each one.",
     "A-02": "Models: OpenAI-compatible chat and responses, Anthropic messages, Gemini, and a script.",
+    "A-03": "Work is handed to a sub-agent of a type from a file: a session of its own, waited for or in the background, five levels deep, with a shared or own budget, aborted with its parent; an agent may be a tool of its own.",
+    "A-04": "Skills are found in layers, told in a line each, the same for a session, and read once as text that grants nothing; one that ships leads to a new tool.",
     "A-05a": "question puts structured questions to the person at the face.",
     "A-06": "todo keeps a list for the session.",
     "A-07": "A scratchpad; channels, queue and broadcast; timers, schedules and watched channels that are durable, named and told once.",

@@ -347,3 +347,19 @@ async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_pat
         await session.close()
         assert child.closed
         assert kernel.rooms.store.sessions.under(session.id) == []
+
+
+@pytest.mark.proves("P-12")
+async def test_what_a_sub_agent_asks_when_its_kernel_ends_waits_for_nobody(tmp_path: Path) -> None:
+    person = ScriptedPerson()
+    person.may_answer.clear()
+    async with kernel_of(tmp_path, {"default": "[delegable]\npresence = true", "writer": WRITER}) as kernel:
+        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})), text_reply("."))
+        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        agent = Agent(await kernel.session(attendant=person), top, models=models(writer=writer))
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await person.asked.wait()
+    assert (await run).status == "cancelled"
+    async with temporary_kernel(tmp_path) as kernel:
+        assert not kernel.approvals.pending()
+    assert not (tmp_path / "ws" / "a").exists()

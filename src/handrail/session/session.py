@@ -360,6 +360,8 @@ class HeldSession:
 
         :param why: what a later call is told, as ``is closed``
         """
+        if self.family.under is not None and reason == "shutdown":
+            reason = "parent"  # what it asks of people does not outlast it: nobody takes its calls up again
         self.closed = True
         self._lane.closed = f"session {self.id} {why}"
         self.news.end()
