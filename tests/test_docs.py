@@ -34,6 +34,7 @@ PAGES = (
     "docs/many-tools.md",
     "docs/mcp.md",
     "docs/acp.md",
+    "docs/jobs.md",
 )
 PROGRAMS = [
     pytest.param(name, snippet.text, id=f"{name}-{number}")
