@@ -120,6 +120,7 @@ ROWS: dict[str, str] = {
     "A-07": "A scratchpad; channels, queue and broadcast; timers, schedules and watched channels that are durable, named and told once.",
     "A-08a": "A run ends within its budget of turns, tokens, time and calls.",
     "A-08b": "A project's instructions files stand in the system text as the workspace's words, read by recorded calls, within 8,000 tokens.",
+    "A-08c": "A conversation that outgrows its context budget is cut at whole exchanges, with an outline in their place, durably and told as an event; what was said stays kept.",
     "A-09": "A model without tool calling writes its calls into its text, in brackets or XML, where that is switched on.",
     "A-10a": "A session is suspended and goes on in another process: its messages, state, answered rules and folders come back, a run killed in the middle answers every call, and a fork takes what was said but no rights.",
     "F-01": "The library is small, typed and loads lazily.",

@@ -32,12 +32,15 @@ class Budget:
     :param tokens: input and output of all requests together
     :param seconds: wall time, waiting for people included
     :param calls: proposed calls, those that were refused included
+    :param context: about how many tokens the messages of one request may take; of a longer conversation older exchanges are
+        left out of it
     """
 
     turns: int | None = 50
     tokens: int | None = None
     seconds: float | None = None
     calls: int | None = None
+    context: int | None = 150_000
 
     @classmethod
     def of(
@@ -48,6 +51,7 @@ class Budget:
         tokens: int | None = None,
         seconds: float | None = None,
         calls: int | None = None,
+        context: int | None = None,
     ) -> Budget:
         """What is said for one run, else what the agent's manifest says, else the default."""
         default = cls()
@@ -56,10 +60,11 @@ class Budget:
             _first(tokens, budgets.tokens, default.tokens),
             _first(seconds, budgets.seconds, default.seconds),
             _first(calls, budgets.calls, default.calls),
+            _first(context, budgets.context, default.context),
         )
 
     def __post_init__(self) -> None:
-        for name in ("turns", "tokens", "seconds", "calls"):
+        for name in ("turns", "tokens", "seconds", "calls", "context"):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(
@@ -130,14 +135,15 @@ class Spent:
 
 def tokens_of(request: ModelRequest) -> int:
     """About how many tokens a request is, without its tools."""
-    return _estimate(len(request.system) + sum(_characters(message) for message in request.messages))
+    return _estimate(len(request.system) + sum(characters_of(message) for message in request.messages))
 
 
 def _first(*said: T | None) -> T | None:
     return next((value for value in said if value is not None), None)
 
 
-def _characters(message: Message) -> int:
+def characters_of(message: Message) -> int:
+    """How long a message is, about."""
     match message:
         case UserMessage(text):
             return len(text)

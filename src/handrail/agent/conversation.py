@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from handrail.agent.history import Exchange, as_data, restored
+from handrail.agent.history import Exchange, as_data, compacted, restored
 from handrail.agent.model import (
     AssistantMessage,
     CallPart,
@@ -47,6 +47,9 @@ class Conversation:
     def __init__(self, history: History | None = None) -> None:
         self._history = history
         self._messages: list[Message] = []
+        self._positions: list[int] = []
+        """Of each message: where it is kept."""
+        self._open_at = 0
         self._open: Exchange | None = None
         self._ids = WireIds()
         self._next = 0
@@ -74,6 +77,7 @@ class Conversation:
             return
         found = restored(await self._history.read())
         self._messages, self._open = found.messages, found.open
+        self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.heard = found.ids, found.next, found.heard
         self._loaded = True
 
@@ -97,8 +101,7 @@ class Conversation:
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(whole_characters(text))
         self.heard.update(ids)
-        self._messages.append(message)
-        self._keep({**as_data(message), "notices": list(ids)})
+        self._add(message, notices=list(ids))
 
     def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
         """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.
@@ -123,6 +126,7 @@ class Conversation:
             self._open = Exchange(message, tuple(call_ids))
             if growing is not None:
                 self._next -= 1
+            self._open_at = self._next
             self._keep(as_data(message, call_ids))
         elif any(not isinstance(part, Kept) or part.said for part in parts):
             self._add(message)
@@ -145,11 +149,20 @@ class Conversation:
         else:
             self._open = None
             self._messages.append(exchange.message)
+            self._positions.append(self._open_at)
             self._add(exchange.answered())
 
-    def _add(self, message: Message) -> None:
+    def compact(self, first: int, text: str) -> None:
+        """From now on ``text`` stands in the place of the messages before the ``first``-th, which stay kept."""
+        assert self._open is None, "calls before it have no answer"
+        place = self._positions[first]
+        self._messages[:first], self._positions[:first] = [UserMessage(text)], [place - 1]
+        self._keep(compacted(place, text))
+
+    def _add(self, message: Message, **more: Any) -> None:
         self._messages.append(message)
-        self._keep(as_data(message))
+        self._positions.append(self._next)
+        self._keep({**as_data(message), **more})
 
     def _keep(self, data: Mapping[str, Any]) -> None:
         if self._history is not None:

@@ -91,6 +91,19 @@ class NoticesHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class Compacted:
+    """The conversation has grown too long: its oldest messages are left out of what the model is sent, but for an outline.
+
+    :param messages: how many
+    :param tokens_before: about what all of them took
+    """
+
+    messages: int
+    tokens_before: int
+    tokens_after: int
+
+
+@dataclass(frozen=True, slots=True)
 class Waiting:
     """The model has answered, and what still runs, or may yet be said, is waited for."""
 
@@ -147,6 +160,7 @@ LoopEvent = (
     | NativeUsed
     | ReplyCut
     | NoticesHeard
+    | Compacted
     | Waiting
     | BudgetSpent
     | RunFinished

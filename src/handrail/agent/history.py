@@ -8,6 +8,8 @@ Each message is one JSON object with ``v`` (the form's version) and ``role``:
 - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
   are still without an answer, and a later ``results`` has all of them
 
+- ``compacted``: ``text`` stands in the place of all messages before the position ``from``
+
 A reply with calls is kept before its calls are proposed. So a process that ends in the middle leaves calls without
 results, each with the id under which the log knows what became of it.
 """
@@ -15,6 +17,7 @@ results, each with the id under which the log knows what became of it.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -81,6 +84,7 @@ class Restored:
     :param open: the reply at the end whose calls are not all answered, if there is one
     :param ids: knows every call id in use
     :param next: the first free position
+    :param positions: of each message, where it is kept; ``open_at`` of the open reply
     :param heard: ids of the notices that were told in it
     """
 
@@ -89,6 +93,8 @@ class Restored:
     ids: WireIds
     next: int
     heard: set[str] = field(default_factory=set[str])
+    positions: list[int] = field(default_factory=list[int])
+    open_at: int = 0
 
 
 def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
@@ -107,6 +113,11 @@ def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = F
             told = [{"of": result.wire_id, "text": result.text, "error": result.is_error} for result in results]
             data = {"v": VERSION, "role": "results", "results": told}
             return {**data, "partial": True} if partial else data
+
+
+def compacted(first: int, text: str) -> dict[str, Any]:
+    """What is kept of messages before the position ``first`` that are left out from here on."""
+    return {"v": VERSION, "role": "compacted", "from": first, "text": text}
 
 
 def _part(part: TextPart | CallPart | Kept, ids: Iterator[str]) -> dict[str, Any]:
@@ -133,8 +144,10 @@ def restored(entries: Iterable[Entry]) -> Restored:
     for position, data in entries:
         following = max(following, position + 1)
         if data.get("v") == VERSION:
-            reading.take(data)
-    return Restored(reading.messages, reading.open, reading.ids, following, reading.heard)
+            reading.take(position, data)
+    return Restored(
+        reading.messages, reading.open, reading.ids, following, reading.heard, reading.positions, reading.open_at
+    )
 
 
 class _Reading:
@@ -142,27 +155,36 @@ class _Reading:
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
+        self.positions: list[int] = []
         self.open: Exchange | None = None
+        self.open_at = 0
         self.ids = WireIds()
         self.heard: set[str] = set()
         self._renamed: dict[str, str] = {}
         """Of the open exchange: a call's id as it was kept, to the one it has now."""
 
-    def take(self, data: Mapping[str, Any]) -> None:
+    def take(self, position: int, data: Mapping[str, Any]) -> None:
         role = data.get("role")
         if role == "user":
             text = data.get("text")
             if isinstance(text, str):
                 self._settle()
                 self.messages.append(UserMessage(whole_characters(text)))
+                self.positions.append(position)
                 if "notices" in data:
                     self.heard.update(_texts(data, "notices"))
         elif role == "assistant":
             self._settle()
             if self.messages:  # no provider takes a history that does not begin with its user
-                self._reply(_objects(data.get("parts")))
+                self._reply(position, _objects(data.get("parts")))
         elif role == "results" and self.open is not None:
             self._results(self.open, _objects(data.get("results")))
+        elif role == "compacted":
+            first, text = data.get("from"), data.get("text")
+            if isinstance(first, int) and isinstance(text, str):
+                self._settle()
+                count = bisect_left(self.positions, first)
+                self.messages[:count], self.positions[:count] = [UserMessage(whole_characters(text))], [first - 1]
 
     def _settle(self) -> None:
         """Whatever comes next, no call before it stays without an answer."""
@@ -171,11 +193,12 @@ class _Reading:
 
     def _close(self, exchange: Exchange) -> None:
         self.messages += (exchange.message, exchange.answered())
+        self.positions += (self.open_at, self.open_at)
         self.open = None
 
     # Plain look-ups below: matching the same by patterns takes three times as long, and a history is long.
 
-    def _reply(self, kept: list[dict[str, Any]]) -> None:
+    def _reply(self, position: int, kept: list[dict[str, Any]]) -> None:
         parts: list[TextPart | CallPart | Kept] = []
         call_ids: list[str] = []
         said = False
@@ -205,8 +228,10 @@ class _Reading:
                     said = said or part.said
         if call_ids:
             self.open = Exchange(AssistantMessage(tuple(parts)), tuple(call_ids))
+            self.open_at = position
         elif said:
             self.messages.append(AssistantMessage(tuple(parts)))
+            self.positions.append(position)
 
     def _results(self, exchange: Exchange, kept: list[dict[str, Any]]) -> None:
         results, renamed = exchange.results, self._renamed

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
+from handrail.agent.compaction import make_room
 from handrail.agent.conversation import Conversation
 from handrail.agent.dispatch import Dispatch, Session, StopKind, Turn
 from handrail.agent.events import (
@@ -137,9 +138,8 @@ class Agent:
     def stop(self, reason: StopKind = "user") -> None:
         """Stop what is under way, as :meth:`cancel` does, and end a life."""
         if self._life is not None:
-            self._life.stop(reason)
-        else:
-            self.cancel(reason)
+            return self._life.stop(reason)
+        self.cancel(reason)
 
     @property
     def spent(self) -> Spent | None:
@@ -259,10 +259,12 @@ class Agent:
     async def _hear(self, run: Run) -> Sequence[LoopEvent]:
         try:
             heard = await hear(self.session.notices, self._conversation)
+            if (room := make_room(self._conversation, self.budget.context)) is not None:
+                await self._conversation.save()
         except (LogUnavailable, UsageError) as error:
             run.end("failed", f"what is to be told cannot be read, kept or taken: {error}")
             return ()
-        return (NoticesHeard(heard),) if heard else ()
+        return [*((NoticesHeard(heard),) if heard else ()), *((room,) if room is not None else ())]
 
     async def _goes_on(self, run: Run, coming: asyncio.Future[bool]) -> bool:
         """Wait until something is told, within the run's time. Gives whether the run goes on with it."""

@@ -72,6 +72,7 @@ class AgentBudgets(_Table):
     :param tokens: input and output of all requests together
     :param seconds: wall time, waiting for people included
     :param calls: proposed calls
+    :param context: about how many tokens the messages of one request may take
     :param shared: as a sub-agent, it uses what is left of its parent's as well
     """
 
@@ -79,6 +80,7 @@ class AgentBudgets(_Table):
     tokens: Annotated[int, Field(gt=0)] | None = None
     seconds: Annotated[float, Field(gt=0)] | None = None
     calls: Annotated[int, Field(gt=0)] | None = None
+    context: Annotated[int, Field(gt=0)] | None = None
     shared: bool = True
 
 
