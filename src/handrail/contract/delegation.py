@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from handrail.contract.result import Result
+from handrail.contract.spec import ToolSpec
 
 if TYPE_CHECKING:
     from handrail.contract.agent import AgentManifest
@@ -79,3 +80,10 @@ class Child(NamedTuple):
 
     session: Session
     manifest: AgentManifest
+
+
+def usable(specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
+    """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
+    if delegates is not None:
+        return specs
+    return [spec for spec in specs if "agents" not in spec.requires.capabilities]

@@ -12,7 +12,7 @@ from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall, call_id
-from handrail.contract.delegation import Child, Delegation
+from handrail.contract.delegation import Child, Delegation, usable
 from handrail.contract.errors import ErrorKind, HandrailError, StartError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.peer import Peer
@@ -37,7 +37,6 @@ from handrail.joining.wire import Connection, ConnectionLost
 from handrail.policy.modes import given
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
-from handrail.session.family import usable
 from handrail.session.reach import check_reach, rules_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, new_session_id
 

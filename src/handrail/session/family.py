@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Protocol
 from handrail.arbiter.call import Call
 from handrail.arbiter.peers import far_along
 from handrail.contract.agent import AgentManifest
-from handrail.contract.delegation import MAX_DEPTH, Child, Delegates, Delegation
+from handrail.contract.delegation import MAX_DEPTH, Child, Delegation
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.modes import MODES
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
-from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import in_mode, read_mode
 from handrail.policy.rules import Rule, RuleBook
 from handrail.runtime.secrets import SecretStore
@@ -128,13 +127,6 @@ def bounded(book: RuleBook, mode: str, rules: Sequence[Rule]) -> RuleBook:
     book = book.with_rules(*kept) if kept else book
     bound = read_mode(mode)
     return book if MODES.index(read_mode(book.mode)) <= MODES.index(bound) else in_mode(book, bound)
-
-
-def usable(specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
-    """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
-    if delegates is not None:
-        return specs
-    return [spec for spec in specs if "agents" not in spec.requires.capabilities]
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:

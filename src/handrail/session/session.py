@@ -19,7 +19,7 @@ from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
-from handrail.contract.delegation import AgentType, Child, Delegates, Delegation
+from handrail.contract.delegation import AgentType, Child, Delegates, Delegation, usable
 from handrail.contract.doors import Job, Jobs
 from handrail.contract.errors import UsageError
 from handrail.contract.events import Event
@@ -35,7 +35,7 @@ from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
-from handrail.session.family import Family, usable
+from handrail.session.family import Family
 from handrail.session.news import News
 from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions, view_of
+from handrail.contract.delegation import usable
 from handrail.contract.names import FACE_IDS, wire_name
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema
 
@@ -50,11 +51,11 @@ def specs_of(kernel: Kernel, discovery: Discovery, session: Session | None) -> S
     :param session: None for a client that has none yet
     """
     if discovery == "all":
-        return [entry.spec for entry in view_of(kernel.generation, CatalogOptions()).ready.values()]
+        return usable([entry.spec for entry in view_of(kernel.generation, CatalogOptions()).ready.values()], None)
     if session is not None:
         return session.view
     options = kernel.config.settings.catalog.options(kernel.agent.core)
-    return Interaction("", options).specs(kernel.generation)
+    return usable(Interaction("", options).specs(kernel.generation), None)
 
 
 def as_tool(kernel: Kernel, spec: ToolSpec) -> dict[str, Any]:
