@@ -90,7 +90,7 @@ class Arbiter:
         :param predecessors: the earlier calls of the same model reply, in its order
         :raises asyncio.CancelledError: if the awaiting task was cancelled, once the call is on record
         """
-        call.lane.running[call.id] = call
+        call.lane.running.setdefault(call.id, call)  # a call by its key again, while that goes on as a job
         try:
             try:
                 if not call.decided:  # a job's steps up to there were taken in the turn that it was detached from
@@ -131,7 +131,8 @@ class Arbiter:
             if not call.detached:
                 if call.entered is not None:
                     call.has_entered()
-                del lane.running[call.id]
+                if lane.running.get(call.id) is call:
+                    del lane.running[call.id]
             if lane.emptied is not None:
                 lane.emptied.set()
         if call.execution.owed is not None:

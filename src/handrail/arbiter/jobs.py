@@ -252,9 +252,8 @@ class DetachedCalls:
 
     async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
         live.call.detached = False
-        answer = await self._carry_out(live.call, predecessors)
         try:
-            await self._end(live, answer)
+            await self._end(live, await self._carry_out(live.call, predecessors))
         finally:
             live.output.close()
             del self.live[live.row.id]
