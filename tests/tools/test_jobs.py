@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -81,3 +83,34 @@ async def test_waiting_longer_than_allowed_is_told_and_stopping_twice_says_the_s
     assert unknown.error_kind == "invalid_input" and job_id in str(unknown.error_text)
     both = await session.call("read_job", {"job_id": job_id, "cursor": 1, "offset": 1})
     assert both.error_kind == "invalid_input"
+
+
+@confined
+@pytest.mark.proves("S-05", "X-07")
+async def test_a_job_ends_at_its_time_out_and_with_its_kernel_and_nothing_of_it_is_left(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    async with temporary_kernel(tmp_path, rules=["allow bash ./wait.sh *"]) as kernel:
+        script = tmp_path / "ws" / "wait.sh"
+        script.write_text("#!/bin/sh\nsleep infinity &\necho up\nwait\n")
+        script.chmod(0o755)
+        session = await kernel.session()
+        command = {"command": f"./wait.sh {mark}", "background": True}
+        timed = (await session.call("bash", {**command, "timeout_ms": 300})).data["job_id"]
+        result = await session.jobs.wait(timed, timeout_ms=60_000)
+        assert result is not None and result.error_kind == "timeout"
+        assert (await session.jobs.get(timed)).state == "failed"
+        running = (await session.call("bash", command)).data["job_id"]
+        while not (await session.jobs.read(running)).text:
+            await asyncio.sleep(0.01)
+        assert left_over(mark)
+    assert left_over(mark) == []
+
+
+def left_over(mark: str) -> list[bytes]:
+    found: list[bytes] = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            line = process.read_bytes()
+            if mark.encode() in line:
+                found.append(line)
+    return found
