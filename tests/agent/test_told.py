@@ -200,7 +200,7 @@ async def test_a_turn_that_a_trigger_begins_can_ask_nobody_and_one_that_the_user
         write = call_reply(("write", {"path": "a", "content": "x"}))
         model = PlayedModel(write, text_reply("no"), write, text_reply("yes"))
         agent = Agent(session, model)
-        await kernel.notices.post(Notice("t/1", session.id, "trigger", "t", "write a", 1))
+        await kernel.arrivals.notices.post(Notice("t/1", session.id, "trigger", "t", "write a", 1))
         assert (await agent.complete(None)).text == "no"
         assert person.requests == [] and "denied" in str(model.requests[1].messages[-1])
         assert (await agent.complete("write a")).text == "yes"

@@ -23,8 +23,8 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         session = await kernel.session()
         assert session.notices is not None and session.lane.notices is not None
         await session.lane.notices.post(notice(session.id, "b"))
-        await kernel.notices.post(notice(session.id, "a"))
-        await kernel.notices.post(notice(session.id, "b", "the same delivery again"))
+        await kernel.arrivals.notices.post(notice(session.id, "a"))
+        await kernel.arrivals.notices.post(notice(session.id, "b", "the same delivery again"))
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(session.id)
         assert session.notices is not None
@@ -32,32 +32,32 @@ async def test_a_notice_waits_in_order_across_restarts_and_is_taken_once(tmp_pat
         assert waiting == [notice(session.id, "b"), notice(session.id, "a")]
         await session.notices.take(["b"])
         await session.notices.take(["b"])
-        await kernel.notices.post(notice(session.id, "b"))
+        await kernel.arrivals.notices.post(notice(session.id, "b"))
         assert [one.id for one in await session.notices.pending()] == ["a"]
 
 
 async def test_a_notice_is_another_sessions_only_by_its_id_and_goes_when_that_is_closed(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         mine, other = await kernel.session(), await kernel.session()
-        await kernel.notices.post(notice(other.id))
+        await kernel.arrivals.notices.post(notice(other.id))
         assert mine.notices is not None and not await mine.notices.pending()
         await mine.notices.take(["n1"])
         assert other.notices is not None and len(await other.notices.pending()) == 1
         forked = await kernel.session(await kernel.fork(other.id))
         assert forked.notices is not None and not await forked.notices.pending(), "it was told to the other"
         await other.close()
-        assert kernel.notices.table.count(other.id) == 0
+        assert kernel.arrivals.notices.table.count(other.id) == 0
 
 
 async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_come(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.notices.of(session.id)
+        notices = kernel.arrivals.notices.of(session.id)
         assert not await notices.awaited(), "nothing runs"
         notices.expect("bash_00000001")
         notices.expect("bash_00000002")
         lives, idles = asyncio.create_task(notices.arrived()), asyncio.create_task(notices.awaited())
-        await kernel.notices.post(notice(session.id))
+        await kernel.arrivals.notices.post(notice(session.id))
         await lives
         assert await idles
         await notices.take(["n1"])
@@ -71,21 +71,21 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
 ) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         session = await kernel.session()
-        await kernel.notices.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
-        (kept,) = kernel.notices.table.pending(session.id)
+        await kernel.arrivals.notices.post(notice(session.id, text="the key is hunter2hunter2 " + "x" * 100_000))
+        (kept,) = kernel.arrivals.notices.table.pending(session.id)
         assert "hunter2" not in kept.text and "more characters are left out" in kept.text
         monkeypatch.setattr(noticing, "MAX_PENDING", 2)
-        await kernel.notices.post(notice(session.id, "n2"))
+        await kernel.arrivals.notices.post(notice(session.id, "n2"))
         with pytest.raises(UsageError, match="2 notices wait in session"):
-            await kernel.notices.post(notice(session.id, "n3"))
+            await kernel.arrivals.notices.post(notice(session.id, "n3"))
         other = await kernel.session()
-        await kernel.notices.post(replace(notice(other.id), id="n3"))
+        await kernel.arrivals.notices.post(replace(notice(other.id), id="n3"))
 
 
 async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session()
-        notices = kernel.notices.of(session.id)
+        notices = kernel.arrivals.notices.of(session.id)
         for n in range(1_005):
             await notices.post(notice(session.id, f"n{n}"))
         await notices.take([f"n{n}" for n in range(1_005)])

@@ -6,8 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import NO_MODEL, Agents, AgentType, Delegates, Delegation
 from handrail.contract.errors import ToolError
+from handrail.contract.offering import Offers
 from handrail.contract.result import Result
 from handrail.contract.skills import Skill, Skills
 from handrail.joining import mirror
@@ -115,10 +117,26 @@ class ByCallOnly:
 
     @property
     def agents(self) -> Agents:
-        text = 'a tool of this process reaches agents by runtime.call, as in runtime.call("task", …)'
-        raise ToolError(text, kind="unavailable")
+        raise _by_call("reaches agents", "task")
 
     @property
     def skills(self) -> Skills:
-        text = 'a tool of this process reaches skills by runtime.call, as in runtime.call("skill", …)'
-        raise ToolError(text, kind="unavailable")
+        raise _by_call("reaches skills", "skill")
+
+    @property
+    def offers(self) -> Offers:
+        raise _by_call("gets what a source offers", "resource.read")
+
+    @property
+    def channels(self) -> Channels:
+        raise _by_call("reaches channels", "send_message")
+
+    @property
+    def triggers(self) -> Triggers:
+        raise _by_call("reaches triggers", "add_timer")
+
+
+def _by_call(does: str, tool: str) -> ToolError:
+    return ToolError(
+        f'a tool of this process {does} by runtime.call, as in runtime.call("{tool}", …)', kind="unavailable"
+    )

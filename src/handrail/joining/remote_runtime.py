@@ -16,9 +16,7 @@ from typing import Any, Literal
 from handrail.arbiter.execution import STOPPED_TEXT, StopReason
 from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
-from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.errors import ToolError
-from handrail.contract.offering import Offers
 from handrail.contract.peer import LOG_LEVELS, LogLevel
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
@@ -157,27 +155,6 @@ class RemoteRuntime(ByCallOnly):
     @property
     def config(self) -> Mapping[str, str]:
         return self._around["config"]
-
-    @property
-    def offers(self) -> Offers:
-        raise ToolError(
-            'a tool of this process gets what a source offers by runtime.call, as in runtime.call("resource.read", …)',
-            kind="unavailable",
-        )
-
-    @property
-    def channels(self) -> Channels:
-        raise ToolError(
-            'a tool of this process reaches channels by runtime.call, as in runtime.call("send_message", …)',
-            kind="unavailable",
-        )
-
-    @property
-    def triggers(self) -> Triggers:
-        raise ToolError(
-            'a tool of this process reaches triggers by runtime.call, as in runtime.call("add_timer", …)',
-            kind="unavailable",
-        )
 
     @property
     def peer(self) -> RemotePeerDoor:
