@@ -3,106 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import json
 import sys
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Any
 
 import pytest
-from tests.agent.sessions import RecordingSession
+from tests.agent.provider_bench import Kind, bench, each_provider, in_pieces
 
-from handrail.agent.budget import Budget
-from handrail.agent.events import NativeUsed, RunOutcome
-from handrail.agent.loop import Agent
-from handrail.agent.model import Model
 from handrail.agent.providers import SERVICES, open_model
 from handrail.agent.retry import RetryPolicy
 from handrail.contract.errors import StartError, UsageError
 from handrail.contract.spec import ToolSpec
-from handrail.testing.gemini import GeminiServer
 from handrail.testing.models import Pause
-from handrail.testing.provided import Provided
-from handrail.testing.responses import ResponsesServer
 from handrail.testing.servers import (
-    AnthropicServer,
     Call,
     Cut,
-    OpenAIServer,
-    ProviderServer,
     Refusal,
     Reply,
     StreamError,
-    Thinking,
 )
-
-Kind = Literal["openai", "openai-responses", "anthropic", "gemini"]
-SERVERS: Mapping[Kind, type[ProviderServer]] = {
-    "openai": OpenAIServer,
-    "openai-responses": ResponsesServer,
-    "anthropic": AnthropicServer,
-    "gemini": GeminiServer,
-}
-each_provider = pytest.mark.parametrize("kind", SERVERS)
-in_pieces = pytest.mark.parametrize("kind", ["openai", "openai-responses", "anthropic"])
-"""Those whose calls come in pieces, so that a call can come in part; Gemini's are whole or not there."""
-
-
-class Bench:
-    """One provider's server and SDK, and what a run through them left."""
-
-    def __init__(self, kind: Kind, server: ProviderServer, model: Model) -> None:
-        self.kind = kind
-        self.server = server
-        self.model = model
-        self.session = RecordingSession()
-        self.naps: list[float] = []
-
-    async def _sleep(self, seconds: float) -> None:
-        self.naps.append(seconds)
-
-    def agent(self, budget: Budget | None = None) -> Agent:
-        return Agent(self.session, self.model, budget=budget, retry=RetryPolicy(sleep=self._sleep))
-
-    async def run(self) -> RunOutcome:
-        return await self.agent().complete("go")
-
-    def accepted(self) -> None:
-        """Every request was one that the provider takes, and every reply was played."""
-        assert [request.refused for request in self.server.requests if request.refused] == []
-        assert self.server.unplayed == 0
-
-    def results(self, request: int) -> list[tuple[str, str]]:
-        """``(call id, text)`` of the results at the end of a request."""
-        body: dict[str, Any] = self.server.requests[request].body
-        match self.kind:
-            case "openai":
-                return [(m["tool_call_id"], m["content"]) for m in body["messages"] if m["role"] == "tool"]
-            case "openai-responses":
-                items = [item for item in body["input"] if item.get("type") == "function_call_output"]
-                return [(item["call_id"], item["output"]) for item in items]
-            case "anthropic":
-                blocks = [b for m in body["messages"] if m["role"] == "user" for b in m["content"]]
-                return [(b["tool_use_id"], b["content"]) for b in blocks if b["type"] == "tool_result"]
-            case _:
-                parts = [part for content in body["contents"] for part in content["parts"]]
-                given = [part["functionResponse"] for part in parts if "functionResponse" in part]
-                return [
-                    (one["id"], json.dumps(one["response"], separators=(",", ":"), ensure_ascii=False)) for one in given
-                ]
-
-
-@asynccontextmanager
-async def bench(kind: Kind, *replies: Reply | Refusal) -> AsyncGenerator[Bench, None]:
-    async with SERVERS[kind](*replies) as server:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(SERVICES[kind][0], server.key)
-            model = open_model(f"{kind}:some-model", base_url=server.base_url)
-        try:
-            yield Bench(kind, server, model)
-        finally:
-            await model.aclose()
 
 
 @each_provider
@@ -328,32 +246,6 @@ async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> Non
         b.accepted()
 
 
-async def test_servers_that_number_every_call_0_are_understood() -> None:
-    calls = [Call("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
-    async with bench("openai", Reply(*calls), Reply("ok")) as b:
-        assert (await b.run()).ok
-        b.accepted()
-    assert [call.arguments for call in b.session.ran] == ['{"n": 1}', '{"n": 2}']
-
-
-async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
-    start = b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"echo","input":{"n":5}}}'
-    stop = b'{"type":"content_block_stop","index":0}'
-    async with bench("anthropic", Reply(start, stop, finish="tool_use"), Reply("ok")) as b:
-        assert (await b.run()).ok
-        b.accepted()
-    assert b.session.ran[0].arguments == '{"n": 5}'
-
-
-async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
-    async with bench("anthropic", Reply(Thinking("hmm, let me see", "sig=="), Call("echo")), Reply("ok")) as b:
-        assert (await b.run()).ok
-        b.accepted()
-    assistant = b.server.requests[1].body["messages"][1]["content"]
-    assert assistant[0] == {"type": "thinking", "thinking": "hmm, let me see", "signature": "sig=="}
-    assert assistant[1]["type"] == "tool_use"
-
-
 @each_provider
 async def test_what_the_model_is_sent_of_a_tool_is_its_name_description_and_schema(kind: Kind) -> None:
     async with bench(kind, Reply("ok")) as b:
@@ -410,47 +302,6 @@ async def test_a_finish_reason_that_breaks_a_reply_off_does_not_close_its_last_c
         assert (await b.run()).ok
         b.accepted()
     assert [call.name for call in b.session.ran] == ["echo"]
-
-
-async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
-    async with bench("openai-responses", Reply(Thinking("hmm", "gAAAA=="), Call("echo")), Reply("ok")) as b:
-        assert (await b.run()).ok
-        b.accepted()
-    sent = b.server.requests[1].body["input"]
-    assert [item.get("type") for item in sent] == [None, "reasoning", "function_call", "function_call_output"]
-    assert sent[1]["encrypted_content"] == "gAAAA=="
-
-
-async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel_again() -> None:
-    picture = base64.b64encode(b"picture").decode()
-    made = Provided("image_generation", {}, {"status": "completed", "output_format": "webp", "result": picture})
-    async with bench("openai-responses", Reply(made, Call("echo")), Reply("ok")) as b:
-        events = [event async for event in b.agent().run("draw")]
-        b.accepted()
-    (used,) = (event for event in events if isinstance(event, NativeUsed))
-    assert used.name == "image_generation"
-    assert picture not in json.dumps(b.server.requests[1].body)
-
-
-async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
-    async with bench("gemini", Reply("First.", Thinking("hmm", "sig"), Call("echo"), Call("echo")), Reply("ok")) as b:
-        assert (await b.run()).ok
-        b.accepted()
-    parts = b.server.requests[1].body["contents"][1]["parts"]
-    assert [base64.b64decode(part.get("thoughtSignature", "")) for part in parts] == [b"", b"sig", b""]
-
-
-async def test_a_call_that_gemini_itself_could_not_read_is_asked_for_again() -> None:
-    async with bench("gemini", Reply("Hm.", finish="MALFORMED_FUNCTION_CALL"), Reply("ok")) as b:
-        assert (await b.run()).text == "ok"
-        b.accepted()
-
-
-async def test_what_gemini_will_not_answer_ends_the_run_as_refused() -> None:
-    async with bench("gemini", Reply("", finish="SAFETY")) as b:
-        assert (await b.run()).status == "refused"
-    async with bench("gemini", Reply(b'{"promptFeedback": {"blockReason": "SAFETY"}}', ended=False)) as b:
-        assert (await b.run()).status == "refused"
 
 
 @each_provider

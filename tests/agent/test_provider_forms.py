@@ -1,0 +1,79 @@
+"""What one provider alone has: its reasoning, its own tools, its ways to number and to refuse."""
+
+from __future__ import annotations
+
+import base64
+import json
+
+from tests.agent.provider_bench import bench
+
+from handrail.agent.events import NativeUsed
+from handrail.testing.provided import Provided
+from handrail.testing.servers import Call, Reply, Thinking
+
+
+async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
+    async with bench("openai-responses", Reply(Thinking("hmm", "gAAAA=="), Call("echo")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    sent = b.server.requests[1].body["input"]
+    assert [item.get("type") for item in sent] == [None, "reasoning", "function_call", "function_call_output"]
+    assert sent[1]["encrypted_content"] == "gAAAA=="
+
+
+async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel_again() -> None:
+    picture = base64.b64encode(b"picture").decode()
+    made = Provided("image_generation", {}, {"status": "completed", "output_format": "webp", "result": picture})
+    async with bench("openai-responses", Reply(made, Call("echo")), Reply("ok")) as b:
+        events = [event async for event in b.agent().run("draw")]
+        b.accepted()
+    (used,) = (event for event in events if isinstance(event, NativeUsed))
+    assert used.name == "image_generation"
+    assert picture not in json.dumps(b.server.requests[1].body)
+
+
+async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:
+    async with bench("gemini", Reply("First.", Thinking("hmm", "sig"), Call("echo"), Call("echo")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    parts = b.server.requests[1].body["contents"][1]["parts"]
+    assert [base64.b64decode(part.get("thoughtSignature", "")) for part in parts] == [b"", b"sig", b""]
+
+
+async def test_a_call_that_gemini_itself_could_not_read_is_asked_for_again() -> None:
+    async with bench("gemini", Reply("Hm.", finish="MALFORMED_FUNCTION_CALL"), Reply("ok")) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+
+
+async def test_what_gemini_will_not_answer_ends_the_run_as_refused() -> None:
+    async with bench("gemini", Reply("", finish="SAFETY")) as b:
+        assert (await b.run()).status == "refused"
+    async with bench("gemini", Reply(b'{"promptFeedback": {"blockReason": "SAFETY"}}', ended=False)) as b:
+        assert (await b.run()).status == "refused"
+
+
+async def test_servers_that_number_every_call_0_are_understood() -> None:
+    calls = [Call("echo", {"n": n}, id=f"c{n}", index=0) for n in (1, 2)]
+    async with bench("openai", Reply(*calls), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.arguments for call in b.session.ran] == ['{"n": 1}', '{"n": 2}']
+
+
+async def test_an_input_that_comes_whole_with_its_block_is_understood() -> None:
+    start = b'{"type":"content_block_start","index":0,"content_block":{"type":"tool_use","id":"t","name":"echo","input":{"n":5}}}'
+    stop = b'{"type":"content_block_stop","index":0}'
+    async with bench("anthropic", Reply(start, stop, finish="tool_use"), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.session.ran[0].arguments == '{"n": 5}'
+
+
+async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
+    async with bench("anthropic", Reply(Thinking("hmm, let me see", "sig=="), Call("echo")), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assistant = b.server.requests[1].body["messages"][1]["content"]
+    assert assistant[0] == {"type": "thinking", "thinking": "hmm, let me see", "signature": "sig=="}
+    assert assistant[1]["type"] == "tool_use"
