@@ -21,8 +21,8 @@ _FEWEST, _MOST = 5, 20_000
 
 LEAST, LEAST_BY_WORDS = 0.08, 0.12
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
-three corpora, each with a query adapter fitted without it, 3 % of the tools that there are get lost by it (of requests as
-people chat, up to 9 %) and four in ten of the requests without one are told, six in ten of those from another field,
+three corpora, each with what was learned without it, 3 % of the tools that there are get lost by it (of requests as
+people chat, up to 9 %) and nearly half of the requests without one are told, six in ten of those from another field,
 whether there are ten tools or thousands. By words alone it is 3 % and three in ten: words tell less about what is not there."""
 
 _BESIDE, _AT_LEAST = 0.1, 0.02
