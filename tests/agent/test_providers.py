@@ -218,22 +218,6 @@ async def test_a_stop_in_the_middle_of_a_slow_stream_ends_the_run_and_the_connec
 
 
 @each_provider
-@pytest.mark.proves("X-09")
-async def test_a_call_starts_at_its_providers_own_sign_while_the_reply_goes_on(kind: Kind) -> None:
-    pause = Pause()
-    calls = (Call("echo", {"n": 1}), Call("echo", {"n": 2}), pause, Call("echo", {"n": 3}))
-    async with bench(kind, Reply("Look: ", *calls), Reply("ok")) as b:
-        run = asyncio.create_task(b.run())
-        await b.session.started.wait()  # nothing else lets the reply go on
-        assert len(b.session.calls) < 3
-        pause.proceed.set()
-        outcome = await run
-        b.accepted()
-    assert outcome.ok and [call.fault for call in b.session.calls] == [None, None, None]
-    assert [text for _, text in b.results(1)] == [f'{{"type":"output","data":{{"n":{n}}}}}' for n in (1, 2, 3)]
-
-
-@each_provider
 async def test_after_a_stopped_run_the_history_is_still_taken(kind: Kind) -> None:
     session_pause = Pause()
     async with bench(kind, Reply(Call("echo")), Reply("Half", session_pause), Reply("ok")) as b:

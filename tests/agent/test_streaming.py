@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from tests.agent.sessions import RecordingSession
 from tests.agent.test_going_on import KeptHere
+from tests.agent.test_providers import Kind, bench, each_provider
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.budget import Budget
@@ -33,6 +34,7 @@ from handrail.agent.model import (
 from handrail.record.verification import verify
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
+from handrail.testing.servers import Call, Reply
 
 
 def call(index: int, name: str, arguments: str = "{}") -> list[Step]:
@@ -176,6 +178,22 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
     )
     assert (await Agent(session, model).complete("go")).ok
     assert len(session.ran) == 40 and history.kept < 90_000_000, "40 × 16 MB would be 320 MB"
+
+
+@each_provider
+@pytest.mark.proves("X-09")
+async def test_a_call_starts_at_its_providers_own_sign_while_the_reply_goes_on(kind: Kind) -> None:
+    pause = Pause()
+    calls = (Call("echo", {"n": 1}), Call("echo", {"n": 2}), pause, Call("echo", {"n": 3}))
+    async with bench(kind, Reply("Look: ", *calls), Reply("ok")) as b:
+        run = asyncio.create_task(b.run())
+        await b.session.started.wait()  # nothing else lets the reply go on
+        assert len(b.session.calls) < 3
+        pause.proceed.set()
+        outcome = await run
+        b.accepted()
+    assert outcome.ok and [call.fault for call in b.session.calls] == [None, None, None]
+    assert [text for _, text in b.results(1)] == [f'{{"type":"output","data":{{"n":{n}}}}}' for n in (1, 2, 3)]
 
 
 KILLED = """

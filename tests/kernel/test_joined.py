@@ -250,7 +250,7 @@ async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holde
         assert session.notices is not None and not await session.notices.awaited()
         waits = asyncio.create_task(session.notices.arrived())
         said = Notice("n1", session.id, "trigger", "noon", "it is noon", 5, None, "a timer")
-        await held.notices.post(said)
+        await held.arrivals.notices.post(said)
         await waits
         assert await session.notices.awaited() and await session.notices.pending() == [said]
         await session.notices.take(["n1"])

@@ -47,7 +47,7 @@ class Turn(Protocol):
         """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
         ...
 
-    def submit(self, call: ProposedCall) -> asyncio.Future[Answer]:
+    def submit(self, call: ProposedCall) -> Awaitable[Answer]:
         """Begin the next call of the reply; others may follow."""
         ...
 
@@ -186,5 +186,5 @@ class Dispatch:
         for proposed in reply.calls[first:]:
             call = self._admit(proposed)
             self.calls.append(call)
-            self._answers.append(self._turn.submit(call))
+            self._answers.append(asyncio.ensure_future(self._turn.submit(call)))
         return [*enumerate(self.calls)][first:]

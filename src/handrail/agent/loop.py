@@ -137,9 +137,7 @@ class Agent:
 
     def stop(self, reason: StopKind = "user") -> None:
         """Stop what is under way, as :meth:`cancel` does, and end a life."""
-        if self._life is not None:
-            return self._life.stop(reason)
-        self.cancel(reason)
+        (self.cancel if self._life is None else self._life.stop)(reason)
 
     @property
     def spent(self) -> Spent | None:

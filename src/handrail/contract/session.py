@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, Protocol
 
 from handrail.contract.call import Answer, ProposedCall
@@ -49,7 +48,7 @@ class Turn(Protocol):
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
         ...
 
-    def submit(self, call: Proposal) -> asyncio.Future[Answer]:
+    def submit(self, call: Proposal) -> Awaitable[Answer]:
         """Begin the next call of a reply whose further calls are not known yet; give its answer when there is one. Calls
         enter the lock queue in the order in which they are submitted, as those of :meth:`call_all` do."""
         ...
