@@ -177,7 +177,13 @@ class Arbiter:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
             raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
         call.arguments = arguments
-        choose_locks(call, self.resources)
+        if spec.background_argument is None and spec.mode == "direct":  # nearly every call
+            try:
+                call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)
+            except ToolError as error:
+                raise Refusal("validate", error.kind, error.text) from None
+        else:
+            choose_locks(call, self.resources)
         return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:

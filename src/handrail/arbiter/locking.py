@@ -39,11 +39,8 @@ def choose_locks(call: Call, resources: Resources) -> None:
     assert call.entry is not None and call.arguments is not None
     spec, roots = call.entry.spec, call.lane.around.roots
     try:
-        if spec.background_argument is None and spec.mode == "direct":
-            call.wants = resources.wants(spec, call.arguments, roots)
-        else:
-            call.background = in_background(call, spec, call.arguments)
-            call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
+        call.background = in_background(call, spec, call.arguments)
+        call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
     except ToolError as error:
         raise Refusal("validate", error.kind, error.text) from None
 

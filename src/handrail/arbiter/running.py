@@ -88,8 +88,9 @@ class ToolRuns:
         budget_ms: float = spec.timeout_ms
         runtime: CallRuntime | None = None
         finished: Callable[[object], object] | None = None
-        if call.left_off is not None:
-            budget_ms, runtime, finished = call.left_off
+        left_off = call.left_off
+        if left_off is not None:
+            budget_ms, runtime, finished = left_off
         else:
             if spec.timeout_argument is not None:
                 budget_ms = min(budget_ms, arguments.get(spec.timeout_argument, budget_ms))
@@ -99,7 +100,7 @@ class ToolRuns:
                 runtime.read_only = call.read_only
                 runtime.as_argv = argv_of
         try:
-            if call.left_off is not None:
+            if left_off is not None:
                 call.left_off = None
                 value = await execution.to_its_end()
                 return value if finished is None else finished(value)
