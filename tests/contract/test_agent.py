@@ -81,7 +81,14 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
     assert agent.requires.shell == (ShellRequires(cmd="git", args=("log",)),)
     assert agent.requires.tools["bash"].net.hosts == ("pypi.org",)
     assert agent.roots == (AgentRoot(path="~/specs"), AgentRoot(path="/srv/notes", access="write"))
-    assert agent.budgets.model_dump() == {"turns": 20, "tokens": 100_000, "seconds": 90.0, "calls": 40, "context": None, "shared": False}
+    assert agent.budgets.model_dump() == {
+        "turns": 20,
+        "tokens": 100_000,
+        "seconds": 90.0,
+        "calls": 40,
+        "context": None,
+        "shared": False,
+    }
     assert agent.aliases == {"choir.fs.read": "read"}
     assert agent.core == ("read",)
     assert (agent.role, agent.delegable.fs.read, agent.delegable.fs.write) == ("subagent", None, ("reviews/**",))

@@ -119,7 +119,9 @@ def test_a_model_is_shown_three_things_of_a_manifest() -> None:
 
 @pytest.mark.proves("K-03")
 def test_every_field_of_the_runtime_view_is_read() -> None:
-    assert set(WHOLE["runtime"]) | {"network", "timeout_argument", "background_argument"} == set(RuntimeView.model_fields)
+    assert set(WHOLE["runtime"]) | {"network", "timeout_argument", "background_argument"} == set(
+        RuntimeView.model_fields
+    )
     spec = read_manifest(WHOLE, "x")
     default = ToolSpec(id=spec.id, description=spec.description, parameters=spec.parameters)
     assert {name for name in WHOLE["runtime"] if getattr(spec, name) == getattr(default, name)} == {"mode"}

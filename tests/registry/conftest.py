@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from handrail.contract.doors import Catalog
+from handrail.contract.arrivals import Channels, Triggers
+from handrail.contract.delegation import Agents
+from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.peer import LogLevel, PeerDoor
@@ -18,6 +20,7 @@ from handrail.contract.requires import Capability, CapabilitySet, Variables, exp
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt, Profile, Tier
+from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.registry.sources.executables import Confinement
@@ -91,6 +94,24 @@ class _Doors:
 
     def catalog(self) -> Catalog:
         raise AssertionError("nothing here looks at a catalog")
+
+    def output(self, piece: str | bytes) -> None:
+        return
+
+    def jobs(self) -> Jobs:
+        raise ToolError("there are no jobs here", kind="unavailable")
+
+    def agents(self) -> Agents:
+        raise ToolError("there are no agents here", kind="unavailable")
+
+    def skills(self) -> Skills:
+        raise ToolError("there are no skills here", kind="unavailable")
+
+    def channels(self) -> Channels:
+        raise ToolError("there are no channels here", kind="unavailable")
+
+    def triggers(self) -> Triggers:
+        raise ToolError("there are no triggers here", kind="unavailable")
 
 
 def _everything(capability: Capability, target: str | Sequence[str]) -> str | None:

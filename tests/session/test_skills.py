@@ -86,10 +86,20 @@ def test_what_is_no_skill_is_named_with_the_reason_and_keeps_no_other_from_being
     problems = {key.partition("/")[2]: skill.problem for key, skill in found.items() if skill.layer == "workspace"}
     assert problems.pop("good") == ""
     expected = {
-        "linked": "is a link", "link-in": "is a link", "huge": "larger than 256 KiB", "pipe": "no regular file",
-        "Bad\nname": "no name of a skill", "empty": "has no SKILL.md", "bytes": "not UTF-8", "bare": "front matter",
-        "endless": "no end", "nameless": "no description", "other": "'another'", "twice": "says name twice",
-        "yaml": "no plain text", "long": "2,000 characters",
+        "linked": "is a link",
+        "link-in": "is a link",
+        "huge": "larger than 256 KiB",
+        "pipe": "no regular file",
+        "Bad\nname": "no name of a skill",
+        "empty": "has no SKILL.md",
+        "bytes": "not UTF-8",
+        "bare": "front matter",
+        "endless": "no end",
+        "nameless": "no description",
+        "other": "'another'",
+        "twice": "says name twice",
+        "yaml": "no plain text",
+        "long": "2,000 characters",
     }
     assert set(problems) == set(expected)
     assert {name: text for name, text in expected.items() if text not in problems[name]} == {}

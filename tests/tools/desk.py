@@ -83,16 +83,16 @@ class Doors:
         raise ToolError(f"{tool_id}({arguments}) has no arbiter here", kind="unavailable")
 
     def agents(self) -> Agents:
-        raise NotImplementedError
+        raise ToolError("there are none here", kind="unavailable")
 
     def skills(self) -> Skills:
-        raise NotImplementedError
+        raise ToolError("there are none here", kind="unavailable")
 
     def channels(self) -> Channels:
-        raise NotImplementedError
+        raise ToolError("there are none here", kind="unavailable")
 
     def triggers(self) -> Triggers:
-        raise NotImplementedError
+        raise ToolError("there are none here", kind="unavailable")
 
     def catalog(self) -> Catalog:
         raise ToolError("there is no catalog here", kind="unavailable")

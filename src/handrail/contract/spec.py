@@ -252,7 +252,8 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
             found.append((f"runtime.{place}", f"is {chosen!r}; expected {', '.join(choices)}"))
     known = properties_of(spec.parameters)
     for field_name in ("locks", "locks_background"):
-        for index, lock in enumerate(getattr(spec, field_name) or ()):
+        declared: Sequence[LockSpec] = getattr(spec, field_name) or ()
+        for index, lock in enumerate(declared):
             found += [
                 (
                     f"runtime.{field_name}[{index}]",

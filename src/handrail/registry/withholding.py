@@ -87,7 +87,9 @@ def reasons_to_withhold(
             )
         )
     if spec.mode == "stateful":
-        reasons.append(Reason("error", f"its mode is {spec.mode!r}, and only direct and background tools are carried out"))
+        reasons.append(
+            Reason("error", f"its mode is {spec.mode!r}, and only direct and background tools are carried out")
+        )
     if tool.trusted and spec.cancellable == "process":
         reasons.append(
             Reason("error", "it asks for a worker process of its own, and functions run in this process only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from handrail.arbiter.redaction import Redactor
@@ -171,8 +171,8 @@ class SessionChannels:
     ) -> int:
         return await self._switchboard.send(self.key(channel), self._agent, text, kind, data)
 
-    def receive(self, channel: str, *, timeout_ms: int, sender: str | None = None) -> Awaitable[Received]:
-        return self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender)
+    async def receive(self, channel: str, *, timeout_ms: int, sender: str | None = None) -> Received:
+        return await self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender)
 
     def key(self, channel: str) -> Key:
         """

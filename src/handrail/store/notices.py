@@ -60,7 +60,7 @@ class NoticeTable:
 
 def _notice(id: object, session_id: str, body: object) -> Notice | None:
     try:
-        data = cast("Mapping[str, Any]", decode(body)) if isinstance(body, bytes) else {}
+        data: Mapping[str, Any] = decode(body) if isinstance(body, bytes) else {}
         kind, source, text, at_ns = data["kind"], data["source"], data["text"], int(data["at_ns"])
         more, untrusted = data["data"], data["untrusted"]
     except (ValueError, RecursionError, KeyError, TypeError):
