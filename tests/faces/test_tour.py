@@ -55,8 +55,8 @@ def test_the_tour_shows_every_effect_in_plain_text_and_leaves_nothing_behind(pla
     done = toured(places)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stderr == ""
-    assert "All 17 effects are there." in done.stdout
-    assert done.stdout.count("   ✓ ") == 17
+    assert "All 18 effects are there." in done.stdout
+    assert done.stdout.count("   ✓ ") == 18
     assert "intact: " in done.stdout
     assert "+        if quantity >= BULK_FROM:" in done.stdout.replace("+    if", "+        if")
     assert "denied by the rule 'deny bash curl *'" in done.stdout
@@ -144,7 +144,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour(places: 
     ]
     done = toured(places, within=[*user, "--"])
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "All 17 effects are there." in done.stdout
+    assert "All 18 effects are there." in done.stdout
 
 
 def test_without_git_it_says_so_and_exits_with_5(places: dict[str, str], tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ async def test_each_effect_that_is_not_there_is_listed_and_the_exit_code_is_1(
     missing = [line for line in missing if ". Instead: " in line]
     assert len(missing) == len(lacking), shown
     assert all(any(line.startswith(name) for line in missing) for name in lacking), missing
-    assert f"{len(lacking)} of 17 effects are not there." in shown
+    assert f"{len(lacking)} of 18 effects are not there." in shown
 
 
 @needs_sandbox

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from handrail.faces.cli.tour.facts import Facts
 from handrail.faces.cli.tour.listener import Listener
@@ -47,6 +47,7 @@ def while_open(project: Project, facts: Facts, listener: Listener, *, confined: 
         effects[2:2] = [_tests(facts, "tests-after", "the tests pass at the end", 0, "OK")]
         effects += [
             _waited(facts),
+            _job(facts),
             _external(facts),
             _curl(facts),
             _no_network(facts, listener),
@@ -128,6 +129,19 @@ def _waited(facts: Facts) -> Effect:
         return Effect(name, False, "the log does not hold all three")
     found = f"record {began} begins the tests, record {max(done)} ends the edits"
     return Effect(name, began > max(done) and tests.lock_wait_ms > 0, found)
+
+
+def _job(facts: Facts) -> Effect:
+    name = "the tests ran in the background, without a lock, and were waited for"
+    job, end = facts.calls.get("job"), facts.calls.get("job-end")
+    if job is None or end is None:
+        return Effect(name, False, "there was no job")
+    result = cast("dict[str, Any]", end.field("result") or {})
+    data = cast("dict[str, Any]", result.get("data") or {})
+    same = job.field("job_id") is not None and job.field("job_id") == end.field("job_id")
+    passed = data.get("exit_code") == 0 and str(data.get("output")).rstrip().endswith("OK")
+    there = same and end.field("state") == "done" and passed and not job.locks
+    return Effect(name, there, f"{job.result.data}, then {end.result.data}, under {job.locks}")
 
 
 def _edits_in_log(facts: Facts, kind: str) -> list[int]:

@@ -13,8 +13,8 @@ NOWHERE = "192.0.2.1:443"
 """An address that is kept for documentation: nobody has it."""
 COMMIT = "git commit --quiet --all --message 'Bulk price from ten pieces on, cents on the receipt'"
 TASK = "Two tests of this shop fail. Find out why, fix it, and look after the open orders."
-_CONFINED = frozenset({"bash", "ledger.total"})
-"""The tools of the script that start programs. What else it uses does without a sandbox."""
+_CONFINED = frozenset({"bash", "ledger.total", "wait"})
+"""The tools of the script that start programs, and the one that waits for them. What else it uses does without a sandbox."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,23 @@ def _all(project: Project, port: int, *, confined: bool) -> list[Scene]:
                 _call("tests-after", "bash", command="python3 -m unittest"),
             ),
             _expect("read-pricing", "data.text", contains=PRICING_BUG),
+        ),
+        Scene(
+            "Work in the background",
+            "A command in the background is a job: it is answered at once and holds no lock on the workspace. What else is in the reply "
+            "goes on beside it.",
+            "Once more, all of it, while I read what the project says of itself.",
+            (
+                _call("job", "bash", command="python3 -m unittest", background=True),
+                _call("meanwhile", "read", path="README.md"),
+            ),
+        ),
+        Scene(
+            "What became of it",
+            "A job is waited for, read while it runs, or stopped; waiting too short never ends it.",
+            "Now the job's result.",
+            (_call("job-end", "wait", job_id="${job.data.job_id}"),),
+            _expect("job", "data.job_id", matches="^bash_"),
         ),
         Scene(
             "More output than a model should read",
