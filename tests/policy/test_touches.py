@@ -97,6 +97,14 @@ def test_the_decision_on_a_call_speaks_for_the_programs_that_its_tool_names(desk
 
 
 @pytest.mark.proves("P-01")
+def test_it_speaks_for_each_command_of_a_text_by_itself_and_for_each_file_that_the_shell_opens(desk: Desk) -> None:
+    may = desk.may(LINTER, {"path": "src"}, "allow lint", "ask fs.write shared/**", "ask shell.run lint --fix")
+    assert may("shell.run", "lint a && lint b") is None
+    for text in ("lint a && lint --fix", "lint --fix && lint a", "lint a > shared/x", "lint a > other/x"):
+        assert "cannot ask" in (may("shell.run", text) or "")
+
+
+@pytest.mark.proves("P-01")
 def test_unasked_it_speaks_for_no_program_that_could_write_or_reach_the_network(desk: Desk) -> None:
     assert desk.may(FORMATTER, {"path": "src"}, "allow fs.write")("shell.run", ["lint", "src"]) is not None
     online = LINTER.requires.model_copy(update={"net": NetRequires(hosts=("example.org",))})

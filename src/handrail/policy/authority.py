@@ -264,19 +264,24 @@ class _Touches:
             if finding.action == "deny" or (file.capability, file.value) not in self._exact
         ]
         worst = max(findings, key=lambda finding: STRICTNESS[finding.action])
-        if worst.action == "allow":
+        if worst.action == "deny":
+            return self._text(worst)
+        if ("shell.run", value) in self._exact:
             return None
-        if worst.action == "ask" and (("shell.run", value) in self._exact or self._speaks_for(worst)):
-            return None
-        return self._text(worst)
+        asked = (finding for finding in findings if finding.action == "ask")
+        left = next((finding for finding in asked if not self._speaks_for(finding)), None)
+        return None if left is None else self._text(left)
 
     def _speaks_for(self, finding: Finding) -> bool:
-        """Whether the call's own decision speaks for a command that no rule speaks of.
+        """Whether the call's own decision speaks for a command, or a file that its shell opens, that no rule speaks of.
 
         A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
         call allowed that. Where no rule about the tool did, only if it reads: its programs then find everything read-only.
         A form that gives pause is spoken for only where the tool's requires have it word by word: it is what the tool does.
         """
+        file = finding.target
+        if file is not None and file.capability != "shell.run":  # one that the shell opens
+            return self._is_covered(file.capability, file.value, finding.rule)
         argv = finding.argv or ()
         allowed = self._answered or (self._tool is not None and self._tool.rule.action == "allow")
         if finding.cause == "program":
