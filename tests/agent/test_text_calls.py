@@ -171,6 +171,18 @@ def test_a_hostile_stream_is_read_in_time_that_grows_with_its_length(form: TextF
 
 
 @FORM
+def test_a_hostile_body_is_read_and_written_in_time_that_grows_with_its_length(form: TextForm) -> None:
+    slashes, unclosed = "\\" * 500_000, '<arg name="a">' * 50_000
+    opening = {"bracket": "[/edit]", "xml": '<call name="edit">'}[form]
+    closing = GRAMMARS[form].closing("edit")
+    for hostile in (slashes, unclosed, "@@a<<END\n" * 50_000):
+        assert read(form, [f"{opening}{hostile}\n{closing}"])[2] == [0]
+        written = GRAMMARS[form].written("edit", {"path": "a", "old": "b", "new": hostile})
+        assert read(form, [written])[1] == [("edit", {"path": "a", "old": "b", "new": hostile})]
+    assert read(form, ["\n" * 500_000])[1] == []
+
+
+@FORM
 async def test_an_agent_works_with_a_model_that_writes_its_calls(form: TextForm, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "note.txt").write_text("seven\n")

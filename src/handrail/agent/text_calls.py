@@ -114,7 +114,9 @@ the other arguments. Inside a value, write \\[tool_name/] where you mean the clo
         parts = [f"[/{name}]"]
         for key, value in arguments.items():
             text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-            text = re.sub(rf"(\\*)({re.escape(self.closing(name))})", lambda tag: tag[1] * 2 + "\\" + tag[2], text)
+            text = re.sub(
+                rf"(?<!\\)(\\*)({re.escape(self.closing(name))})", lambda tag: tag[1] * 2 + "\\" + tag[2], text
+            )
             if "\n" in text or text != text.strip() or not text:
                 word = _word_not_in(text)
                 parts.append(f"@@{key}<<{word}\n{text}\n{word}\n")
@@ -123,7 +125,10 @@ the other arguments. Inside a value, write \\[tool_name/] where you mean the clo
         return "".join(parts) + self.closing(name)
 
     def _plain(self, name: str, text: str) -> str:
-        return re.sub(rf"(\\+)({re.escape(self.closing(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text)
+        # Begun nowhere but at the first of several backslashes: what a model writes is read in one pass.
+        return re.sub(
+            rf"(?<!\\)(\\+)({re.escape(self.closing(name))})", lambda tag: tag[1][: len(tag[1]) // 2] + tag[2], text
+        )
 
 
 class Xml:
@@ -151,7 +156,8 @@ Values that are not text are JSON. Inside a value, write &lt; for < and &amp; fo
         given: Pairs = []
         end = 0
         stray = ""
-        for found in self._argument.finditer(body):
+        last = body.rfind("</arg>") + len("</arg>") if "</arg>" in body else 0  # what begins later is never closed
+        for found in self._argument.finditer(body, 0, last):
             stray += body[end : found.start()].strip()
             end = found.end()
             text = str(found[2])
@@ -217,23 +223,24 @@ class TextCalls:
     def _in_text(self, text: str) -> Generator[BlockEvent, None, str]:
         """Gives what is left of ``text`` where a call begins in it."""
         said: list[str] = []
-        while text:
+        at = 0
+        while at < len(text):
             if self._at_line_start and self._fence is None:
-                if (opening := self._grammar.opening.match(text)) is not None:
+                if (opening := self._grammar.opening.match(text, at)) is not None:
                     if said:
                         yield TextDelta("".join(said))
                     self._open = opening[1]
                     yield CallOpened(self.calls, None, opening[1])
                     self.calls += 1
                     return text[opening.end() :]
-                if self._grammar.begun.fullmatch(text):
-                    self._held = text
+                if self._grammar.begun.fullmatch(text, at):
+                    self._held = text[at:]
                     break
-            line, newline, text = text.partition("\n")
-            said.append(line + newline)
-            self._line = (self._line + line)[:80]
-            self._at_line_start = bool(newline)
-            if newline:
+            begun, at = at, text.find("\n", at) + 1 or len(text)
+            said.append(line := text[begun:at])
+            self._line = (self._line + line.removesuffix("\n"))[:80]
+            self._at_line_start = line.endswith("\n")
+            if self._at_line_start:
                 self._end_of_line()
         if said:
             yield TextDelta("".join(said))
