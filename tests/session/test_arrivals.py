@@ -188,6 +188,45 @@ async def test_a_name_is_taken_once_and_a_removed_trigger_fires_no_more(tmp_path
         assert await there.told("s") == [] and len(await there.told("other")) == 1
 
 
+async def test_triggers_that_are_added_at_once_are_all_kept(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        triggers = there.triggers("s")
+        made = await asyncio.gather(*(triggers.timer(10_000, str(number)) for number in range(5)))
+        assert [trigger.prompt for trigger in sorted(made, key=lambda one: one.name)] == list("01234")
+        assert await triggers.list() == sorted(made, key=lambda one: one.name)
+        same = (triggers.timer(10_000, "p", name="t"), triggers.schedule("* * * * *", "p", name="t"))
+        first, second = await asyncio.gather(*same, return_exceptions=True)
+        assert isinstance(first, Trigger) and isinstance(second, ToolError) and second.kind == "conflict"
+
+
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_trigger_that_is_removed_while_it_fires_stays_removed(tmp_path: Path, turns: int) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        await there.triggers("s").timer(10_000, "p", name="t")
+        clock.now += 10 * SECOND
+        firing = asyncio.ensure_future(there.clockwork.due())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        await there.triggers("s").remove("t")
+        await firing
+        assert await there.triggers("s").list() == [] and there.clockwork.table.all() == []
+
+
+async def test_a_firing_that_is_broken_off_is_made_up_for(tmp_path: Path) -> None:
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        await there.triggers("s").timer(10_000, "p", name="t")
+        clock.now += 10 * SECOND
+        firing = asyncio.ensure_future(there.clockwork.due())
+        await asyncio.sleep(0)
+        firing.cancel()
+        await asyncio.wait({firing})
+        await there.clockwork.due()
+        assert len(await there.told("s")) == 1
+        assert [trigger.fired for trigger in await there.triggers("s").list()] == [1]
+
+
 async def test_what_came_due_while_nobody_was_there_fires_once_and_says_that_it_is_late(tmp_path: Path) -> None:
     clock = Clock()
     async with place(tmp_path, clock) as there:

@@ -62,6 +62,8 @@ class Clockwork:
         self._watching: dict[Id, _Watch] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._firing: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()
+        """One change at a time: what is removed while it fires must not be kept again by that."""
         self._closed = False
 
     async def begin(self) -> None:
@@ -81,25 +83,47 @@ class Clockwork:
     def of(self, session_id: str) -> list[Trigger]:
         return list(self._of.get(session_id, {}).values())
 
-    async def add(self, trigger: Trigger) -> Trigger:
-        """Keep a new one. Durable on return."""
-        trigger = replace(trigger, prompt=self._redactor.text(trigger.prompt))
-        await self.table.put(trigger)
-        self._keep(trigger)
-        self._wind()
-        return trigger
+    async def add(self, trigger: Trigger, name: str | None) -> Trigger:
+        """Keep a new one. Durable on return.
 
-    async def remove(self, trigger: Trigger) -> None:
-        await self.table.remove(trigger)
-        self._let_go(trigger)
+        :param name: None gives it the next that is free, after its own
+        :raises ToolError: ``conflict`` for a name that is taken, ``limit`` where its session has too many
+        """
+        async with self._changing:
+            named = replace(trigger, name=self._free(trigger, name), prompt=self._redactor.text(trigger.prompt))
+            await self.table.put(named)
+            self._keep(named)
+        self._wind()
+        return named
+
+    def _free(self, trigger: Trigger, name: str | None) -> str:
+        taken = self._of.get(trigger.session_id, {})
+        if len(taken) >= MAX_IN_SESSION:
+            raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
+        if name is None:
+            return next(free for n in range(1, len(taken) + 2) if (free := f"{trigger.name}-{n}") not in taken)
+        if name in taken:
+            text = f"this session has a trigger {name!r} already; remove it first, or name another"
+            raise ToolError(text, kind="conflict")
+        return name
+
+    async def remove(self, session_id: str, name: str) -> Trigger | None:
+        """Gives it; None where there is none of that name."""
+        async with self._changing:
+            trigger = self._of.get(session_id, {}).get(name)
+            if trigger is not None:
+                await self.table.remove(trigger)
+                self._let_go(trigger)
+            return trigger
 
     async def remove_all(self, session_id: str) -> None:
         """A session is closed for good."""
-        triggers = self.of(session_id)
-        if triggers:
-            await self.table.remove_all(session_id)
-        for trigger in triggers:
-            self._let_go(trigger)
+        async with self._changing:
+            triggers = self.of(session_id)
+            if triggers:
+                await self.table.remove_all(session_id)
+            for trigger in triggers:
+                self._let_go(trigger)
 
     async def follow(self, trigger: Trigger, channels: SessionChannels) -> None:
         """Have a trigger of this session that watches a channel take what comes over it."""
@@ -107,26 +131,34 @@ class Clockwork:
         if trigger.channel is not None and id not in self._watching:
             watch = self._watching[id] = _Watch(self, trigger, channels)
             await self._switchboard.watch(watch.key, watch)
+            if self._watching.get(id) is not watch:  # removed meanwhile
+                self._switchboard.unwatch(watch.key, watch)
 
     async def due(self) -> None:
         """Fire what is due by the clock, each once, and wind the timer for what comes next."""
-        now = self.clock()
+        now, again_s = self.clock(), _AGAIN_S
         try:
             while self._heap and self._heap[0][0] <= now and not self._closed:
                 at, id = heapq.heappop(self._heap)
-                trigger = self._all.get(id)
-                if trigger is None or trigger.next_ns != at:
-                    continue  # removed, or moved on
                 try:
-                    await self._fire(trigger, at, now)
-                except LogUnavailable:
+                    async with self._changing:
+                        trigger = self._all.get(id)
+                        if trigger is not None and trigger.next_ns == at:  # else removed, or moved on
+                            await self._fire(trigger, at, now)
+                except BaseException:  # nothing is let go that has not fired
                     heapq.heappush(self._heap, (at, id))
                     raise
+            again_s = 0.0
         except LogUnavailable as error:
             logger.warning("triggers wait, since what they tell cannot be kept: %s", error)
-            self._wind(_AGAIN_S)
-            return
-        self._wind()
+        finally:
+            self._wind(again_s)
+
+    async def due_soon(self) -> None:
+        """Have fired what is due, in a task of the clock's own: whoever waits may be stopped, which stops no firing."""
+        self._ring()
+        if self._firing is not None:
+            await asyncio.shield(self._firing)
 
     async def _fire(self, trigger: Trigger, at: int, now: int) -> None:
         following = next_after(trigger, now)
@@ -202,7 +234,9 @@ class Clockwork:
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
 
     def _ring(self) -> None:
-        self._timer = None
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         if self._firing is None or self._firing.done():
             self._firing = asyncio.get_running_loop().create_task(self.due())
 
@@ -251,27 +285,22 @@ class SessionTriggers:
             raise ToolError(text, kind="invalid_input")
         now = self._clockwork.clock()
         every = every_ms * 1_000_000
-        made = Trigger(
-            self._free("timer", name), self._session_id, "timer", _prompt(prompt), now, every_ns=every, once=once
-        )
-        made = await self._clockwork.add(replace(made, next_ns=now if immediate else now + every))
-        await self._clockwork.due()
+        made = Trigger("timer", self._session_id, "timer", _prompt(prompt), now, every_ns=every, once=once)
+        made = await self._clockwork.add(replace(made, next_ns=now if immediate else now + every), name)
+        if immediate:
+            await self._clockwork.due_soon()
         return made
 
     async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
         now = self._clockwork.clock()
-        made = Trigger(
-            self._free("schedule", name), self._session_id, "schedule", _prompt(prompt), now, cron=_checked(cron, now)
-        )
-        return await self._clockwork.add(replace(made, next_ns=next_after(made, now)))
+        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=_checked(cron, now))
+        return await self._clockwork.add(replace(made, next_ns=next_after(made, now)), name)
 
     async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
         self._channels.key(channel)
         now = self._clockwork.clock()
-        free = self._free("watch", name)
-        made = await self._clockwork.add(
-            Trigger(free, self._session_id, "channel", _prompt(prompt), now, channel=channel, sender=sender)
-        )
+        made = Trigger("watch", self._session_id, "channel", _prompt(prompt), now, channel=channel, sender=sender)
+        made = await self._clockwork.add(made, name)
         await self._clockwork.follow(made, self._channels)
         return made
 
@@ -279,31 +308,17 @@ class SessionTriggers:
         return sorted(self._clockwork.of(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
 
     async def remove(self, name: str) -> Trigger:
-        triggers = {trigger.name: trigger for trigger in self._clockwork.of(self._session_id)}
-        if (found := triggers.get(name)) is None:
-            there = ", ".join(sorted(triggers)[:20]) or "none"
+        if (found := await self._clockwork.remove(self._session_id, name)) is None:
+            there = ", ".join(sorted(trigger.name for trigger in self._clockwork.of(self._session_id))[:20]) or "none"
             raise ToolError(
                 f"there is no trigger {name[:80]!r} in this session; there are: {there}", kind="invalid_input"
             )
-        await self._clockwork.remove(found)
         return found
 
     async def take_up(self) -> None:
         """The session is open again: what watches a channel for it goes on."""
         for trigger in self._clockwork.of(self._session_id):
             await self._clockwork.follow(trigger, self._channels)
-
-    def _free(self, kind: str, name: str | None) -> str:
-        taken = {trigger.name for trigger in self._clockwork.of(self._session_id)}
-        if len(taken) >= MAX_IN_SESSION:
-            raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
-        if name is None:
-            return next(free for n in range(1, len(taken) + 2) if (free := f"{kind}-{n}") not in taken)
-        if name in taken:
-            raise ToolError(
-                f"this session has a trigger {name!r} already; remove it first, or name another", kind="conflict"
-            )
-        return name
 
 
 def next_after(trigger: Trigger, now_ns: int) -> int | None:
