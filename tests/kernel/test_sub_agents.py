@@ -168,6 +168,20 @@ async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_s
 
 
 @pytest.mark.proves("P-12")
+async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_opens(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**']"}) as kernel:
+        replies = [call_reply(("write", {"path": f"keep/open/{n}", "content": "a"})) for n in range(2)]
+        writer = PlayedModel(replies[0], text_reply("."), replies[1], text_reply("."))
+        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
+        session = await kernel.session()
+        agent = Agent(session, top, models=models(writer=writer))
+        await agent.complete("Go.")
+        session.add_rules("deny fs.write keep/**")
+        await agent.complete("Again.")
+        assert [(tmp_path / "ws" / "keep" / "open" / name).exists() for name in "01"] == [True, False]
+
+
+@pytest.mark.proves("P-12")
 @pytest.mark.parametrize("passed", [False, True])
 async def test_people_are_asked_by_a_sub_agent_only_where_they_are_passed_on_and_see_who_asks(
     tmp_path: Path, passed: bool

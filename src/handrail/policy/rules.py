@@ -48,6 +48,7 @@ class Rule:
     :param pattern: ``""`` when the rule is about every call of its permission
     :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
     :param narrows: it comes from content that nobody trusted, so where it asks it never stands in for a deny
+    :param from_above: it is one of the session that handed the work over, so nothing that a sub-agent brings outweighs it
     """
 
     action: Action
@@ -56,6 +57,7 @@ class Rule:
     scope: Scope = "session"
     source: str = ""
     narrows: bool = False
+    from_above: bool = False
 
     @property
     def text(self) -> str:
@@ -65,7 +67,7 @@ class Rule:
 
     @property
     def final(self) -> bool:
-        return self.action == "deny" and self.scope in FINAL_SCOPES
+        return self.action == "deny" and (self.from_above or self.scope in FINAL_SCOPES)
 
     @property
     def effect(self) -> str:

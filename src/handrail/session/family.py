@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -119,10 +119,13 @@ class Family:
 
 
 def bounded(book: RuleBook, mode: str, rules: Sequence[Rule]) -> RuleBook:
-    """``book`` in a mode that is no wider than ``mode``, with those of ``rules`` that narrow it."""
+    """``book`` in a mode that is no wider than ``mode``, with those of ``rules`` that narrow it. A deny among these holds
+    against whatever more specific is in the book: a sub-agent may at most what its parent may."""
     held = set(book.rules)
     kept = [
-        rule for rule in rules if rule.action != "allow" and rule.scope not in ("mode", "default") and rule not in held
+        replace(rule, from_above=True)
+        for rule in rules
+        if rule.action != "allow" and rule.scope not in ("mode", "default") and rule not in held
     ]
     book = book.with_rules(*kept) if kept else book
     bound = read_mode(mode)
