@@ -18,7 +18,7 @@ from handrail.policy.modes import given, in_mode
 from handrail.registry.agents import find_agents
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.family import bounded, origin_of, secrets_for
+from handrail.session.family import bounded, editor_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
@@ -49,7 +49,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         sandbox=rooms.sandbox,
         values=RedactedValues(rooms.store.state, rooms.arbiter.shaper.redactor),
         attendant=opening.people,
-        peer=opening.peer,
+        peer=opening.peer if under is None else editor_of(under),
         topic=row.topic,
         client=opening.client,
         seen=lasting.seen(session_id),

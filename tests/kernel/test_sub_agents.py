@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -16,7 +17,9 @@ from handrail.agent.model import Model
 from handrail.contract.errors import LoadError
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
+from handrail.faces.acp.buffers import Client, Editor
 from handrail.holding import HeldKernel
+from handrail.runtime import unsaved
 from handrail.session.session import HeldSession
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
@@ -179,6 +182,30 @@ async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_ope
         session.add_rules("deny fs.write keep/**")
         await agent.complete("Again.")
         assert [(tmp_path / "ws" / "keep" / "open" / name).exists() for name in "01"] == [True, False]
+
+
+@pytest.mark.proves("F-05")
+@pytest.mark.skipif(os.name == "nt", reason="file times say something else there")
+async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_editor_has_not_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Typing(Editor):
+        async def unsaved(self, path: str) -> str | None:
+            return "typed" if path.endswith("/a") else None
+
+    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
+        for name in "ab":
+            (tmp_path / "ws" / name).write_text("saved")
+        seen = call_reply(*(("read", {"path": name}) for name in "ab"))
+        writes = call_reply(*(("write", {"path": name, "content": "new"}) for name in "ab"))
+        writer = PlayedModel(seen, writes, text_reply("."))
+        top = PlayedModel(call_reply(task("writer")), text_reply("."))
+        session = await kernel.session(peer=Typing(cast("Client", None)))
+        await Agent(session, top, models=models(writer=writer)).complete("Go.")
+        assert "has unsaved changes to a" in str(writer.requests[2].messages)
+        assert [(tmp_path / "ws" / name).read_text() for name in "ab"] == ["saved", "new"]
 
 
 @pytest.mark.proves("P-12")

@@ -15,6 +15,7 @@ from handrail.contract.delegation import MAX_DEPTH, Child, Delegation
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.modes import MODES
+from handrail.contract.peer import Buffers, Peer
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
 from handrail.policy.modes import in_mode, read_mode
@@ -145,6 +146,12 @@ def attendant_for(under: Under) -> Attendant | None:
     if there is None or not under.parent.family.manifest.delegable.presence:
         return None
     return there if isinstance(there, _AskedFromBelow) else _AskedFromBelow(there)
+
+
+def editor_of(under: Under) -> Peer | None:
+    """The parent's client, where it is an editor: what its user has not saved a sub-agent does not write over either."""
+    peer = under.parent.lane.around.peer
+    return peer if isinstance(peer, Buffers) else None
 
 
 def origin_of(agent: str, under: Under) -> str:
