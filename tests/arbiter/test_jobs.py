@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
+import sqlite3
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
+from handrail.arbiter.outflow import MAX_HELD, Outflow, OutputFile
+from handrail.arbiter.redaction import Redactor
 from handrail.contract.doors import ENDED_STATES
-from handrail.testing.kernels import temporary_kernel
+from handrail.contract.errors import LogUnavailable
+from handrail.contract.people import ApprovalAnswer
+from handrail.holding import HeldKernel
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
 
 class Bench:
@@ -94,7 +101,7 @@ def a_fresh_bench() -> None:
 
 
 @pytest.fixture
-async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
+async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
     async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow job.*"], settings=SETTINGS) as opened:
         yield opened
 
@@ -288,6 +295,51 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
     assert (await session.jobs.read(job.id)).text == "began a\n", "also what it had written before"
     await kernel.log.flush()
     assert kinds(kernel, job.call_id) == ["proposed", "authorised", "intended", "detached", "committed"]
+
+
+@pytest.mark.proves("X-04")
+async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: HeldKernel, session: Session) -> None:
+    caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
+    await bench.entered.wait()
+    with contextlib.closing(sqlite3.connect(kernel.rooms.store.database.path)) as other:
+        other.execute("ALTER TABLE job RENAME TO gone")
+    with pytest.raises(LogUnavailable):
+        await session.promote(f"{session.id}/1.0")
+    bench.open.set()
+    assert (await caller).data == "a"
+
+
+@pytest.mark.proves("X-05")
+async def test_what_is_left_out_before_a_call_is_a_job_is_said(tmp_path: Path) -> None:
+    flow, output = Outflow(Redactor(), None, keep=True), OutputFile(tmp_path / "out.txt")
+    for piece in ("a" * (MAX_HELD - 1), "bcd", "efg"):
+        flow.feed(piece)
+    flow.into(output)
+    flow.feed("after")
+    flow.finish()
+    output.close()
+    left_out = "[5 characters that came before it was a job are left out here]"
+    assert (tmp_path / "out.txt").read_text() == "a" * (MAX_HELD - 1) + f"b\n{left_out}\nafter"
+
+
+@pytest.mark.proves("X-05")
+async def test_an_approved_job_that_waits_at_the_end_of_its_kernel_has_ended_and_is_not_run_again(
+    tmp_path: Path,
+) -> None:
+    person = ScriptedPerson(approvals=[ApprovalAnswer("once")] * 2)
+    async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS) as kernel:
+        session = await kernel.session(attendant=person)
+        job_of(await session.call("job.either", {"name": "a", "later": True}))
+        await bench.entered.wait()
+        waits = job_of(await session.call("job.either", {"name": "b", "later": True}))
+        id = session.id
+    async with temporary_kernel(tmp_path, tools=TOOLS, settings=SETTINGS) as kernel:
+        session = await kernel.session(id, attendant=person)
+        assert (await session.jobs.get(waits)).state == "cancelled"
+        result = await session.jobs.wait(waits, timeout_ms=0)
+        assert result is not None and "nothing was run" in str(result.error_text)
+        assert await session.resume_parked() == [] and kernel.approvals.unanswered(id) == []
+    assert bench.ran == ["a"]
 
 
 async def test_what_cannot_be_promoted_is_refused_with_words(session: Session) -> None:

@@ -345,10 +345,9 @@ class Arbiter:
 
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
         if call.asked:
-            if (
-                call.granted and call.execution.reason == "shutdown"
-            ):  # it may run yet, when its session is taken up again
-                return self._park(call, call.granted[0].id)
+            again = call.job is None or call.job.row.arguments is not None  # else its job has ended, and is told so
+            if call.granted and call.execution.reason == "shutdown" and again:
+                return self._park(call, call.granted[0].id)  # it may run yet, when its session is taken up again
             self.authorisation.asking.let_go(call.asked)
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **refusal.details)
         call.note("refused", {"step": refusal.step, "result": result.to_dict()})

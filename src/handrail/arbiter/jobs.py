@@ -139,8 +139,8 @@ class DetachedCalls:
         return await asyncio.shield(task)
 
     async def _promote(self, call: Call, handing: asyncio.Future[bool]) -> Job:
-        live = self._new(call, "running")
         try:
+            live = self._new(call, "running")
             await self._keep(live)
         except BaseException:
             handing.set_result(False)

@@ -21,7 +21,7 @@ MAX_TOLD = 256 * 1024
 MAX_PIECE = 16 * 1024
 """Characters that are told at once."""
 MAX_HELD = 256 * 1024
-"""Bytes that are kept of a call that may yet become a job."""
+"""Characters that are kept of a call that may yet become a job."""
 MAX_READ = 1024 * 1024
 """Bytes of one look into a job's output."""
 MAX_LINES = 10_000
@@ -88,7 +88,7 @@ class Outflow:
         self._keep = keep
         self._told = 0
         self._held: list[str] = []
-        self._held_bytes = 0
+        self._held_length = 0
         self._file: OutputFile | None = None
         self.kept = False
         """Whether a job's reader finds any of it."""
@@ -110,6 +110,9 @@ class Outflow:
         self._held.clear()
         if held:
             file.write(held)
+        if self._held_length > MAX_HELD:
+            more = self._held_length - MAX_HELD
+            file.write(f"\n[{more:,} characters that came before it was a job are left out here]\n")
 
     def _show(self, text: str) -> None:
         if not text:
@@ -117,9 +120,10 @@ class Outflow:
         self.kept = self._keep
         if self._file is not None:
             self._file.write(text)
-        elif self._keep and self._held_bytes < MAX_HELD:
-            self._held.append(text[: MAX_HELD - self._held_bytes])
-            self._held_bytes += len(text)
+        elif self._keep:
+            if self._held_length < MAX_HELD:
+                self._held.append(text[: MAX_HELD - self._held_length])
+            self._held_length += len(text)
         if self._tell is not None and self._told < MAX_TOLD:
             text = text[: MAX_TOLD - self._told]
             self._told += len(text)
