@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,8 @@ from tests.faces.acp_clients import Desk, Editor, ask, call
 from handrail.contract.events import Event
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
-from handrail.faces.acp.screens import MOST_TEXT, Screens, how_shown
+from handrail.faces.acp.screen import END
+from handrail.faces.acp.screens import LEFT_OUT, MOST_BEHIND, MOST_TEXT, Screen, Screens, how_shown
 from handrail.faces.acp.telling import Telling, Update
 from handrail.sandbox import tiers
 
@@ -120,3 +123,18 @@ async def test_without_terminals_the_end_of_what_it_wrote_grows_as_text_that_ste
     shown: list[str] = [update.content[0].content.text for update in editor_sees(told)]
     assert len(shown[0]) <= MOST_TEXT + 20 and "\x1b" not in shown[0]
     assert "all" in shown[-1]
+
+
+async def test_what_a_terminal_does_not_show_is_not_kept_without_end() -> None:
+    screen = Screen("s/1.0", "viewed", lambda _content, _meta: None)
+    for _ in range(100):
+        screen.write("x" * 100_000)
+    near, far = socket.socketpair()
+    reader, shows = await asyncio.open_connection(sock=far)
+    _unread, writer = await asyncio.open_connection(sock=near)
+    screen.connected(writer)
+    screen.end(0, None)
+    shown = await reader.read()
+    assert MOST_BEHIND < len(shown) < MOST_BEHIND + 200_000
+    shows.close()
+    assert shown.count(LEFT_OUT.encode()) == 1 and shown.endswith(LEFT_OUT.encode() + END + b"0")

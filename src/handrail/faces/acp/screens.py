@@ -26,6 +26,9 @@ from handrail.faces.acp import screen, showing
 How = Literal["drawn", "viewed", "text"]
 MOST_TEXT = 4_000
 """Characters of the end of an output that a client without terminals has while it grows."""
+MOST_BEHIND = 1024 * 1024
+"""Bytes that wait for a terminal which does not show them; what is written beyond these is left out of it, and it says so."""
+LEFT_OUT = "\n[not all of the output is shown here: this terminal was too slow]\n"
 MOST_SCREENS = 16
 """Terminals of one session at once; a further call's output is text."""
 _PATIENCE_S = 10.0
@@ -63,9 +66,10 @@ class Screen:
         """Whether anything of its output was."""
         self._end = ""
         self.terminal: str | None = call_id if how == "drawn" else None
-        self._waiting: list[bytes] = []
+        self._waiting = bytearray()
         self._writer: asyncio.StreamWriter | None = None
         self._over: bytes | None = None
+        self._left_out = False
 
     @property
     def content(self) -> list[showing.Content] | None:
@@ -97,14 +101,19 @@ class Screen:
             self._send(b"")
 
     def _send(self, data: bytes) -> None:
-        self._waiting.append(data)
-        if self._writer is not None:
-            self.connected(self._writer)
+        writer = self._writer
+        behind = len(self._waiting) if writer is None else writer.transport.get_write_buffer_size()
+        if data and behind > MOST_BEHIND:
+            data = b"" if self._left_out else LEFT_OUT.encode()
+            self._left_out = True
+        self._waiting += data
+        if writer is not None:
+            self.connected(writer)
 
     def connected(self, writer: asyncio.StreamWriter) -> None:
         """What shows it is there."""
         self._writer = writer
-        data, self._waiting = b"".join(self._waiting), []
+        data, self._waiting = bytes(self._waiting), bytearray()
         if not writer.is_closing():
             writer.write(data + (self._over or b""))
             if self._over is not None:
@@ -112,7 +121,7 @@ class Screen:
 
     def as_text(self) -> None:
         """No terminal is to be had."""
-        self.how, text, self._waiting = "text", b"".join(self._waiting).decode("utf-8", "replace"), []
+        self.how, text, self._waiting = "text", self._waiting.decode("utf-8", "replace"), bytearray()
         if text and self._over is None:
             self.write(text)
 
