@@ -132,6 +132,15 @@ def test_the_next_process_takes_the_same_copy_and_a_cut_one_is_made_whole(etc: E
     assert (etc.shown / "hosts").read_text() == "a"
 
 
+def test_nobody_else_can_hold_the_lock_that_says_a_copy_is_in_use(etc: Etc) -> None:
+    etc.write("hosts", "a")
+    etc.shown.parent.chmod(0o755)
+    etc.copy = PublicCopy(str(etc.source), etc.places)
+    kept = etc.shown.parent
+    assert kept.stat().st_mode & 0o777 == 0o711
+    assert (kept / "changing").stat().st_mode & 0o077 == 0
+
+
 def test_a_copy_that_nobody_uses_goes_when_another_is_made(etc: Etc, tmp_path: Path) -> None:
     etc.write("hosts", "a")
     first = etc.shown

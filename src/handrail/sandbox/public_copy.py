@@ -36,6 +36,8 @@ _FORM = 1
 """Of the list of what is in a copy; another one is made anew."""
 _FOLDER, _OPEN = os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _AT_WORK_S = 5.0
+_PASSED = 0o711
+"""Of a copy's own folder: who may only pass it cannot open it, and so cannot hold its lock against root."""
 
 Entries = dict[str, list[Any]]
 """By path beneath the source, the outer before the inner: kind and what tells that it is another."""
@@ -114,7 +116,7 @@ class PublicCopy:
         until = time.monotonic() + _AT_WORK_S
         while True:
             with contextlib.suppress(FileExistsError):
-                (base / name).mkdir(0o755)
+                (base / name).mkdir(_PASSED)
                 _sweep(base, name)
             if (used := _used(base / name, fcntl.LOCK_SH)) is not None:
                 break
@@ -124,7 +126,7 @@ class PublicCopy:
         if self._use >= 0:
             os.close(self._use)
         self._use = used
-        (base / name).chmod(0o755)
+        (base / name).chmod(_PASSED)
         return base / name
 
     def _written(self, before: Entries, wanted: Entries) -> Entries:
