@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ from handrail.policy.modes import MEANINGS, MODES, read_mode
 INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
 MOST_PROMPT = 4 * 1024 * 1024
 """Characters of one prompt, with what it embeds."""
+_END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
+"""What a model might read as the end of an embedded text."""
 
 
 @dataclass(eq=False)
@@ -257,7 +260,7 @@ def task_of(blocks: Sequence[Block]) -> str:
             case schema.ResourceContentBlock():
                 parts.append(f"[{_line(block.title or block.name)}]({_line(block.uri)})")
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
-                body = resource.text.replace("</embedded", "<\\/embedded")
+                body = _END.sub(r"<\\", resource.text)
                 parts.append(f'<embedded uri="{_line(resource.uri)}">\n{body}\n</embedded>\n')
             case _:
                 raise RequestError(INVALID_PARAMS, "text, links and embedded text are taken; name a file for the rest")
