@@ -24,7 +24,9 @@ BASIC = base64.b64encode(b"ann:open-sesame").decode()
         ("Authorization", "Bearer abc", {"Bearer abc"}),
         ("X-API-Key", "abcdefgh1234", {"abcdefgh1234"}),
         ("Cookie", "a=1; session=abcdefgh1234", {"a=1; session=abcdefgh1234", "abcdefgh1234"}),
+        ("DB_PASS", "abcdefgh1234", {"abcdefgh1234"}),
         ("GITHUB_TOKEN", "short", set[str]()),
+        ("COMPASS", "abcdefgh1234", set[str]()),
         ("X-Team", "the blue team of all", set[str]()),
     ],
 )  # fmt: skip

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-_NAME = re.compile(r"token|key|secret|passw|auth|credential|cookie", re.IGNORECASE)
+_NAME = re.compile(r"token|key|secret|passw|auth|credential|cookie|(?:^|[_-])(?:pass|pwd)(?:[_-]|$)", re.IGNORECASE)
 LEAST = 8
 """Characters; what is shorter stands in ordinary text too."""
 LEAST_PASSWORD = 6
