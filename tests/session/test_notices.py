@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import sqlite3
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from handrail.contract.errors import UsageError
 from handrail.contract.notices import Notice
 from handrail.session import notices as noticing
+from handrail.store.notices import MOST_AT_ONCE
 from handrail.testing.kernels import temporary_kernel
 
 
@@ -80,6 +83,23 @@ async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
             await kernel.arrivals.notices.post(notice(session.id, "n3"))
         other = await kernel.session()
         await kernel.arrivals.notices.post(replace(notice(other.id), id="n3"))
+
+
+async def test_of_very_many_the_first_are_looked_at_and_a_damaged_one_keeps_nobody_waiting(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        notices = kernel.arrivals.notices.of(session.id)
+        for n in range(MOST_AT_ONCE + 5):
+            await notices.post(notice(session.id, f"n{n:03}"))
+        assert [one.id for one in await notices.pending()] == [f"n{n:03}" for n in range(MOST_AT_ONCE)]
+        await notices.take([one.id for one in await notices.pending()])
+        with contextlib.closing(sqlite3.connect(kernel.rooms.store.database.path)) as other:
+            other.execute("UPDATE notice SET body = x'00' WHERE taken = 0")
+            other.commit()
+        while kernel.arrivals.notices.table.count(session.id):
+            assert not await notices.pending()
+            await asyncio.sleep(0)
+        assert not await notices.awaited()
 
 
 async def test_what_was_taken_is_forgotten_when_it_is_very_many(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ class Notices(Protocol):
     """What waits to be told in one session, for whoever runs its agent."""
 
     async def pending(self) -> Sequence[Notice]:
-        """Those that nobody has taken, in the order in which they came.
+        """Those that nobody has taken, in the order in which they came; of very many the first.
 
         :raises LogUnavailable: when the store cannot tell
         """

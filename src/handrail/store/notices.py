@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Literal, cast, get_args
 
 from handrail.contract.notices import Notice, NoticeKind
@@ -12,6 +13,9 @@ from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
+MOST_AT_ONCE = 200
+MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
+"""Of the notices of one look; the first is always among them."""
 MAX_TAKEN = 1_000
 """Of a session's notices that were taken, how many are still known, so that the same delivery is not told again."""
 
@@ -38,15 +42,27 @@ class NoticeTable:
             await self._database.commit(_STATEMENTS, ("take", session_id, tuple(ids)))
 
     def pending(self, session_id: str) -> list[Notice]:
-        """A session's notices that were not taken, in the order in which they came. Without those that are damaged.
+        """A session's notices that were not taken, in the order in which they came: the first of very many. Those that are
+        damaged are taken, since nobody can be told.
 
         :raises LogUnavailable: when the database cannot be read
         """
         sql = "SELECT id, body FROM notice WHERE session = ? AND taken = 0 ORDER BY number"
         with readable(self._database.path):
-            rows = self._database.reading.execute(sql, (session_id,)).fetchall()
-        found = (_notice(id, session_id, body) for id, body in rows)
-        return [notice for notice in found if notice is not None]
+            found, damaged, size = list[Notice](), list[str](), 0
+            with closing(self._database.reading.execute(sql, (session_id,))) as rows:
+                for id, body in rows:
+                    size += len(body) if isinstance(body, bytes) else 0
+                    if len(found) + len(damaged) >= MOST_AT_ONCE or (found and size > MOST_BYTES_AT_ONCE):
+                        break
+                    notice = _notice(id, session_id, body)
+                    if notice is not None:
+                        found.append(notice)
+                    else:
+                        damaged.append(id)
+        if damaged:
+            self._database.append(_STATEMENTS, ("take", session_id, tuple(damaged)))
+        return found
 
     def count(self, session_id: str) -> int:
         """How many wait.
