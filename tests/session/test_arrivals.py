@@ -17,6 +17,8 @@ from handrail.arbiter.redaction import Redactor
 from handrail.contract.arrivals import HISTORY, Trigger
 from handrail.contract.errors import ToolError
 from handrail.contract.notices import Notice
+from handrail.session import channels as channelling
+from handrail.session import notices as noticing
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
 from handrail.session.triggers import Clockwork, SessionTriggers, next_after
@@ -297,6 +299,52 @@ async def test_a_watched_channel_tells_its_session_of_each_message_once(tmp_path
         assert (await there.told("s"))[0].untrusted == "a message of the agent worker"
         left = (await sender.receive("done", timeout_ms=0)).message
         assert left is not None and left.text == "not for it"
+
+
+async def test_what_a_watcher_cannot_be_told_waits_where_it_is_and_fills_the_channel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(noticing, "MAX_PENDING", 2)
+    monkeypatch.setattr(channelling, "HISTORY", 3)
+    async with place(tmp_path) as there:
+        sender = there.channels("s", agent="worker")
+        await there.triggers("s").watch("c", "look", name="w")
+        for number in range(5):
+            await sender.send("c", str(number))
+        with pytest.raises(ToolError, match="takes no more"):
+            await sender.send("c", "one too many")
+        heard: list[str] = []
+        while told := await there.told("s"):
+            heard += [notice.text.rpartition(": ")[2] for notice in told]
+            await there.board.of("s").take([notice.id for notice in told])
+            await sender.send("c", "more") if len(heard) < 4 else None
+        assert heard == ["0", "1", "2", "3"]
+        message = (await sender.receive("c", timeout_ms=0)).message
+        assert message is not None and message.text == "4"
+
+
+async def test_shared_channels_make_room_and_nobody_who_is_gone_is_a_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channelling, "MAX_CHANNELS", 2)
+    async with place(tmp_path) as there:
+        sender = there.channels("s")
+        for name in ("shared/a", "shared/b", "shared/c"):
+            await sender.send(name, "x")
+            message = (await there.channels("t").receive(name, timeout_ms=0)).message
+            assert message is not None and message.channel == name
+        await sender.send("shared/news", "x", kind="broadcast")
+        await sender.send("shared/d", "x")
+        with pytest.raises(ToolError, match="2 channels already"):
+            await sender.send("shared/e", "x")
+        for session in ("t", "u"):
+            await there.triggers(session).watch("shared/news", "look", name="w")
+        assert "over shared/news," in (await there.told("t"))[0].text
+        await there.triggers("t").remove("w")
+        await there.clockwork.remove_all("u")
+        await there.switchboard.remove("u")
+        key = sender.key("shared/news")
+        assert [there.switchboard.table.position(key, f"trigger/{one}/w") for one in "tu"] == [None, None]
 
 
 # ── as tools ─────────────────────────────────────────────────────────────────────────────────────

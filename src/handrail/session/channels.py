@@ -30,8 +30,8 @@ class Watcher(Protocol):
 
     def wants(self, message: ChannelMessage) -> bool: ...
 
-    async def take(self, kept: Kept) -> None:
-        """Durable on return; the same one again is nothing."""
+    async def take(self, kept: Kept) -> bool:
+        """Durable on return; the same one again is nothing. Gives whether it was taken: else it stays where it is."""
         ...
 
 
@@ -58,18 +58,21 @@ class Switchboard:
         async with self._lock(key):
             there = self.table.kind(key)
             if there is not None and kind not in (None, there):
-                raise ToolError(f"{_shown(key)} is a {there}, not a {kind}; send to it as it is", kind="conflict")
+                raise ToolError(f"{key.shown} is a {there}, not a {kind}; send to it as it is", kind="conflict")
+            if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
+                await self.table.forget_empty(key.scope)
             if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
                 raise ToolError(f"there are {MAX_CHANNELS} channels already; use one of them", kind="limit")
             used: ChannelKind = there or kind or "queue"
+            await self._hand_out(key)  # what was left where it is may be taken by now
             if used == "queue" and self.table.unread(key) >= HISTORY:
                 raise ToolError(
-                    f"{_shown(key)} holds {HISTORY} messages that nobody has read, and takes no more; have somebody read it "
+                    f"{key.shown} holds {HISTORY} messages that nobody has read, and takes no more; have somebody read it "
                     "(wait_channel, watch_channel), or use another channel",
                     kind="limit",
                 )
             kept = None if data is None else self._redactor.value(dict(data))
-            message = ChannelMessage(_shown(key), sender, self._redactor.text(text), self._clock(), kept)
+            message = ChannelMessage(key.shown, sender, self._redactor.text(text), self._clock(), kept)
             await self.table.send(key, used, message)
             await self._hand_out(key)
             count = self.table.unread(key)
@@ -129,15 +132,19 @@ class Switchboard:
         if self.table.kind(key) == "broadcast":
             for watcher in tuple(watchers):
                 for kept in self.table.after(key, self.table.position(key, watcher.reader) or 0):
-                    if watcher.wants(kept.message):
-                        await watcher.take(kept)
+                    if watcher.wants(kept.message) and not await watcher.take(kept):
+                        break
                     await self.table.advance(key, watcher.reader, kept.number)
             return
+        full: list[Watcher] = []
         for kept in self.table.after(key):
             taker = next((watcher for watcher in watchers if watcher.wants(kept.message)), None)
-            if taker is not None:
-                await taker.take(kept)
+            if taker is None or taker in full:
+                continue
+            if await taker.take(kept):
                 await self.table.take(key, kept.number)
+            else:
+                full.append(taker)
 
     async def remove(self, session_id: str) -> None:
         """A session is closed for good."""
@@ -182,7 +189,3 @@ class SessionChannels:
             text = f"{channel[:80]!r} is no channel: letters, digits and . _ -, up to 64, after {SHARED!r} where all the workspace shares it"
             raise ToolError(text, kind="invalid_input")
         return Key("", channel.removeprefix(SHARED)) if channel.startswith(SHARED) else Key(self._top, channel)
-
-
-def _shown(key: Key) -> str:
-    return key.name if key.scope else SHARED + key.name

@@ -113,7 +113,10 @@ class Clockwork:
             trigger = self._of.get(session_id, {}).get(name)
             if trigger is not None:
                 await self.table.remove(trigger)
+                watch = self._watching.get((session_id, name))
                 self._let_go(trigger)
+                if watch is not None:
+                    await self._switchboard.table.forget_reader(watch.key, watch.reader)
             return trigger
 
     async def remove_all(self, session_id: str) -> None:
@@ -174,10 +177,10 @@ class Clockwork:
             await self.table.put(after)
             self._keep(after)
 
-    async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> None:
-        """Leave the notice of one firing. Whoever has too many waiting is told of it no more."""
+    async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> bool:
+        """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more."""
         said = {key: value for key, value in more.items() if value}
-        untrusted = said.pop("untrusted", None)
+        untrusted, message = said.pop("untrusted", None), said.pop("message", None)
         added = "".join(
             f" ({text})"
             for text in (
@@ -187,8 +190,8 @@ class Clockwork:
             if text
         )
         text = f"{about}{added}: {trigger.prompt}"
-        if "message" in said:
-            text = f"{text}\n{said['message']}"
+        if message is not None:
+            text = f"{text}\n{message}"
         data = {"trigger": trigger.name, "kind": trigger.kind, **said}
         notice = Notice(
             f"trigger/{trigger.session_id}/{trigger.name}/{trigger.created_ns}/{delivery}",
@@ -204,6 +207,8 @@ class Clockwork:
             await self._board.post(notice)
         except UsageError as error:
             logger.warning("trigger %s fired and is not told of: %s", trigger.name, error)
+            return False
+        return True
 
     def _keep(self, trigger: Trigger) -> None:
         id = (trigger.session_id, trigger.name)
@@ -257,9 +262,9 @@ class _Watch:
     def wants(self, message: ChannelMessage) -> bool:
         return self._trigger.sender in (None, message.sender)
 
-    async def take(self, kept: Kept) -> None:
+    async def take(self, kept: Kept) -> bool:
         message = kept.message
-        await self._clockwork.tell(
+        return await self._clockwork.tell(
             self._trigger,
             f"message/{kept.number}",
             self._clockwork.clock(),

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-from handrail.contract.arrivals import HISTORY, ChannelKind, ChannelMessage
+from handrail.contract.arrivals import HISTORY, SHARED, ChannelKind, ChannelMessage
 from handrail.store.connection import readable
 from handrail.store.database import Database, OneRow, Statement
 from handrail.store.encoding import decode, encode
@@ -19,6 +19,11 @@ class Key(NamedTuple):
 
     scope: str
     name: str
+
+    @property
+    def shown(self) -> str:
+        """As agents name it."""
+        return self.name if self.scope else SHARED + self.name
 
 
 class Kept(NamedTuple):
@@ -105,6 +110,25 @@ class ChannelTable:
         )
         await self._database.commit(_STATEMENTS, [(sql, (*key, reader, number))])
 
+    async def forget_reader(self, key: Key, reader: str) -> None:
+        """There is no such reader any more."""
+        sql = "DELETE FROM channel_reader WHERE scope = ? AND channel = ? AND reader = ?"
+        await self._database.commit(_STATEMENTS, [(sql, (*key, reader))])
+
+    async def forget_empty(self, scope: str) -> None:
+        """Remove the queues of a scope in which nothing waits: whoever sends makes them anew."""
+        unread = "SELECT channel FROM channel_message WHERE scope = ? AND taken = 0"
+        await self._database.commit(
+            _STATEMENTS,
+            [
+                (f"DELETE FROM channel WHERE scope = ? AND kind = 'queue' AND name NOT IN ({unread})", (scope, scope)),  # noqa: S608
+                (
+                    "DELETE FROM channel_message WHERE scope = ? AND channel NOT IN (SELECT name FROM channel WHERE scope = ?)",
+                    (scope, scope),
+                ),
+            ],
+        )
+
     async def remove(self, session_id: str) -> None:
         """A session is closed for good: what is its own goes."""
         await self._database.commit(
@@ -113,6 +137,10 @@ class ChannelTable:
                 ("DELETE FROM channel WHERE scope = ?", (session_id,)),
                 ("DELETE FROM channel_message WHERE scope = ?", (session_id,)),
                 ("DELETE FROM channel_reader WHERE scope = ? OR reader = ?", (session_id, session_id)),
+                (  # those of its triggers, in channels of others: "0" comes after "/"
+                    "DELETE FROM channel_reader WHERE reader > ? AND reader < ?",
+                    (f"trigger/{session_id}/", f"trigger/{session_id}0"),
+                ),
             ],
         )
 
@@ -139,7 +167,7 @@ def _kept(key: Key, number: int, at_ns: int, body: object) -> Kept | None:
         return None
     if not isinstance(sender, str) or not isinstance(text, str):
         return None
-    return Kept(number, ChannelMessage(key.name, sender, text, at_ns, more))
+    return Kept(number, ChannelMessage(key.shown, sender, text, at_ns, more))
 
 
 class _Statements:
