@@ -103,7 +103,7 @@ def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
         "try:\n    run([])\nexcept SystemExit:\n    pass\n"
         "print('LOADED', sorted({'handrail.kernel', 'handrail.tools', 'pydantic', 'rich', 'mcp'} & set(sys.modules)))"
     )
-    own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": "handrail call rea", "COMP_CWORD": "2"}
+    own = {"_HANDRAIL_COMPLETE": "bash_complete", "COMP_WORDS": "handrail call gre", "COMP_CWORD": "2"}
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **own, "HANDRAIL_STATE": str(handrail.state)},
@@ -112,7 +112,7 @@ def test_completing_starts_no_kernel(here: Here, handrail: Program) -> None:
         text=True,
         check=True,
     )
-    assert done.stdout.splitlines() == ["plain,read", "LOADED []"]
+    assert done.stdout.splitlines() == ["plain,grep", "LOADED []"]
 
 
 def test_what_waits_for_a_person_is_completed_by_its_id(here: Here, handrail: Program) -> None:

@@ -239,7 +239,7 @@ async def test_what_a_tools_own_call_gave_may_be_passed_on(tmp_path: Path, era: 
 @ERAS
 @pytest.mark.proves("F-03")
 async def test_a_promised_form_is_listed_and_kept(tmp_path: Path, era: Era) -> None:
-    async with serving(tmp_path) as (_, _, client), client(era) as one:
+    async with serving(tmp_path, Serving(discovery="all")) as (_, _, client), client(era) as one:
         (listed,) = [found for found in (await one.list_tools()).tools if found.name == "count"]
         assert listed.output_schema == count.spec.output_schema
         assert (await one.call_tool("count", {"good": True})).structured_content == {"n": 1}

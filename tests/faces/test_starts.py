@@ -88,12 +88,12 @@ def test_a_call_that_was_killed_in_its_middle_is_told_at_the_next_start_and_show
 
 @pytest.mark.proves("R-01", "S-08")
 def test_a_withheld_tool_is_listed_with_its_reason_and_answered_with_it(here: Here, config: Path) -> None:
-    put_tool(config / "tools", "weather", runtime={"mode": "background"})
+    put_tool(config / "tools", "weather", runtime={"mode": "stateful"})
     put_tool(config / "tools", "billing", runtime={"secrets": ["BILLING_KEY"]})
     chosen = ("--config", str(config / "handrail.toml"))
     shown = here("tools", *chosen).out
-    assert "background" in shown and "BILLING_KEY" in shown
-    for name, word in (("weather", "background"), ("billing", "BILLING_KEY")):
+    assert "stateful" in shown and "BILLING_KEY" in shown
+    for name, word in (("weather", "stateful"), ("billing", "BILLING_KEY")):
         done = here("call", name, "{}", *chosen, "--rule", "allow *")
         assert done.code == 1 and done.err.startswith("unavailable: ") and word in done.err
     assert here("explain", "weather", "{}", *chosen).code == 1

@@ -13,7 +13,7 @@ def test_tools_cost_says_what_each_tool_category_and_source_takes_the_dearest_fi
     told = json.loads(here("tools", "--cost", "--json").out)
     tokens = [tool["tokens"] for tool in told["tools"]]
     assert tokens == sorted(tokens, reverse=True) and sum(tokens) == told["whole"] > told["in_view"] > told["index"] > 0
-    assert {"core", "git", "files"} == {share["name"] for share in told["categories"]}
+    assert {"core", "git", "files"} < {share["name"] for share in told["categories"]}
     assert [share["name"] for share in told["sources"]] == ["built-in"] and told["estimated"] is True
     lines = here("tools", "--cost").out.splitlines()
     assert f"about {told['in_view']:,} tokens in view" in lines[0] and f"{told['whole']:,} with every tool" in lines[0]

@@ -139,6 +139,8 @@ class Handovers:
         elif word == "left":
             member.left = told
             assert not member.proposed, f"{member.name} left without answers to {member.proposed}"
+            # The copy of the public configuration that root's sandboxes are shown is the machine's, kept for the next kernel.
+            told["files"] = [path for path in told["files"] if "/handrail/public-" not in path]
             assert told == {"files": [], "tasks": [], "threads": []}, f"{member.name} left behind {told}"
         else:
             raise AssertionError(f"{member.name}: {word} {told}")

@@ -16,7 +16,7 @@ from handrail.holding import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 
 kernel_in = by_both_doors(rules=["allow *"])
-CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question"]
+CORE = ["read", "write", "edit", "glob", "grep", "bash", "todo", "question", "skill"]
 FINDERS = ["browse_tools", "load_tools", "find_tools", "tool_search", "info"]
 
 
@@ -48,7 +48,7 @@ async def test_a_view_grows_at_the_next_turn_and_is_gone_with_the_interaction(tm
         assert shown(first.specs) == [*CORE, *FINDERS]
         browsed = (await session.call("browse_tools", {})).data["categories"]
         counts = {one["name"]: one["tool_count"] for one in browsed}
-        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 1)
+        assert (counts["sales"], counts["stock"], counts["files"]) == (12, 12, 5)
         assert all(set(one) == {"name", "description", "tool_count"} for one in browsed)
         (answer,) = await first.call_all([("load_tools", {"category": "stock"})])
         assert answer.result.data == {

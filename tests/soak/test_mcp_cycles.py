@@ -59,7 +59,7 @@ def _held() -> tuple[int, int, int]:
 def _ours() -> Counter[str]:
     gc.collect()
     kinds: list[type] = [type(one) for one in gc.get_objects()]
-    return Counter(kind.__qualname__ for kind in kinds if kind.__module__.startswith("handrail."))
+    return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("handrail."))
 
 
 async def _cycled(tmp_path: Path, over: str, tried: Callable[[Any, Cycles], Coroutine[Any, Any, None]]) -> None:

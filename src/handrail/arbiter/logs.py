@@ -8,7 +8,15 @@ from contextlib import contextmanager
 
 from handrail.arbiter.redaction import Redactor
 
-LOGGERS = ("handrail", "handrail.arbiter", "handrail.joining")
+LOGGERS = (
+    "handrail",
+    "handrail.acp",
+    "handrail.agent",
+    "handrail.arbiter",
+    "handrail.joining",
+    "handrail.mcp",
+    "handrail.session",
+)
 """Every logger of Handrail's own: a filter on one does not see what is logged on those beneath it."""
 
 

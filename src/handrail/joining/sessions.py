@@ -219,7 +219,7 @@ class JoinedSession(WithJobs, WithAgents):
         self._check_open()
         self._turns += 1
         token = self._membership.token
-        return JoinedTurn(self.carry_out, token, self._tools, self._turns, self._catalog, self._ruled)
+        return JoinedTurn(self.carry_out, token, self._tools, self._turns, self._catalog, self._ruled, self.delegates)
 
     async def carry_out(
         self, number: int, token: int, generation: int, calls: Sequence[ProposedCall], first: int | None = None

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.delegation import Delegates, usable
 from handrail.contract.native import NativeOffer
 from handrail.contract.session import Proposal
 from handrail.contract.spec import ToolSpec
@@ -34,6 +35,7 @@ class JoinedTurn:
 
     :param ruled: by the id of what a provider carries out itself: why the session's rules rule it out, or None. What is not
         in it is not offered
+    :param delegates: who does the work of sub-agents; None: nobody can
     """
 
     def __init__(
@@ -44,11 +46,13 @@ class JoinedTurn:
         number: int,
         catalog: Interaction,
         ruled: Mapping[str, str | None],
+        delegates: Delegates | None,
     ) -> None:
         self._carry_out = carry_out
         self._catalog = catalog
         self._in_view = catalog.turn(generation)
         self._ruled = ruled
+        self._delegates = delegates
         self._token = token
         self.generation = generation
         self.number = number
@@ -56,7 +60,7 @@ class JoinedTurn:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        return self._catalog.specs(self.generation, self._in_view)
+        return usable(self._catalog.specs(self.generation, self._in_view), self._delegates)
 
     @property
     def index(self) -> str:

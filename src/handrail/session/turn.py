@@ -10,6 +10,7 @@ from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall, call_id
+from handrail.contract.delegation import usable
 from handrail.contract.errors import UsageError
 from handrail.contract.native import NativeOffer
 from handrail.contract.session import Proposal
@@ -36,7 +37,7 @@ class HeldTurn:
     @property
     def specs(self) -> list[ToolSpec]:
         """The tools in view of the model: those that were when the turn began."""
-        return self._catalog.specs(self.generation, self._in_view)
+        return usable(self._catalog.specs(self.generation, self._in_view), self._lane.delegates)
 
     @property
     def index(self) -> str:
