@@ -198,10 +198,13 @@ async def test_a_turn_that_a_trigger_begins_can_ask_nobody_and_one_that_the_user
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(attendant=person)
         write = call_reply(("write", {"path": "a", "content": "x"}))
-        model = PlayedModel(write, text_reply("no"), write, text_reply("yes"))
+        model = PlayedModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
         agent = Agent(session, model)
         await kernel.arrivals.notices.post(Notice("t/1", session.id, "trigger", "t", "write a", 1))
         assert (await agent.complete(None)).text == "no"
         assert person.requests == [] and "denied" in str(model.requests[1].messages[-1])
+        await kernel.arrivals.notices.post(Notice("j/1", session.id, "job", "bash_1", "what that turn began", 1))
+        assert (await agent.complete(None)).text == "nor now"
+        assert person.requests == [] and "denied" in str(model.requests[3].messages[-1])
         assert (await agent.complete("write a")).text == "yes"
         assert len(person.requests) == 1 and (tmp_path / "ws" / "a").read_text() == "x"

@@ -108,6 +108,7 @@ class Agent:
         self._counted = counted
         session.delegate_to(Subagents(self, models))
         self._run: Run | None = None
+        self._headless = False  # its last interaction, and so those that the ends of its jobs begin
         self._life: Life | None = None
 
     @property
@@ -243,13 +244,14 @@ class Agent:
         messages = self._conversation.messages
         if self.session.notices is not None and (told := await self.session.notices.pending()):
             if not messages or isinstance(messages[-1], AssistantMessage):
-                await self._begin(run, "", headless=not is_attended(told))
+                await self._begin(run, "", headless=self._headless or not is_attended(told))
         elif not messages or isinstance(messages[-1], AssistantMessage):
             raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")
         return ()
 
     async def _begin(self, run: Run, text: str, *, headless: bool = False) -> None:
         try:
+            self._headless = headless
             await self.session.begin(text, headless=headless)
         except UsageError as closed:  # somebody stopped the session, or left it
             run.end("cancelled", str(closed))
