@@ -61,6 +61,15 @@ def test_a_pointer_that_leads_nowhere_says_what_there_is(pointer: str, said: str
     assert said in caught.value.text and caught.value.kind == "invalid_input"
 
 
+def test_numbers_that_are_too_long_to_be_read_are_refused_with_words() -> None:
+    for text, pointer, said in (
+        ("[" + "1" * 5_000 + "]", "/0", "more than 4,300 digits"),
+        ("[1]", "/" + "1" * 5_000, "a list of 1"),
+    ):
+        with pytest.raises(ToolError, match=said):
+            value_at(text, pointer)
+
+
 def test_a_change_leaves_every_other_character_as_it_is() -> None:
     assert put(CONFIG, "/servers/0/port", 8080) == CONFIG.replace('"port": 1', '"port": 8080')
     assert put(CONFIG, "/name", "é") == CONFIG.replace('"demo"', '"é"')

@@ -15,7 +15,7 @@ from handrail.contract.excerpts import excerpt
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
-_INDEX = re.compile(r"(?:0|[1-9][0-9]*)\Z")
+_INDEX = re.compile(r"(?:0|[1-9][0-9]{0,17})\Z")
 
 
 def _no_constant(name: str) -> Any:
@@ -178,6 +178,9 @@ def _value(text: str, at: int) -> tuple[int, int]:
         return at, _DECODER.raw_decode(text, at)[1]
     except json.JSONDecodeError as error:
         raise _no_json(text, error.pos, error.msg) from None
+    except ValueError:  # Python reads no longer one, since that takes very long
+        text = "the JSON holds a whole number of more than 4,300 digits, which is not read"
+        raise ToolError(text, kind="invalid_input") from None
     except RecursionError:
         raise ToolError("the JSON is nested too deeply to be read", kind="invalid_input") from None
 
