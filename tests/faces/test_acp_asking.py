@@ -186,3 +186,16 @@ async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_
     assert asked.title == "sub-agent writer: write a.txt" and "sub-agent writer" in str(asked.content)
     assert editor.call(1)["title"] == "sub-agent writer: write a.txt"
     assert editor.statuses(1) == ["pending", "in_progress", "completed"]
+
+
+async def test_sessions_that_cannot_be_loaded_are_not_listed_nor_hide_those_that_can(desk: Desk) -> None:
+    turns = ({"calls": [call("task", subagent_type="default", prompt="Rest.")]}, {"text": "Rested."}, {"text": "Done."})
+    async with desk.connected(*turns) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await ask(client, opened.session_id)
+        await client.new_session(cwd=str(desk.workspace))
+        with desk.reading(str(desk.workspace)) as reader:
+            assert len(reader.all()) == 3 and sum(one.messages > 0 for one in reader.all()) == 2
+            assert [one.id for one in reader.resumable(limit=1)] == [opened.session_id]
+        listed = await client.list_sessions(cwd=str(desk.workspace))
+        assert [one.session_id for one in listed.sessions] == [opened.session_id]

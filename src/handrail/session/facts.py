@@ -17,6 +17,9 @@ SessionState = Literal[
     "closed",  # for good: its messages and folders are gone, the log of its calls stays
 ]
 _MAX_TASK = 200
+_RESUMABLE = (
+    "WHERE closed_ns IS NULL AND under IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +71,18 @@ class SessionReader:
         rows = session_rows(self._connection, "ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._facts(row) for row in rows]
 
+    def resumable(self, *, limit: int = 1000) -> list[SessionFacts]:
+        """Those in which something was said and that people can go on with, the most recently used first."""
+        rows = session_rows(self._connection, f"{_RESUMABLE} ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+        return [self._facts(row) for row in rows]
+
     def get(self, session_id: str) -> SessionFacts | None:
         rows = session_rows(self._connection, "WHERE id = ?", (session_id,))
         return self._facts(rows[0]) if rows else None
 
     def latest(self) -> SessionFacts | None:
         """The most recently used session in which something was said and that nobody has open."""
-        where = (
-            "WHERE closed_ns IS NULL AND under IS NULL AND (holder IS NULL OR holder IS NOT ?) "
-            "AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id) ORDER BY used_ns DESC, id DESC LIMIT 1"
-        )
+        where = f"{_RESUMABLE} AND (holder IS NULL OR holder IS NOT ?) ORDER BY used_ns DESC, id DESC LIMIT 1"
         rows = session_rows(self._connection, where, (-1 if self._holder is None else self._holder,))
         return self._facts(rows[0]) if rows else None
 

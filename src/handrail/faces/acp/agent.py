@@ -247,7 +247,7 @@ class Desk:
     def _all(self, folder: str, limit: int) -> list[SessionFacts]:
         try:
             with self._serving.reading(folder) as reader:
-                return [one for one in reader.all(limit=limit) if one.state != "closed" and one.messages]
+                return reader.resumable(limit=limit)
         except StartError:
             return []  # nothing is kept of it
         except sqlite3.Error as error:
