@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+from types import SimpleNamespace
+from typing import Any
 
 from tests.agent.provider_bench import bench
 
 from handrail.agent.events import NativeUsed
+from handrail.agent.model import CallClosed, CallOpened
+from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
 from handrail.testing.provided import Provided
 from handrail.testing.servers import Call, Reply, Thinking
 
@@ -30,6 +34,18 @@ async def test_an_image_that_the_responses_api_makes_is_kept_and_does_not_travel
     (used,) = (event for event in events if isinstance(event, NativeUsed))
     assert used.name == "image_generation"
     assert picture not in json.dumps(b.server.requests[1].body)
+
+
+def test_a_call_that_the_responses_api_tells_of_twice_is_one() -> None:
+    def told(kind: str, call_id: str) -> Any:
+        item = SimpleNamespace(type="function_call", call_id=call_id, name="echo", arguments="{}")
+        return SimpleNamespace(type=f"response.output_item.{kind}", output_index=0, item=item)
+
+    reader = _ItemReader()
+    events = [told(kind, call) for call in ("a", "b") for kind in ("added", "done", "done", "added", "done")]
+    blocks = [block for event in events for block in reader.read(event)]
+    assert [block.provider_id for block in blocks if isinstance(block, CallOpened)] == ["a", "b"]
+    assert sum(isinstance(block, CallClosed) for block in blocks) == 2
 
 
 async def test_geminis_signature_goes_back_at_the_part_that_it_signed() -> None:

@@ -129,6 +129,8 @@ class _ItemReader:
         self.failure: tuple[str | None, str] | None = None
         self._open: dict[int, bool] = {}
         """Calls by their item's number, and whether arguments of them came."""
+        self._over: set[tuple[int, str]] = set()
+        """Calls that are done, by number and id: told again, they are none. Numbers alone may all be the same."""
         self._calls = False
 
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
@@ -141,7 +143,7 @@ class _ItemReader:
                     yield TextDelta(said)
             case "response.output_item.added" if isinstance(index, int):
                 item = get(event, "item")
-                if get(item, "type") == "function_call" and index not in self._open:
+                if get(item, "type") == "function_call" and index not in self._open and not self._is_over(index, item):
                     self._open[index] = False
                     self._calls = True
                     yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
@@ -164,6 +166,10 @@ class _ItemReader:
     def _done(self, index: int, item: object) -> Iterator[BlockEvent]:
         kind = text(item, "type") or ""
         if kind == "function_call":
+            if self._is_over(index, item):
+                return
+            if (id := text(item, "call_id")) is not None:
+                self._over.add((index, id))
             if index not in self._open:  # some servers send an item as a whole
                 self._calls = True
                 self._open[index] = False
@@ -177,6 +183,9 @@ class _ItemReader:
                 yield _given(_NATIVE[kind], kind, block)
             elif kind == "reasoning" and block.get("encrypted_content"):  # any other is known to the provider alone
                 yield Kept(PROVIDER, block)
+
+    def _is_over(self, index: int, item: object) -> bool:
+        return (index, text(item, "call_id") or "") in self._over
 
     def _end(self, response: object, *, whole: bool) -> Iterator[BlockEvent]:
         usage = get(response, "usage")
