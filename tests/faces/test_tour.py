@@ -196,7 +196,11 @@ async def _toured_without(monkeypatch: pytest.MonkeyPatch, *labels: str) -> int:
 @pytest.mark.parametrize(
     ("labels", "lacking"),
     [
-        (["edit-pricing"], {"both files", "the tests pass", "the edits ran", "the tests waited", "the commit"}),
+        (
+            ["edit-pricing"],
+            {"both files", "the tests pass", "the edits ran", "the tests waited", "the tests ran in", "the commit"},
+        ),
+        (["job", "job-end"], {"the tests ran in"}),
         (["tests-before"], {"the tests fail"}),
         (["rest"], {"what the head cut off"}),
         (["outside"], {"the file outside"}),

@@ -14,6 +14,7 @@ import pytest
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
 from handrail.agent.model import Model
+from handrail.contract.delegation import Delegation
 from handrail.contract.errors import LoadError
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
@@ -168,6 +169,24 @@ async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_s
         session.set_mode("plan")
         await agent.complete("Again.")
         assert not (tmp_path / "ws" / "b").exists()
+
+
+@pytest.mark.proves("A-03")
+async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> None:
+    from handrail import Runtime, tool
+
+    @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[])
+    async def both(runtime: Runtime) -> list[Any]:
+        """Ask two agents."""
+        tasks = [Delegation("reader", prompt) for prompt in ("one", "two")]
+        return [result.data["text"] for result in await asyncio.gather(*map(runtime.agents.run, tasks))]
+
+    agents = {"default": "rules = ['allow both']", "reader": READER}
+    async with kernel_of(tmp_path, agents, tools=[both]) as kernel:
+        reader = PlayedModel(text_reply("1"), text_reply("2"))
+        top = PlayedModel(call_reply(("both", {})), text_reply("."))
+        (found,) = await answers(Agent(await kernel.session(), top, models=models(reader=reader)))
+        assert (found.ok, sorted(found.data)) == (True, ["1", "2"])
 
 
 @pytest.mark.proves("P-12")
