@@ -178,8 +178,8 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
     @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[])
     async def both(runtime: Runtime) -> list[Any]:
         """Ask two agents."""
-        tasks = [Delegation("reader", prompt) for prompt in ("one", "two")]
-        return [result.data["text"] for result in await asyncio.gather(*map(runtime.agents.run, tasks))]
+        tasks = [runtime.agents.run(Delegation("reader", prompt)) for prompt in ("one", "two")]
+        return [result.data["text"] for result in await asyncio.gather(*tasks)]
 
     agents = {"default": "rules = ['allow both']", "reader": READER}
     async with kernel_of(tmp_path, agents, tools=[both]) as kernel:

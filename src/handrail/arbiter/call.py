@@ -183,6 +183,8 @@ class Call:
     """Which source's resource or prompt it was judged for, where it asks for one."""
     client_asks: int = 0
     """How many things it, and the calls that it has made, have asked of the client at the face."""
+    hands_over: int = 0
+    """How many sub-agents work for it now."""
     background: bool = False
     """It is answered with a job once it is decided that it may run."""
     decided: bool = False

@@ -16,11 +16,10 @@ class CallAgents:
     """Implements :class:`~handrail.contract.delegation.Agents` for one call. What a sub-agent may use is its budget's to
     say, so the call's own time does not count meanwhile."""
 
-    __slots__ = ("_of", "_under_way")
+    __slots__ = ("_of",)
 
     def __init__(self, of: Call) -> None:
         self._of = of
-        self._under_way = 0
 
     async def types(self) -> Sequence[AgentType]:
         return self._of.lane.agent_types()
@@ -31,13 +30,13 @@ class CallAgents:
         if lane.delegates is None:
             raise ToolError(NO_MODEL, kind="unavailable")
         lane.delegating[self._of.id] = self._of
-        self._under_way += 1
+        self._of.hands_over += 1
         try:
             with not_counted(self._of):
                 return await lane.delegates.run(self._of.id, delegation)
         finally:
-            self._under_way -= 1
-            if not self._under_way:
+            self._of.hands_over -= 1
+            if not self._of.hands_over:
                 del lane.delegating[self._of.id]
 
 
