@@ -2,8 +2,7 @@
 
 The processes are forked by a nursery that has everything imported, so that a thousand of them cost little. Each tells
 what it proposes and what it is answered over a socket of the test's, in the order it happened; a killed one's last words
-arrive, too. Effects leave a line in a file outside the workspace, or by ``bash`` in one inside it: what ran
-twice or not at all is seen without asking Handrail.
+arrive, too. Effects leave a line in a file: what ran twice or not at all is seen without asking Handrail.
 """
 
 from __future__ import annotations
@@ -139,8 +138,7 @@ class Handovers:
         elif word == "left":
             member.left = told
             assert not member.proposed, f"{member.name} left without answers to {member.proposed}"
-            # The copy of the public configuration that root's sandboxes are shown is the machine's, kept for the next kernel.
-            told["files"] = [path for path in told["files"] if "/handrail/public-" not in path]
+            told["files"] = [path for path in told["files"] if "/handrail/public-" not in path]  # the machine's own
             assert told == {"files": [], "tasks": [], "threads": []}, f"{member.name} left behind {told}"
         else:
             raise AssertionError(f"{member.name}: {word} {told}")
