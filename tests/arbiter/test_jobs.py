@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kernel.test_sub_agents import kernel_of, models, task
 
 from handrail import Kernel, Result, Runtime, Session, ToolError, tool
+from handrail.agent.loop import Agent
 from handrail.arbiter.outflow import MAX_HELD, Outflow, OutputFile
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.doors import ENDED_STATES
@@ -22,6 +24,7 @@ from handrail.contract.errors import LogUnavailable
 from handrail.contract.people import ApprovalAnswer
 from handrail.holding import HeldKernel
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
 
 
 class Bench:
@@ -232,6 +235,30 @@ async def test_stopping_a_turn_leaves_jobs_alone(session: Session) -> None:
     bench.open.set()
     result = await session.jobs.wait(job_id, timeout_ms=30_000)
     assert result is not None and result.ok
+
+
+@pytest.mark.proves("A-03")
+async def test_stopping_a_turn_leaves_the_sub_agents_of_jobs_alone(tmp_path: Path) -> None:
+    @tool(id="hold", side_effect="read", locks=[])
+    async def hold() -> str:
+        """Wait."""
+        bench.entered.set()
+        await bench.open.wait()
+        return "held"
+
+    reader = 'role = "subagent"\ndescription = "Holds."\ntools = ["hold"]\nmodel = "played:reader"'
+    async with kernel_of(tmp_path, {"reader": reader}, tools=[hold], rules=["allow hold"]) as kernel:
+        session = await kernel.session()
+        below = PlayedModel(call_reply(("hold", {})), text_reply("Done."))
+        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        agent = Agent(session, top, models=models(reader=below))
+        await agent.complete("Go.")
+        await bench.entered.wait()
+        session.cancel()
+        bench.open.set()
+        assert session.notices is not None
+        await session.notices.arrived()
+        assert '"held"' in str(below.requests[1].messages)
 
 
 async def test_a_job_of_another_session_is_none(kernel: Kernel, session: Session) -> None:

@@ -92,9 +92,12 @@ class Family:
         return child
 
     def cancel(self) -> None:
-        """Stop what runs in the sessions below."""
+        """Stop what runs in the sessions below, but for those that work for a job, which goes on as jobs do."""
         for child in tuple(self.children):
-            child.cancel("parent")
+            under = child.family.under
+            call = None if under is None else under.parent.lane.delegating.get(under.call_id)
+            if call is None or not call.of_a_job:
+                child.cancel("parent")
 
     def narrowed(self, mode: str, rules: Sequence[Rule] = ()) -> None:
         """The session has another mode, or further rules: those below it have no wider one, and what these rules keep from it
