@@ -15,6 +15,7 @@ import time
 
 plan_path = sys.argv[1]
 lock = threading.Lock()
+wanted = {"level": "info"}
 
 
 def plan():
@@ -122,6 +123,8 @@ def called(number, params, waiting):
                 "params": {"level": "warning", "data": {"n": 1}, "logger": "l"},
             }
         )
+        if wanted["level"] == "debug":
+            put({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "debug", "data": "fine"}})
         text(number, "stepped")
     elif tool == "ask":
         put({"jsonrpc": "2.0", "id": "ask-%d" % number, "method": args["method"], "params": args["params"]})
@@ -160,6 +163,7 @@ def main():
                 "resources": {"subscribe": True},
                 "prompts": {},
                 "completions": {},
+                "logging": {},
             }
             answer(
                 number,
@@ -193,6 +197,8 @@ def main():
             answer(number, {"completion": {"values": [params["argument"]["value"] + "!"], "hasMore": False}})
         elif method in ("resources/subscribe", "resources/unsubscribe", "logging/setLevel"):
             answer(number, {})
+            if method == "logging/setLevel":
+                wanted["level"] = params["level"]
             if method == "resources/subscribe":
                 put({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": params["uri"]}})
         elif method == "tools/call":

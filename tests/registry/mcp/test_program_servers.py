@@ -345,8 +345,9 @@ async def test_progress_and_logs_reach_the_face_of_the_call(opened: Opens, tmp_p
         assert text_of(await session.call("t_steps", {})) == "stepped"
         progress = [one.data for one in told if one.kind == "progress"]
         assert [(one["message"], one["done"], one["total"]) for one in progress] == [("step 1", 1, 2), ("step 2", 2, 2)]
-        (logged,) = (one.data for one in told if one.kind == "log")
+        logged, fine = (one.data for one in told if one.kind == "log")
         assert logged["level"] == "warning" and logged["data"] == {"n": 1} and logged["logger"] == "l"
+        assert fine["level"] == "debug", "the server tells all: which of it is seen is each client's choice"
 
 
 FORM = {"message": "Who?", "requestedSchema": {"type": "object", "properties": {"name": {"type": "string"}}}}

@@ -28,6 +28,8 @@ METHOD_NOT_FOUND, INVALID_REQUEST, INTERNAL = -32601, -32600, -32603
 UNSUPPORTED_VERSION = -32022
 PROBE_S = 5.0
 """How long a server may take to say whether it speaks the newest version; many that do not simply say nothing."""
+LOG_LEVEL = "debug"
+"""Of what a server logs all is asked for: the face shows each client what that one wants of it."""
 DRAIN_S = 2.0
 """How long the requests that are under way may take to be told that the server has forgotten their session."""
 MOST_ASKS = 16
@@ -159,7 +161,7 @@ class Conversation:
     async def _with_logging(self) -> None:
         try:
             async with asyncio.timeout(PROBE_S):
-                await self.request("logging/setLevel", {"level": "info"})
+                await self.request("logging/setLevel", {"level": LOG_LEVEL})
         except (RpcError, Lost, TimeoutError):
             pass  # then it says what it likes
 
@@ -212,7 +214,7 @@ class Conversation:
                 f"{_META}clientCapabilities": self._offered(runtime),
             }
             if runtime is not None:
-                meta[f"{_META}logLevel"] = "info"
+                meta[f"{_META}logLevel"] = LOG_LEVEL
             headers = {**headers_of(version, method, said), **(headers or {})}
         if meta:
             said["_meta"] = meta
