@@ -23,15 +23,14 @@ from handrail.agent.model import (
     Message,
     ModelRequest,
     NativeGiven,
-    ProviderBusy,
     ResultsMessage,
     StreamCut,
     TextDelta,
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.failures import failure
 from handrail.agent.providers.fields import count, get, plain, text
+from handrail.agent.providers.openai_failures import explained
 from handrail.catalog.dialects import OPENAI_CHAT, Dialect
 from handrail.catalog.fitting import offered
 
@@ -78,7 +77,7 @@ class OpenAIModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """See :meth:`handrail.agent.model.Model.stream`."""
         reader = _ChunkReader()
-        try:
+        with explained(self.name, self._client.base_url):
             chunks = await self._client.chat.completions.create(
                 model=self._model,
                 messages=list(_messages(request)),
@@ -92,20 +91,6 @@ class OpenAIModel:
                 async for chunk in chunks:
                     for event in reader.read(chunk):
                         yield event
-        except openai.APIStatusError as error:
-            raise failure(
-                self.name, "OPENAI_API_KEY", error.status_code, error.code, error.message, error.response.headers
-            ) from error
-        except openai.APITimeoutError as error:
-            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
-        except openai.APIConnectionError as error:
-            raise ProviderBusy(
-                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
-            ) from error
-        except openai.APIError as error:
-            raise failure(self.name, "OPENAI_API_KEY", None, error.code or error.type, error.message, {}) from error
-        except ValueError as error:
-            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
         if not reader.finished:
             raise StreamCut(f"{self.name}: the stream ended without a finish reason")
 

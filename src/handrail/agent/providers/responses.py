@@ -27,7 +27,6 @@ from handrail.agent.model import (
     Message,
     ModelRequest,
     NativeGiven,
-    ProviderBusy,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -37,6 +36,7 @@ from handrail.agent.model import (
 )
 from handrail.agent.providers.failures import failure
 from handrail.agent.providers.fields import count, get, plain, text
+from handrail.agent.providers.openai_failures import KEY, explained
 from handrail.catalog.dialects import OPENAI_RESPONSES, Dialect
 from handrail.catalog.fitting import offered
 
@@ -86,7 +86,7 @@ class ResponsesModel:
     async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
         """See :meth:`handrail.agent.model.Model.stream`."""
         reader = _ItemReader()
-        try:
+        with explained(self.name, self._client.base_url):
             events = await self._client.responses.create(
                 model=self._model,
                 instructions=request.system or openai.omit,
@@ -101,22 +101,8 @@ class ResponsesModel:
                 async for event in events:
                     for block in reader.read(event):
                         yield block
-        except openai.APIStatusError as error:
-            raise failure(
-                self.name, "OPENAI_API_KEY", error.status_code, error.code, error.message, error.response.headers
-            ) from error
-        except openai.APITimeoutError as error:
-            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
-        except openai.APIConnectionError as error:
-            raise ProviderBusy(
-                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
-            ) from error
-        except openai.APIError as error:
-            raise failure(self.name, "OPENAI_API_KEY", None, error.code or error.type, error.message, {}) from error
-        except ValueError as error:
-            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
         if reader.failure is not None:
-            raise failure(self.name, "OPENAI_API_KEY", None, reader.failure[0], reader.failure[1], {})
+            raise failure(self.name, KEY, None, reader.failure[0], reader.failure[1], {})
         if not reader.finished:
             raise StreamCut(f"{self.name}: the stream ended without response.completed")
 
