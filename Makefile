@@ -75,6 +75,7 @@ lint: setup ## style, types, room order, generated documents
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
+	$(BIN)/pyright -p bench
 	PYTHONPATH=src $(BIN)/lint-imports
 	$(BIN)/python -m tests.conformance --check
 
