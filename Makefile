@@ -11,7 +11,7 @@ STAMP := .venv/.ready-$(KEY)
 BENCH_STAMP := bench/.venv/.ready-$(BENCH_KEY)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run doors test attack acp conformance upstreams soak bench lint format docs clean
+.PHONY: help setup run doors agents test attack acp conformance upstreams soak bench lint format docs clean
 
 help: ## what there is
 	@sed -n 's/^\([a-z]*\):.*## /\1|/p' Makefile | awk -F'|' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -51,6 +51,9 @@ run: setup ## the tour: an agent at work on a small repository, through the kern
 
 doors: setup ## four processes edit one file through one kernel, and the one that holds it is killed
 	@$(BIN)/python -m handrail.faces.cli.doors
+
+agents: setup ## two agents hand work to each other over channels: one reviews, the other mends and tests
+	@$(BIN)/python -m handrail.faces.cli.pair
 
 test: setup ## every test that is not marked slow
 	@$(BIN)/python -m compileall -q src

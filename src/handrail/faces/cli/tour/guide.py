@@ -115,7 +115,7 @@ async def _play(
                         facts.calls[label] = fact = Fact(label, answer, records)
                         if (path := answer.result.metadata.get("output_path")) is not None:
                             view.name(str(Path(path).parent), "[output]")
-                        view.fact(fact, answer.tool_id or call.name, _short(call))
+                        view.fact(fact, answer.tool_id or call.name, in_a_line(call))
                     case RunFinished(outcome):
                         facts.outcome = outcome
                     case _:
@@ -127,7 +127,7 @@ async def _play(
         facts.unplayed = model.unplayed
 
 
-def _short(call: ProposedCall) -> str:
+def in_a_line(call: ProposedCall) -> str:
     """A call's arguments for one line: the value where there is one that says it all."""
     from handrail.contract.jsontext import ArgumentText, parse_arguments
 

@@ -213,8 +213,9 @@ def head_of(fact: Fact) -> list[str]:
     if not isinstance(data, dict):
         return _first(str(data).splitlines())
     members = cast("dict[str, Any]", data)
-    if "diff" in members:
-        return [line for line in str(members["diff"]).splitlines() if not line.startswith(("---", "+++", "@@", " "))]
+    if (changes := members.get("diff", members.get("patch"))) is not None:
+        around = ("diff ", "index ", "---", "+++", "@@", " ")
+        return [line for line in str(changes).splitlines() if not line.startswith(around)]
     if "exit_code" in members:
         output = [line for line in str(members["output"]).splitlines() if line.strip(" -=")]
         told = _last(output) if members["exit_code"] else _first(output)
