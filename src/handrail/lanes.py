@@ -14,11 +14,11 @@ from handrail.contract.delegation import AgentType
 from handrail.kernel import rule_texts
 from handrail.policy.defaults import reading
 from handrail.policy.hidden import HiddenNow
-from handrail.policy.modes import given, in_mode
+from handrail.policy.modes import given, in_mode, within
 from handrail.registry.agents import find_agents
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.family import bounded, editor_of, origin_of, secrets_for
+from handrail.session.family import editor_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
@@ -66,7 +66,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     authority = context.authority
     if under is not None:
         above = under.parent.lane
-        book = bounded(book, above.rules.mode, above.rules.rules)
+        book = within(book, above.rules)
         authority = authority.within(above.authority.passes_on(under.parent.family.manifest))
     lane = Lane(around, authority, book, opening.people)
     lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)

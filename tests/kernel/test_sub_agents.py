@@ -203,6 +203,53 @@ async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_ope
         assert [(tmp_path / "ws" / "keep" / "open" / name).exists() for name in "01"] == [True, False]
 
 
+@pytest.mark.proves("P-12")
+@pytest.mark.parametrize("action", ["deny", "ask"])
+async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_allows_itself(
+    tmp_path: Path, action: str
+) -> None:
+    between = 'role = "all"\ntools = ["write", "task"]'
+    agents = {
+        "one": between,
+        "two": between,
+        "writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**', 'allow write b']",
+    }
+    async with kernel_of(tmp_path, agents, settings=f"rules = ['{action} fs.write keep/**']") as kernel:
+        writes = (("write", {"path": path, "content": "x"}) for path in ("keep/open/a", "b"))
+        writer = PlayedModel(call_reply(*writes), text_reply("."))
+        downwards = [call_reply(task(agent)) for agent in ("one", "two", "writer")]
+        top = PlayedModel(*downwards, *(text_reply(".") for _ in range(3)))
+        await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
+        assert f"{action} fs.write keep/**" in str(writer.requests[1].messages)
+    assert [(tmp_path / "ws" / name).exists() for name in ("keep/open/a", "b")] == [False, True]
+
+
+@pytest.mark.proves("P-12")
+async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agents_at_work(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("reject-always", "never")])
+    async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write a/b']"}) as kernel:
+        pause = Pause()
+        writer = PlayedModel([pause, *call_reply(("write", {"path": "a/b", "content": "x"}))], text_reply("."))
+        top = PlayedModel(call_reply(task("writer", background=True)), text_reply("."))
+        session = await kernel.session(attendant=person)
+        await Agent(session, top, models=models(writer=writer)).complete("Go.")
+        await pause.reached.wait()
+        (child,) = session.family.children
+        assert (await session.call("bash", {"command": "rm x"})).error_kind == "denied"
+        (rule,) = kernel.approvals.rules()
+        session.set_mode("accept-edits")
+        session.add_rules("deny fs.write a/**")
+        assert child.rules.above is session.rules
+        await kernel.approvals.forget_rule(rule.id)
+        assert child.rules.above is session.rules
+        assert (session.rules.mode, child.rules.mode) == ("accept-edits", "ask")
+        pause.proceed.set()
+        assert session.notices is not None
+        await session.notices.arrived()
+        assert "deny fs.write a/**" in str(writer.requests[1].messages)
+    assert not (tmp_path / "ws" / "a").exists()
+
+
 @pytest.mark.proves("F-05")
 @pytest.mark.skipif(os.name == "nt", reason="file times say something else there")
 async def test_a_sub_agent_writes_over_nothing_that_the_user_of_its_parents_editor_has_not_saved(

@@ -261,8 +261,8 @@ class Asking:
         lane = call.lane
         if row.state != "approved":
             raise self._refusal(call, row)
-        if rule := rule_of(row):
-            lane.rules = lane.rules if rule in lane.rules.rules else lane.rules.with_rules(rule)
+        if (rule := rule_of(row)) and rule not in lane.rules.rules:
+            lane.rule_by(lane.rules.with_rules(rule))
         if row.changed is not None:
             await self._change(call, row.changed)
         elif call.rules is not lane.rules and (verdict := self._judged(call)).action == "deny":

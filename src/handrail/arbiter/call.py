@@ -29,6 +29,7 @@ from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
 from handrail.contract.skills import Skills
 from handrail.policy.authority import Authority, Verdict
+from handrail.policy.modes import within
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
@@ -62,7 +63,7 @@ class Lane:
     authority: Authority
     """Its agent's: what calls are judged by."""
     rules: RuleBook
-    """Replaced as a whole when a person answers "for this session"."""
+    """Replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"."""
     attendant: Attendant | None = None
     """None: headless, so ask is deny."""
     listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
@@ -81,6 +82,8 @@ class Lane:
     """Who sees to what its calls hand over; None while no model is attached."""
     agent_types: Callable[[], Sequence[AgentType]] = tuple
     """Whom work may be handed to."""
+    below: list[Lane] = field(default_factory=list["Lane"])
+    """Those of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
     """Its calls that are handing work over, by their ids."""
     skills: Skills | None = None
@@ -97,6 +100,12 @@ class Lane:
     @property
     def session_id(self) -> str:
         return self.around.session_id
+
+    def rule_by(self, book: RuleBook) -> None:
+        """Judge by ``book`` from now on; the sessions of sub-agents below are bound by it."""
+        self.rules = book
+        for lane in tuple(self.below):
+            lane.rule_by(within(lane.rules, book))
 
     def heed(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
         """Remember how a call that was known and valid ended, from the first failure on."""

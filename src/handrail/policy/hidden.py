@@ -7,12 +7,13 @@ one tool (``allow read .env``) is about that tool.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from functools import lru_cache
 
 from handrail.contract.patterns import text_regex
 from handrail.contract.protected import is_key
 from handrail.contract.requires import Capability
-from handrail.policy.matching import PathSubject, Ranking
+from handrail.policy.matching import PathSubject, Ranked, Ranking
 from handrail.policy.rules import Rule, RuleBook, is_capability_glob
 
 _INSTALLED = frozenset(("node_modules", "site-packages", "dist-packages"))
@@ -28,25 +29,31 @@ class Hidden:
     """
 
     def __init__(
-        self, workspace: str, reading: tuple[Rule, ...], writing: tuple[Rule, ...], everything: tuple[Rule, ...]
+        self,
+        workspace: str,
+        reading: tuple[Rule, ...],
+        writing: tuple[Rule, ...],
+        everything: tuple[Rule, ...],
+        above: Hidden | None = None,
     ) -> None:
-        self.key = (workspace, reading, writing, everything)
+        self.key: Hashable = (workspace, reading, writing, everything, None if above is None else above.key)
+        self._above = above
         self._workspace = workspace
         self._inner = workspace.rstrip("/") + "/"
         self._own = Ranking((rule for rule in reading if rule.scope != "default"), "path")
         self._shipped = Ranking((rule for rule in reading if rule.scope == "default"), "path")
         self._everything = Ranking(everything, "path")
         self._writing = Ranking(writing, "path")
-        self.fixes_any = any(rule.action == "deny" for rule in writing)
+        self.fixes_any = any(rule.action == "deny" for rule in writing) or (above is not None and above.fixes_any)
 
     def hides(self, path: str) -> bool:
         """A key; what a rule denies or asks about by its name; what looks like a secret, and no rule allows it."""
         subject = self._subject(path)
         if subject.relative is not None and is_key(subject.relative):
             return True
-        used = self._own.winner(subject)
-        if used is not None and used.rule.action == "ask" and used.rule.pattern in _ALL:
-            used = None  # asking about all reading is about tools that read; a program would see nothing at all
+        if self._above is not None and self._above.speaks_against(subject):
+            return True
+        used = self._spoken(subject)
         if used is not None:
             return used.rule.action != "allow"
         used = self._everything.winner(subject)
@@ -57,10 +64,25 @@ class Hidden:
             return False
         return _INSTALLED.isdisjoint((subject.relative or subject.absolute).split("/"))
 
+    def speaks_against(self, subject: PathSubject) -> bool:
+        """Whether one of its rules, or of those above, denies reading a path or asks about it by its name."""
+        used = self._spoken(subject)
+        if used is not None and used.rule.action != "allow":
+            return True
+        return self._above is not None and self._above.speaks_against(subject)
+
+    def _spoken(self, subject: PathSubject) -> Ranked | None:
+        used = self._own.winner(subject)
+        if used is not None and used.rule.action == "ask" and used.rule.pattern in _ALL:
+            return None  # asking about all reading is about tools that read; a program would see nothing at all
+        return used
+
     def fixes(self, path: str) -> bool:
         """What a rule denies writing."""
         if not self.fixes_any:
             return False
+        if self._above is not None and self._above.fixes(path):
+            return True
         used = self._writing.winner(self._subject(path))
         return used is not None and used.rule.action == "deny"
 
@@ -75,12 +97,19 @@ def hidden(rules: RuleBook, workspace: str) -> Hidden:
     reading = tuple(rule for rule in rules if _is_about(rule, "fs.read"))
     writing = tuple(rule for rule in rules if _is_about(rule, "fs.write"))
     everything = tuple(rule for rule in rules if rule.permission == "*" and rule.unconditional)
-    return _made(workspace, reading, writing, everything)
+    above = None if rules.above is None else hidden(rules.above.binding, workspace)
+    return _made(workspace, reading, writing, everything, above)
 
 
 @lru_cache(maxsize=64)
-def _made(workspace: str, reading: tuple[Rule, ...], writing: tuple[Rule, ...], everything: tuple[Rule, ...]) -> Hidden:
-    return Hidden(workspace, reading, writing, everything)
+def _made(
+    workspace: str,
+    reading: tuple[Rule, ...],
+    writing: tuple[Rule, ...],
+    everything: tuple[Rule, ...],
+    above: Hidden | None,
+) -> Hidden:
+    return Hidden(workspace, reading, writing, everything, above)
 
 
 def _is_about(rule: Rule, capability: Capability) -> bool:

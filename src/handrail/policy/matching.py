@@ -26,7 +26,7 @@ from handrail.contract.patterns import (
 )
 from handrail.contract.requires import Capability
 from handrail.policy import read_only
-from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, is_glob
+from handrail.policy.rules import READ_ONLY, STRICTNESS, WORKSPACE_VARIABLE, Rule, RuleBook, is_glob
 from handrail.policy.words import ArgvPattern, WordFault, pattern_words
 
 Kind = Literal["command", "path", "host", "arguments"]
@@ -137,6 +137,44 @@ class Ranking:
                 self._by_program.clear()
             self._by_program[program] = found
         return found
+
+
+class Bounded(Ranking):
+    """The rules of one question in a sub-agent's session: its own, and those of the session above, of which one that is
+    stricter holds whatever is more specific here.
+
+    A ranking of its own kind, so that sessions of people and programs pay nothing for it.
+    """
+
+    __slots__ = ("_above", "_own")
+
+    def __init__(self, own: Ranking, above: Ranking) -> None:
+        self.kind = own.kind
+        self.ranked = [*own.ranked, *above.ranked]
+        self._own = own
+        self._above = above
+
+    @property
+    def constant(self) -> bool:
+        return self._own.constant and self._above.constant
+
+    def winner(self, subject: Subject) -> Ranked | None:
+        return _stricter(self._own.winner(subject), self._above.winner(subject))
+
+    def unconditional(self) -> Ranked | None:
+        return _stricter(self._own.unconditional(), self._above.unconditional())
+
+
+def _stricter(own: Ranked | None, above: Ranked | None) -> Ranked | None:
+    """What is allowed above says nothing here; what is not, more than any rule that is less strict."""
+    strictness = 0 if own is None else STRICTNESS[own.rule.action]
+    return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
+
+
+def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ranking:
+    """The rules of one question in a book, with those of the books above it."""
+    own = Ranking(filter(about, book), kind)
+    return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
 
 
 def ranked(rule: Rule, kind: Kind) -> Ranked:

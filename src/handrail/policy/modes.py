@@ -62,8 +62,17 @@ def rules_of(mode: Mode) -> tuple[Rule, ...]:
 
 def in_mode(book: RuleBook, mode: Mode) -> RuleBook:
     """The same book in another mode."""
-    kept = RuleBook(tuple(rule for rule in book if rule.scope != "mode"), mode)
-    return RuleBook((*kept.rules, *rules_of(mode)), mode)
+    kept = (rule for rule in book if rule.scope != "mode")
+    return RuleBook((*kept, *rules_of(mode)), mode, book.above)
+
+
+def within(book: RuleBook, above: RuleBook) -> RuleBook:
+    """``book`` for the session of a sub-agent, below one whose book is ``above``: in a mode that is no wider, and with
+    nothing opened that is kept from that one."""
+    bound = read_mode(above.mode)
+    if MODES.index(read_mode(book.mode)) > MODES.index(bound):
+        book = in_mode(book, bound)
+    return RuleBook(book.rules, book.mode, above)
 
 
 def given(text: str | None) -> Mode | None:
@@ -79,4 +88,4 @@ def given(text: str | None) -> Mode | None:
         raise UsageError(str(error)) from None
 
 
-__all__ = ["DEFAULT_MODE", "MEANINGS", "MODES", "TEXTS", "Mode", "given", "in_mode", "read_mode", "rules_of"]
+__all__ = ["DEFAULT_MODE", "MEANINGS", "MODES", "TEXTS", "Mode", "given", "in_mode", "read_mode", "rules_of", "within"]

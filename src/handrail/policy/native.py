@@ -21,7 +21,7 @@ def ruled(spec: ToolSpec, rules: RuleBook) -> NativeOffer:
     if verdict.action == "deny":
         return NativeOffer(spec, verdict.reason)
     if spec.id in _REACHES_OUT:
-        for rule in rules:
+        for rule in rules.chain:
             if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.unconditional:
                 return NativeOffer(spec, f"{rule.text!r} denies what reaches the network")
     return NativeOffer(spec)

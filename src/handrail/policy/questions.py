@@ -19,7 +19,7 @@ from handrail.contract.requires import CAPABILITIES, Capability, CapabilitySet
 from handrail.contract.spec import ToolSpec
 from handrail.policy import programs, read_only, wrappers
 from handrail.policy.capabilities import refusal
-from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked
+from handrail.policy.matching import KINDS, Kind, PathSubject, Ranked, Ranking, Subject, ranked, ranking_of
 from handrail.policy.rules import READ_ONLY, STRICTNESS, Rule, RuleBook, is_capability_glob, is_glob
 from handrail.policy.shell import Command, Script
 from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, shown_argv
@@ -54,15 +54,18 @@ class Prepared:
         self.capabilities = capabilities
         self.origin = origin
         self.kind: Kind = kind_of(spec)
-        about = [rule for rule in rules if _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)]
-        self.tool = Ranking((r for r in about if r.scope != "default"), self.kind)
-        self.tool_default = Ranking((r for r in about if r.scope == "default"), self.kind)
+
+        def about(rule: Rule) -> bool:
+            return _is_about_tool(rule, spec, origin) and _is_held_to(rule, spec)
+
+        self.tool = ranking_of(rules, lambda rule: rule.scope != "default" and about(rule), self.kind)
+        self.tool_default = Ranking((rule for rule in rules if rule.scope == "default" and about(rule)), self.kind)
         self._caps: dict[Capability, tuple[Ranking, Ranking]] = {}
         self._covered: dict[str, Callable[[str], object]] = {}
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
         """What it is for a call that is proved to change nothing, where rules speak of side effects."""
-        if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules):
+        if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules.chain):
             self._reading = Prepared(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: Verdict | None = None
         if not self._reader and self.tool.constant and self.tool_default.constant:
@@ -157,12 +160,16 @@ class Prepared:
         """The rules about a capability, and the shipped ones; made when first needed."""
         found = self._caps.get(capability)
         if found is None:
-            about = [r for r in self.rules if _is_about_capability(r, capability) and _is_held_to(r, self.spec)]
-            shipped = [rule for rule in about if rule.scope == "default"]
+
+            def about(rule: Rule) -> bool:
+                return _is_about_capability(rule, capability) and _is_held_to(rule, self.spec)
+
+            shipped = [rule for rule in self.rules if rule.scope == "default" and about(rule)]
             if self.spec.side_effect != "read":  # the shipped permission to read is for tools that only read
                 shipped = [rule for rule in shipped if rule.action != "allow"]
             kind = KINDS[capability]
-            found = (Ranking([rule for rule in about if rule.scope != "default"], kind), Ranking(shipped, kind))
+            own = ranking_of(self.rules, lambda rule: rule.scope != "default" and about(rule), kind)
+            found = (own, Ranking(shipped, kind))
             self._caps[capability] = found
         return found
 

@@ -48,7 +48,6 @@ class Rule:
     :param pattern: ``""`` when the rule is about every call of its permission
     :param source: where an operator finds it: a file, ``--rule``, "answered for this session"
     :param narrows: it comes from content that nobody trusted, so where it asks it never stands in for a deny
-    :param from_above: it is one of the session that handed the work over, so nothing that a sub-agent brings outweighs it
     """
 
     action: Action
@@ -57,7 +56,6 @@ class Rule:
     scope: Scope = "session"
     source: str = ""
     narrows: bool = False
-    from_above: bool = False
 
     @property
     def text(self) -> str:
@@ -67,7 +65,7 @@ class Rule:
 
     @property
     def final(self) -> bool:
-        return self.action == "deny" and (self.from_above or self.scope in FINAL_SCOPES)
+        return self.action == "deny" and self.scope in FINAL_SCOPES
 
     @property
     def effect(self) -> str:
@@ -212,13 +210,34 @@ class RuleBook:
     """All rules of a session, as one value: adding rules makes another book. Order does not matter, specificity does.
 
     :param mode: the mode whose rules are among them (:mod:`handrail.policy.modes`)
+    :param above: of a sub-agent's session, the book of the session that handed the work over. Each question is put to both,
+        and what a rule of that one denies or asks about no rule of this one opens, however specific
     """
 
     rules: tuple[Rule, ...] = ()
     mode: str = "ask"
+    above: RuleBook | None = None
 
     def with_rules(self, *rules: Rule) -> RuleBook:
-        return RuleBook((*self.rules, *(rule for rule in rules if rule not in self.rules)), self.mode)
+        return self.of(*self.rules, *(rule for rule in rules if rule not in self.rules))
+
+    def of(self, *rules: Rule) -> RuleBook:
+        """The same with these instead of its own."""
+        return RuleBook(rules, self.mode, self.above)
+
+    @property
+    def binding(self) -> RuleBook:
+        """What of it holds in the sessions below: not what ships, which every book has itself, nor what its mode asks
+        about, since theirs is no wider and a narrower one asks less."""
+        kept = (rule for rule in self.rules if rule.scope not in ("default", "mode") or _is_held_below(rule))
+        return RuleBook(tuple(kept), self.mode, self.above)
+
+    @property
+    def chain(self) -> Iterator[Rule]:
+        """Its rules, and those of the sessions above that hold in it."""
+        yield from self.rules
+        if self.above is not None:
+            yield from self.above.binding.chain
 
     def of_scope(self, scope: Scope) -> tuple[Rule, ...]:
         return tuple(rule for rule in self.rules if rule.scope == scope)
@@ -228,3 +247,7 @@ class RuleBook:
 
     def __len__(self) -> int:
         return len(self.rules)
+
+
+def _is_held_below(rule: Rule) -> bool:
+    return rule.scope == "mode" and rule.action != "ask"

@@ -109,6 +109,8 @@ def why_lost(candidate: Ranked, winner: Ranked | None) -> str:
     """The first part of the precedence in which another rule was ahead."""
     if winner is None:
         return "it was not asked"
+    if candidate.rank > winner.rank:
+        return "the other is stricter, and holds in the session that handed the work over"
     names = (
         "the other is a deny that is final",
         "the other names its permission more exactly",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,12 +14,9 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.delegation import MAX_DEPTH, Child, Delegation
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.events import Event
-from handrail.contract.modes import MODES
 from handrail.contract.peer import Buffers, Peer
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
-from handrail.policy.modes import in_mode, read_mode
-from handrail.policy.rules import Rule, RuleBook
 from handrail.runtime.secrets import SecretStore
 
 if TYPE_CHECKING:
@@ -99,14 +96,6 @@ class Family:
             if call is None or not call.of_a_job:
                 child.cancel("parent")
 
-    def narrowed(self, mode: str, rules: Sequence[Rule] = ()) -> None:
-        """The session has another mode, or further rules: those below it have no wider one, and what these rules keep from it
-        they keep from them."""
-        for child in tuple(self.children):
-            lane = child.lane
-            lane.rules = bounded(lane.rules, mode, rules)
-            child.family.narrowed(mode, rules)
-
     async def end(self) -> None:
         """The session ends, and with it those below."""
         await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in tuple(self.children)))
@@ -115,25 +104,14 @@ class Family:
         """``session``, which this is of, is open."""
         if self.under is not None:
             self.under.parent.family.children.append(session)
+            self.under.parent.lane.below.append(session.lane)
 
     def leave(self, session: HeldSession) -> None:
         """It is not open any more."""
         if self.under is not None and session in self.under.parent.family.children:
             self.under.parent.family.children.remove(session)
-
-
-def bounded(book: RuleBook, mode: str, rules: Sequence[Rule]) -> RuleBook:
-    """``book`` in a mode that is no wider than ``mode``, with those of ``rules`` that narrow it. A deny among these holds
-    against whatever more specific is in the book: a sub-agent may at most what its parent may."""
-    held = set(book.rules)
-    kept = [
-        replace(rule, from_above=True)
-        for rule in rules
-        if rule.action != "allow" and rule.scope not in ("mode", "default") and rule not in held
-    ]
-    book = book.with_rules(*kept) if kept else book
-    bound = read_mode(mode)
-    return book if MODES.index(read_mode(book.mode)) <= MODES.index(bound) else in_mode(book, bound)
+            below = self.under.parent.lane.below
+            below[:] = [lane for lane in below if lane is not session.lane]
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:

@@ -104,7 +104,7 @@ class Heeding:
         if rule is not None:
             for concerned in self._lanes() if rule.scope == "project" else (lane,):
                 if concerned is not None and rule not in concerned.rules.rules:
-                    concerned.rules = concerned.rules.with_rules(rule)
+                    concerned.rule_by(concerned.rules.with_rules(rule))
         if row.choice == "stop" and lane is not None:
             lane.closed = lane.closed or f"session {lane.session_id} was stopped by the user"
             for call in tuple(lane.running.values()):
@@ -115,7 +115,7 @@ class Heeding:
         for lane in self._lanes():
             kept = tuple(r for r in lane.rules if r.text != stored.text or r.source not in (PROJECT, NEVER))
             if len(kept) < len(lane.rules):
-                lane.rules = RuleBook(kept)
+                lane.rule_by(lane.rules.of(*kept))
 
     def _check(self, row: Approval, given: Mapping[str, Any]) -> None:
         generation, authority, rules, roots = self._judged_by()

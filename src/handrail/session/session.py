@@ -122,8 +122,7 @@ class HeldSession:
             the others hold
         """
         found = rules_of(texts)
-        self._lane.rules = self._lane.rules.with_rules(*found)
-        self.family.narrowed(self._lane.rules.mode, found)
+        self._lane.rule_by(self._lane.rules.with_rules(*found))
         check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
@@ -133,8 +132,7 @@ class HeldSession:
         """
         wanted = given(mode)
         if wanted is not None and wanted != self._lane.rules.mode:
-            self._lane.rules = in_mode(self._lane.rules, wanted)
-            self.family.narrowed(wanted)
+            self._lane.rule_by(in_mode(self._lane.rules, wanted))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
         """Propose one call and wait for its answer.

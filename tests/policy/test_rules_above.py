@@ -1,0 +1,116 @@
+"""A sub-agent's calls are judged by the rules of those above it as well: whatever is more specific in its own opens nothing."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.policy.desk import BASH, FETCH, TRANSFER, WRITE, Desk, book
+
+from handrail.contract.spec import ToolSpec
+from handrail.policy.explain import explain
+from handrail.policy.hidden import hidden
+from handrail.policy.modes import in_mode, within
+from handrail.policy.native import ruled
+from handrail.policy.rules import STRICTNESS, RuleBook
+
+pytestmark = pytest.mark.proves("P-12")
+
+
+def below(above: RuleBook, *rules: str, depth: int = 1) -> RuleBook:
+    """The book of a session ``depth`` levels below one with the book ``above``; those between them say nothing."""
+    for _ in range(depth - 1):
+        above = within(book(), above)
+    return within(book(*rules), above)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("scope", ["manifest", "project", "session"])
+@pytest.mark.parametrize("action", ["deny", "ask", "allow"])
+def test_what_a_rule_of_any_scope_says_above_holds_however_specific_the_sub_agents_own_is(
+    desk: Desk, action: str, scope: str, depth: int
+) -> None:
+    above = book(f"{scope}: {action} fs.write keep/**", f"{scope}: {action} bash make", f"{scope}: {action} net.fetch")
+    own = ("allow fs.write keep/open/a", "allow bash make all", "allow net.fetch a.example.org", "allow bash ls")
+    bound = below(above, *(f"manifest: {text}" for text in own), depth=depth)
+    assert desk.judge(WRITE, {"path": "keep/open/a"}, bound).action == action
+    assert desk.judge(FETCH, {"url": "https://a.example.org/"}, bound).action == action
+    assert desk.bash("make all", bound).action == "allow", "another command than the one above"
+    assert desk.bash("ls", bound).action == "allow", "nothing is said of it above"
+    further = below(above, "manifest: allow bash make *", depth=depth)
+    assert desk.bash("make", further).action == action
+    touches = desk.may(WRITE, {"path": "keep/open/a"}, bound)
+    assert (touches("fs.write", desk.path("keep/open/a")) is None) is (action != "deny")
+    assert touches("fs.write", desk.path("keep/b")) is not None, "an allow above gives nothing by itself"
+
+
+@pytest.mark.parametrize("text", ["{scope}: deny *", "{scope}: deny effect:external", "{scope}: deny bank.*"])
+@pytest.mark.parametrize("scope", ["manifest", "project", "session"])
+def test_rules_about_many_tools_hold_for_a_tool_that_is_allowed_below_by_name(
+    desk: Desk, text: str, scope: str
+) -> None:
+    bound = below(book(text.format(scope=scope)), "manifest: allow bank.transfer")
+    verdict = desk.judge(TRANSFER, {"source": "a", "target": "b", "amount": "1"}, bound)
+    assert verdict.action == "deny" and f"({scope} scope)" in verdict.reason
+
+
+def test_what_is_open_above_is_open_below_where_it_is_allowed_there(desk: Desk) -> None:
+    above = book("project: deny fs.write keep/**", "project: allow fs.write keep/open/**")
+    bound = below(above, "manifest: allow fs.write **")
+    actions = [desk.judge(WRITE, {"path": path}, bound).action for path in ("keep/a", "keep/open/a", "b")]
+    assert actions == ["deny", "allow", "allow"]
+
+
+def test_a_wider_mode_above_asks_for_no_more_than_a_narrower_one(desk: Desk) -> None:
+    for mode in ("ask", "auto"):
+        bound = below(in_mode(book("project: ask *"), mode), "manifest: allow bank.transfer")
+        assert desk.judge(TRANSFER, {"amount": "1"}, bound).action == "ask", "by the project's rule"
+        bound = below(in_mode(book(), mode), "manifest: allow bank.transfer")
+        assert desk.judge(TRANSFER, {"amount": "1"}, bound).action == "allow"
+    planned = below(in_mode(book(), "plan"), "manifest: allow bank.transfer", depth=3)
+    assert planned.mode == "plan" and desk.judge(TRANSFER, {"amount": "1"}, planned).action == "deny"
+
+
+def test_programs_below_see_nothing_that_is_kept_from_those_above(desk: Desk) -> None:
+    above = book("project: deny fs.read private/**", "project: ask fs.read named", "project: deny fs.write fixed/**")
+    bound = below(above, "manifest: allow fs.read **", "manifest: allow fs.write fixed/open", depth=2)
+    seen = hidden(bound, desk.roots.workspace)
+    assert [seen.hides(desk.path(path)) for path in ("private/open", "named", "src")] == [True, True, False]
+    assert [seen.fixes(desk.path(path)) for path in ("fixed/open", "src")] == [True, False]
+    assert seen.key != hidden(book("manifest: allow fs.read **"), desk.roots.workspace).key
+
+
+def test_what_a_provider_carries_out_is_denied_below_as_above() -> None:
+    search = ToolSpec("native.web_search", "Search.")
+    bound = below(book("project: deny net.fetch"), "manifest: allow native.web_search", depth=2)
+    assert ruled(search, bound).refused is not None
+
+
+async def test_it_is_explained_by_the_rule_above_and_no_rule_is_offered_that_would_not_help(desk: Desk) -> None:
+    bound = below(book("project: ask bash make *"), "manifest: allow bash make all")
+    said = await explain(desk.authority, BASH, {"command": "make all"}, rules=bound, roots=desk.roots)
+    assert (said.action, said.rule and said.rule.text) == ("ask", "ask bash make *")
+    assert "holds in the session that handed the work over" in str(said)
+    assert not any("--rule" in change for change in said.changes)
+
+
+_TEXTS = st.builds(
+    "{}: {} {}".format,
+    st.sampled_from(["manifest", "project", "session"]),
+    st.sampled_from(["allow", "ask", "deny"]),
+    st.sampled_from(
+        ["*", "write", "write a/**", "fs.write", "fs.write **", "fs.write a/**", "fs.write a/b", "effect:write", "fs.*"]
+    ),
+)
+_RULES = st.lists(_TEXTS, max_size=4, unique=True)
+_SPEAKING = frozenset(("manifest", "project", "session"))
+
+
+@given(above=_RULES, own=_RULES, path=st.sampled_from(["a/b", "a/c", "d"]))
+def test_the_answer_is_the_stricter_one_of_both_books(desk: Desk, above: list[str], own: list[str], path: str) -> None:
+    upper, alone = (desk.judge(WRITE, {"path": path}, book(*texts)) for texts in (above, own))
+    bound = desk.judge(WRITE, {"path": path}, below(book(*above), *own))
+    rule = upper.deciding.rule
+    least = STRICTNESS[upper.action] if rule is not None and rule.scope in _SPEAKING else 0
+    assert STRICTNESS[bound.action] >= max(least, STRICTNESS[alone.action])
+    assert STRICTNESS[bound.action] <= max(STRICTNESS[upper.action], STRICTNESS[alone.action])
