@@ -137,40 +137,6 @@ async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Pa
             assert len(reader.requests) == (2 if status == "budget" else 3)
 
 
-@pytest.mark.proves("P-12")
-async def test_a_sub_agent_may_no_more_than_its_parent_whatever_its_own_manifest_says(tmp_path: Path) -> None:
-    parent = "[delegable]\nfs.write = ['out/**']"
-    async with kernel_of(tmp_path, {"default": parent, "writer": WRITES}) as kernel:
-        writes = call_reply(
-            ("write", {"path": "a.txt", "content": "a"}), ("write", {"path": "out/b.txt", "content": "b"})
-        )
-        writer = PlayedModel(writes, text_reply("done"))
-        top = PlayedModel(call_reply(task("writer")), text_reply("."))
-        await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
-        assert "outside what is passed on by agent default" in str(writer.requests[1].messages)
-    assert not (tmp_path / "ws" / "a.txt").exists()
-    assert (tmp_path / "ws" / "out" / "b.txt").read_text() == "b"
-
-
-@pytest.mark.proves("P-12")
-async def test_what_the_parents_rules_and_mode_keep_from_it_they_keep_from_its_sub_agents(tmp_path: Path) -> None:
-    async with kernel_of(tmp_path, {"default": "rules = ['deny fs.write keep/**']", "writer": WRITES}) as kernel:
-        replies = [
-            call_reply(("write", {"path": "keep/a", "content": "a"}), ("write", {"path": "b", "content": "b"})),
-            text_reply("."),
-        ]
-        writer = PlayedModel(*replies, *replies)
-        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
-        session = await kernel.session()
-        agent = Agent(session, top, models=models(writer=writer))
-        await agent.complete("Go.")
-        assert [(tmp_path / "ws" / name).exists() for name in ("keep/a", "b")] == [False, True]
-        (tmp_path / "ws" / "b").unlink()
-        session.set_mode("plan")
-        await agent.complete("Again.")
-        assert not (tmp_path / "ws" / "b").exists()
-
-
 @pytest.mark.proves("A-03")
 async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> None:
     from handrail import Runtime, tool
@@ -187,67 +153,6 @@ async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> N
         top = PlayedModel(call_reply(("both", {})), text_reply("."))
         (found,) = await answers(Agent(await kernel.session(), top, models=models(reader=reader)))
         assert (found.ok, sorted(found.data)) == (True, ["1", "2"])
-
-
-@pytest.mark.proves("P-12")
-async def test_what_a_session_is_denied_no_more_specific_rule_of_a_sub_agent_opens(tmp_path: Path) -> None:
-    async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**']"}) as kernel:
-        replies = [call_reply(("write", {"path": f"keep/open/{n}", "content": "a"})) for n in range(2)]
-        writer = PlayedModel(replies[0], text_reply("."), replies[1], text_reply("."))
-        top = PlayedModel(*[call_reply(task("writer")), text_reply(".")] * 2)
-        session = await kernel.session()
-        agent = Agent(session, top, models=models(writer=writer))
-        await agent.complete("Go.")
-        session.add_rules("deny fs.write keep/**")
-        await agent.complete("Again.")
-        assert [(tmp_path / "ws" / "keep" / "open" / name).exists() for name in "01"] == [True, False]
-
-
-@pytest.mark.proves("P-12")
-@pytest.mark.parametrize("action", ["deny", "ask"])
-async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_allows_itself(
-    tmp_path: Path, action: str
-) -> None:
-    between = 'role = "all"\ntools = ["write", "task"]'
-    agents = {
-        "one": between,
-        "two": between,
-        "writer": f"{WRITER}\nrules = ['allow fs.write keep/open/**', 'allow write b']",
-    }
-    async with kernel_of(tmp_path, agents, settings=f"rules = ['{action} fs.write keep/**']") as kernel:
-        writes = (("write", {"path": path, "content": "x"}) for path in ("keep/open/a", "b"))
-        writer = PlayedModel(call_reply(*writes), text_reply("."))
-        downwards = [call_reply(task(agent)) for agent in ("one", "two", "writer")]
-        top = PlayedModel(*downwards, *(text_reply(".") for _ in range(3)))
-        await Agent(await kernel.session(), top, models=models(writer=writer)).complete("Go.")
-        assert f"{action} fs.write keep/**" in str(writer.requests[1].messages)
-    assert [(tmp_path / "ws" / name).exists() for name in ("keep/open/a", "b")] == [False, True]
-
-
-@pytest.mark.proves("P-12")
-async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agents_at_work(tmp_path: Path) -> None:
-    person = ScriptedPerson([ApprovalAnswer("reject-always", "never")])
-    async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write a/b']"}) as kernel:
-        pause = Pause()
-        writer = PlayedModel([pause, *call_reply(("write", {"path": "a/b", "content": "x"}))], text_reply("."))
-        top = PlayedModel(call_reply(task("writer", background=True)), text_reply("."))
-        session = await kernel.session(attendant=person)
-        await Agent(session, top, models=models(writer=writer)).complete("Go.")
-        await pause.reached.wait()
-        (child,) = session.family.children
-        assert (await session.call("bash", {"command": "rm x"})).error_kind == "denied"
-        (rule,) = kernel.approvals.rules()
-        session.set_mode("accept-edits")
-        session.add_rules("deny fs.write a/**")
-        assert child.rules.above is session.rules
-        await kernel.approvals.forget_rule(rule.id)
-        assert child.rules.above is session.rules
-        assert (session.rules.mode, child.rules.mode) == ("accept-edits", "ask")
-        pause.proceed.set()
-        assert session.notices is not None
-        await session.notices.arrived()
-        assert "deny fs.write a/**" in str(writer.requests[1].messages)
-    assert not (tmp_path / "ws" / "a").exists()
 
 
 @pytest.mark.proves("F-05")
