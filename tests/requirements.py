@@ -133,6 +133,7 @@ ROWS: dict[str, str] = {
     "T-01a": "read, write, edit, glob, grep, bash, todo and question have their locked ids and shapes.",
     "T-02a": "file.patch replaces ranges, inserts and appends by line; a repository's status and commits are git.status and git.commit.",
     "T-03a": "python in the sandbox, multi_edit, tree, json_read and json_write.",
+    "T-03b": "The past of a session, its messages, calls and results, is searched by words and phrases, also what its model no longer sees, and no other session's.",
     "T-05a": "The git category for real: fifteen tools run git in the sandbox, with what a repository's own configuration and hooks would run put out of force.",
     "T-07": "A file is written over only as it was last read, whole or not at all; parallel edits land or fail loudly.",
     "T-08": "grep and glob run on ripgrep: bounded, ignore-aware, harmless on hostile patterns.",

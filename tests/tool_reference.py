@@ -44,6 +44,7 @@ RESULTS: Mapping[str, str] = {
     "wait": "job_id state result",
     "stop_task": "job_id state note",
     "scratchpad": "key replaced",
+    "search_memory": "hits found searched",
     "send_message": "channel sent unread",
     "wait_channel": "channel message sender",
     "add_timer": "trigger_id kind prompt interval once next",

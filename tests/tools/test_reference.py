@@ -47,6 +47,7 @@ CALLS: dict[str, dict[str, Any]] = {
     "read_job": {"job_id": "…"},
     "stop_task": {"job_id": "…"},
     "scratchpad": {"action": "set", "key": "k", "value": "v"},
+    "search_memory": {"query": "uno"},
     "send_message": {"channel": "c", "message": "hello"},
     "wait_channel": {"channel": "c", "timeout_ms": 0},
     "add_timer": {"interval": 3600, "prompt": "look", "name": "t"},

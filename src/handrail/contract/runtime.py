@@ -20,6 +20,7 @@ from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 from handrail.contract.skills import Skills
+from handrail.contract.transcript import Transcript
 
 FileKind = Literal["file", "directory", "symlink", "other"]
 
@@ -359,6 +360,8 @@ class Runtime(Protocol):
     def channels(self) -> Channels: ...
     @property
     def triggers(self) -> Triggers: ...
+    @property
+    def transcript(self) -> Transcript: ...
     @property
     def catalog(self) -> Catalog: ...
     @property

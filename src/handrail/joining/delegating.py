@@ -12,6 +12,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
 from handrail.contract.result import Result
 from handrail.contract.skills import Skill, Skills
+from handrail.contract.transcript import Transcript
 from handrail.joining import mirror
 from handrail.joining.framing import Message
 from handrail.joining.operations import Refused
@@ -134,6 +135,10 @@ class ByCallOnly:
     @property
     def triggers(self) -> Triggers:
         raise _by_call("reaches triggers", "add_timer")
+
+    @property
+    def transcript(self) -> Transcript:
+        raise _by_call("looks up what was said", "search_memory")
 
 
 def _by_call(does: str, tool: str) -> ToolError:

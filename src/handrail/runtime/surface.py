@@ -32,6 +32,7 @@ from handrail.contract.runtime import (
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
 from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec
+from handrail.contract.transcript import Transcript
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
@@ -77,6 +78,7 @@ class Surroundings:
     """The HOME of a tool's own; None where all have the session's scratch."""
     quarantine: str = ""
     """Where what programs made under protected names is moved to."""
+    transcript: Transcript | None = None
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
         """The sandbox profile of this session: its roots, and its scratch as HOME."""
@@ -336,6 +338,13 @@ class CallRuntime:
     def triggers(self) -> Triggers:
         self._require_named("triggers")
         return self._doors.triggers()
+
+    @property
+    def transcript(self) -> Transcript:
+        self._require_named("transcript")
+        if (transcript := self._around.transcript) is None:
+            raise ToolError("what is said and done in this session is not kept", kind="unavailable")
+        return transcript
 
     @property
     def skills(self) -> Skills:

@@ -10,6 +10,7 @@ from handrail.arbiter.redaction import Redactor
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
 from handrail.session.session import HeldSession
+from handrail.session.transcript import SessionTranscript
 from handrail.session.triggers import Clockwork, SessionTriggers
 from handrail.store.opening import Store
 
@@ -21,6 +22,7 @@ class Arrivals:
         self.notices = Noticeboard(store.notices, redactor)
         self.channels = Switchboard(store.channels, redactor, clock)
         self.triggers = Clockwork(store.triggers, self.notices, self.channels, redactor, clock)
+        self._database = store.database
         self._begun = False
 
     async def enter(self, session: HeldSession, lane: Lane, top: str) -> None:
@@ -29,6 +31,7 @@ class Arrivals:
         :param top: the session at the top of its tree
         """
         session.notices = lane.notices = self.notices.of(session.id)
+        lane.around.transcript = SessionTranscript(session.id, self._database)
         channels = lane.channels = SessionChannels(self.channels, session.id, top, lane.around.agent)
         triggers = lane.triggers = SessionTriggers(self.triggers, session.id, channels)
         if not self._begun:

@@ -17,12 +17,13 @@ from handrail.tools.scratchpad import Scratchpad
 from handrail.tools.shell import Bash, Python
 from handrail.tools.skill import SkillTool
 from handrail.tools.structured import JsonRead, JsonWrite
+from handrail.tools.transcript import SearchMemory
 from handrail.tools.triggers import TRIGGER_TOOLS
 
 BUILTINS: tuple[Tool, ...] = (
     *(Read(), Write(), Edit(), FilePatch(), Glob(), Grep(), Bash(), Todo(), Ask(), Task(), SkillTool()),
     *(BrowseTools(), LoadTools(), FindTools(), ToolSearch(), Info()),
-    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad()),
+    *(MultiEdit(), Tree(), JsonRead(), JsonWrite(), Python(), Scratchpad(), SearchMemory()),
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,

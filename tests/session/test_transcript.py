@@ -1,0 +1,113 @@
+"""search_memory finds what was said and done in the session, also what its model no longer sees, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail import tool
+from handrail.agent.budget import Budget
+from handrail.agent.loop import Agent
+from handrail.contract.session import Session
+from handrail.contract.transcript import Passage
+from handrail.session import transcript as searching
+from handrail.session.transcript import best_of, excerpt, terms_of
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+pytestmark = pytest.mark.proves("T-03b")
+
+
+@tool(id="notes.look", side_effect="read", locks=[])
+def look(about: str) -> dict[str, Any]:
+    """Look something up."""
+    if about == "nothing":
+        raise ValueError("there is no such note: Überraschung")
+    return {"note": f'about {about}: "the Answer" is\nforty-two', "key": "key-5d0c1f7ab2e94c63"}
+
+
+async def found(session: Session, query: str, **more: Any) -> list[dict[str, Any]]:
+    result = await session.call("search_memory", {"query": query, **more})
+    assert result.ok, result.error_text
+    return result.data["hits"]
+
+
+async def test_messages_calls_and_results_are_found_by_words_and_phrases_and_read_whole(tmp_path: Path) -> None:
+    model = PlayedModel(
+        call_reply(("notes__look", {"about": "planets"}), text="I look at the zebra file."),
+        text_reply("It says forty-two."),
+    )
+    async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
+        session = await kernel.session()
+        await Agent(session, model).complete("What is known of Pluto and the planets?")
+        (asked, call) = await found(session, "PLANETS")
+        assert {asked["kind"], call["kind"]} == {"user", "call"}
+        call = (await found(session, '"the answer" is'))[0]
+        assert (call["tool"], call["kind"]) == ("notes__look", "call") and call["id"].startswith(session.id)
+        assert '"the Answer" is\nforty-two' in call["text"]
+        assert [hit["text"] for hit in await found(session, "zebra")] == ["I look at the zebra file."]
+        assert [hit["kind"] for hit in await found(session, "forty-two", kind="assistant")] == ["assistant"]
+        whole = (await session.call("search_memory", {"id": call["id"]})).data
+        assert "about: planets" in whole["text"] and whole["next"] is None
+        part = (await session.call("search_memory", {"id": call["id"], "offset": len(whole["text"]) - 3})).data
+        assert part["text"] == whole["text"][-3:]
+        assert await found(session, "search_memory") == []  # its own calls are no part of it
+        for wrong in ({}, {"query": "x", "id": "y"}, {"query": "x", "offset": 1}, {"query": '. ,"'}, {"id": "z"}):
+            assert (await session.call("search_memory", wrong)).error_kind == "invalid_input", wrong
+
+
+async def test_calls_without_a_conversation_are_found_and_another_sessions_never(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
+        one, other = await kernel.session(), await kernel.session()
+        await one.call("notes.look", {"about": "planets"})
+        await one.call("notes.look", {"about": "nothing"})
+        await other.call("notes.look", {"about": "comets"})
+        assert [hit["tool"] for hit in await found(one, "planets")] == ["notes.look"]
+        assert [hit["text"].count("Überraschung") for hit in await found(one, "überraschung")] == [1]
+        (comet,) = await found(other, "comets")
+        assert await found(one, "comets") == [] and await found(other, "planets") == []
+        assert (await one.call("search_memory", {"id": comet["id"]})).error_kind == "invalid_input"
+
+
+async def test_what_was_cut_out_of_the_models_view_is_still_found_and_secrets_are_not(tmp_path: Path) -> None:
+    replies = [text_reply(f"Answer {n}. " + "word " * 300) for n in range(12)]
+    async with temporary_kernel(
+        tmp_path, tools=[look], rules=["allow notes.look"], secrets={"k": "key-5d0c1f7ab2e94c63"}
+    ) as kernel:
+        session = await kernel.session()
+        agent = Agent(session, PlayedModel(*replies), budget=Budget(context=2_000))
+        for number in range(12):
+            assert (await agent.complete(f"Question {number} of the xylophone.")).ok
+        assert "Question 1 of" not in str(agent.messages[1:])
+        hits = await found(session, '"question 1 of"')
+        assert [hit["text"] for hit in hits] == ["Question 1 of the xylophone."]
+        await session.call("notes.look", {"about": "keys"})
+        assert (
+            "5d0c1f7" not in json.dumps(await found(session, "keys")) and await found(session, "5d0c1f7ab2e94c63") == []
+        )
+
+
+async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(searching, "MOST_CALLS", 3)
+    async with temporary_kernel(tmp_path, tools=[look], rules=["allow notes.look"]) as kernel:
+        session = await kernel.session()
+        for number in range(5):
+            await session.call("notes.look", {"about": f"planet {number}"})
+        answer = (await session.call("search_memory", {"query": "planet", "limit": 2})).data
+        assert (answer["found"], answer["searched"], answer["older_left_out"]) == (3, 3, True)
+        assert ["planet 4" in answer["hits"][0]["text"], "planet 3" in answer["hits"][1]["text"]] == [True, True]
+
+
+@given(st.text(max_size=300), st.lists(st.text(max_size=2_000), max_size=5))
+def test_any_query_over_any_text_gives_what_holds_a_term_of_it(query: str, texts: list[str]) -> None:
+    terms = terms_of(query)
+    there = [Passage(str(n), "user", n, text) for n, text in enumerate(texts)]
+    best = best_of(there, terms)
+    wanted = {one.id for one in there if any(term in one.text.casefold() for term in terms)}
+    assert {one.id for one in best} == wanted and len(best) == len(wanted)
+    assert all(len(excerpt(one.text, terms)) <= searching.EXCERPT + 2 for one in best)
