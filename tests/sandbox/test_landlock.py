@@ -40,10 +40,10 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
     places = {str(ground.workspace): WORKSPACE, str(ground.scratch): SCRATCH}
     options = list(plan.options)
     for at, option in enumerate(options):
-        if option in ("--bind", "--chdir"):
-            options[at + 1 + (option == "--bind")] = places[options[at + 1]]
+        if option == "--bind":
+            options[at + 2] = places[options[at + 1]]
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
-    changed: dict[str, object] = {"options": tuple(options), "folders": tuple(told.items()), **seen}
+    changed: dict[str, object] = {"options": tuple(options), "start": WORKSPACE, "folders": tuple(told.items()), **seen}
     process = sandbox.prepare(dataclasses.replace(plan, **changed))  # pyright: ignore[reportArgumentType]
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
     process.begin(launcher.program_call(WORKSPACE, (*SHELL_ARGV, script), environment))

@@ -73,7 +73,8 @@ def binaries() -> Iterator[str]:
 class Plan:
     """One start, put together: what the sandbox is made of, and what will run in it.
 
-    :param options: bubblewrap's
+    :param options: bubblewrap's, of what it mounts
+    :param start: the folder that its program begins in, where the call does not say so
     :param filter: of system calls, in force from before the launcher; empty for none
     :param person: whom to become first; None for nobody else
     :param staged: the sources of ``options`` that this person could not get to
@@ -88,6 +89,7 @@ class Plan:
 
     mode: Mode
     options: tuple[str, ...]
+    start: str
     filter: bytes
     person: Person | None
     staged: tuple[str, ...]
@@ -104,8 +106,16 @@ class Plan:
     @property
     def key(self) -> object:
         """Equal for plans that the same ready-made sandbox could carry out."""
-        made_of = self.mode, self.options, self.filter, self.person, self.staged, self.folders, self.tcp, self.connect
-        return made_of, self.limits, self.environment, self.standing, self.secrets is not None, self.merge_stderr
+        made_of = self.mode, self.options, self.start, self.filter, self.person, self.staged, self.folders, self.tcp
+        return (
+            made_of,
+            self.connect,
+            self.limits,
+            self.environment,
+            self.standing,
+            self.secrets is not None,
+            self.merge_stderr,
+        )
 
 
 class Bubblewrap:
@@ -185,16 +195,16 @@ class Bubblewrap:
             self._git = git
         found = toolchains.find(profile.workspace)
         folders = mounts.folder_access(capabilities, profile, found)
-        options = _options(capabilities, folders, profile)
+        options: Sequence[str] = mounts.arguments(folders, profile)
         environment = _environment(profile, found, git)
         if capabilities.uses("net.fetch"):
             environment |= network.environment(capabilities)
-        if "\0" in "".join((*options, *argv, *environment, *environment.values())):
+        start = _start(folders, profile)
+        if "\0" in "".join((start, *argv, *environment, *environment.values())):
             raise ToolError(
                 "an argument, folder or variable has a NUL character in it, which no program can be given",
                 kind="invalid_input",
             )
-        start = options[options.index("--chdir") + 1]
         cwd = profile.cwd or start
         if not any(mounts.is_beneath(cwd, folder) for folder in folders):
             raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
@@ -216,6 +226,7 @@ class Bubblewrap:
         return Plan(
             mode,
             tuple(options),
+            start,
             self._system_calls if self._system_calls is not None else _filter(profile),
             person,
             tuple(staged),
@@ -263,7 +274,7 @@ class Bubblewrap:
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join(mounts.as_they_stand(plan.options))))
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join(_carried_out(plan.options, plan.start))))
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
             # has died, it would end there, and they would wait for it for ever.
@@ -324,18 +335,18 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
 
     :raises ToolError: ``unavailable`` where the set cannot be enforced
     """
-    found = toolchains.find(profile.workspace)
-    return mounts.as_they_stand(_options(capabilities, mounts.folder_access(capabilities, profile, found), profile))
+    folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace))
+    return _carried_out(mounts.arguments(folders, profile), _start(folders, profile))
 
 
-def _options(capabilities: CapabilitySet, folders: Mapping[str, mounts.Access], profile: Profile) -> list[str]:
+def _carried_out(options: Sequence[str], start: str) -> list[str]:
+    return [*_FIXED, *mounts.as_they_stand(options), "--chdir", start]
+
+
+def _start(folders: Mapping[str, mounts.Access], profile: Profile) -> str:
+    """The folder that a program begins in, where its call does not say so."""
     inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
-    return [
-        *_FIXED,
-        *mounts.arguments(folders, profile),
-        "--chdir",
-        profile.workspace if inside else profile.scratch,
-    ]
+    return profile.workspace if inside else profile.scratch
 
 
 def _filter(profile: Profile) -> bytes:

@@ -45,6 +45,7 @@ if ($program) {
     open(my $other, "<&=", $_) && close($other) for @others;
     my $watched = "";
     vec($watched, $_, 1) = 1 for ($lifeline, $ended);
+    kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
     for (;;) {
         while ((my $gone = waitpid(-1, 1)) > 0) {
             next if $gone != $program;

@@ -58,9 +58,11 @@ _NAMESPACES = ("mnt", "net", "pid", "user")
 _CHANNEL, _LETTER = 3, 4
 """The numbers that a waiting shell has them under."""
 
+# First it goes once through what it will do later, so that the memory for it is there when somebody waits.
 # One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell; others
 # are given to a bash of their own, in place of this one.
 _BOOT = (
+    f"IFS= read -rd ''</dev/null;exec 9<&{_LETTER} 9<&-;printf '' >&{_CHANNEL};eval -- :;"
     f"printf r >&{_CHANNEL};IFS= read -rn1 -u{_CHANNEL}||exit 125;IFS= read -rd '' -u{_LETTER};"
     f"IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;"
     'case $REPLY in ??*)cd -P -- "${REPLY#?}" 2>/dev/null||'

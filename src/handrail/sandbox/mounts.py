@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -32,14 +33,16 @@ Access = Literal["ro", "rw"]
 _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
-def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
+def arguments(folders: Mapping[str, Access], profile: Profile) -> tuple[str, ...]:
     """The mount options, in the order they are to be carried out.
 
     :param folders: what :func:`folder_access` gives
+    :raises ToolError: ``invalid_input`` for a path with a NUL character
     """
     now = time.monotonic()
     system = _programs(), _configuration.options(now), _kernel()
-    for folder in folders:
+    outer = tuple(folders)
+    for folder in _configured(outer):
         _configuration.place_for(folder, now)
     mounts: list[_Mount] = [*folders.items()]
     for path in profile.hidden:
@@ -48,7 +51,13 @@ def arguments(folders: Mapping[str, Access], profile: Profile) -> list[str]:
         mounts.append((real, _kind(real if within else _configuration.shown(real, now))))
     mounts += _kept(folders, profile)
     sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
-    return [*_assembled(system, sizes, tuple(folders), tuple(mounts))]
+    return _assembled(system, sizes, outer, tuple(mounts))
+
+
+@lru_cache(maxsize=64)
+def _configured(folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Those of the folders that programs would look for in what may be shown them as a copy."""
+    return tuple(folder for folder in folders if any(is_beneath(folder, top) for top in _PRIVATE_CONFIGURATION))
 
 
 @lru_cache(maxsize=64)
@@ -75,6 +84,8 @@ def _assembled(
             else:
                 options += ["--perms", "0000", "--size", "4096", "--tmpfs", path, "--remount-ro", path]
             sealed += ["--remount-ro", path] if inner else []
+    if "\0" in "".join(options):
+        raise ToolError("a folder has a NUL character in its path, which no program can be given", kind="invalid_input")
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
 
 
@@ -86,6 +97,8 @@ def _kept(folders: Mapping[str, Access], profile: Profile) -> list[_Mount]:
     """
     kept: dict[str, Access | Literal["hidden"]] = {}
     fixed = [(path, "ro") for path in (*_workspace_files(profile), *profile.pinned)]
+    if not fixed and not profile.masked:
+        return []
     for path, access in (*fixed, *((path, "hidden") for path in profile.masked)):
         inner = max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
         if inner is None or (access == "ro" and folders[inner] == "ro"):
@@ -133,17 +146,27 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
         real = os.path.realpath(folder)
         if os.path.exists(real) and not any(is_beneath(real, system) for system in SYSTEM):  # noqa: PTH110
             found[real] = "ro"
-    writable: list[str] = []
-    for place in (profile.workspace, *profile.writable, *profile.further):
-        may_write = profile.workspace_writable
-        seen: dict[str, bool] = {}
-        for part in _reached(capabilities, "fs.write", place, seen) if place not in profile.further else ():
-            found[part] = "rw" if may_write else "ro"
-            if may_write:
-                writable.append(part)
-        for part in _reached(capabilities, "fs.read", place, seen):
-            if not any(is_beneath(part, other) for other in writable):
-                found[part] = "ro"
+    patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
+    seen: dict[str, bool | None] = {}
+    writable: set[str] = set()
+    for part in _parts(patterns, (profile.workspace, *profile.writable), profile.further):
+        path = part.path
+        if path not in seen:
+            seen[path] = _stands(path)
+        is_folder = seen[path]
+        if is_folder is None:
+            continue
+        if not (part.covers_folder if is_folder else part.covers_file):
+            raise ToolError(
+                f"{part.capability} names only some of the files in {path}, and a sandbox mounts whole folders; "
+                "name a folder in requires instead",
+                kind="unavailable",
+            )
+        if part.capability == "fs.write" and profile.workspace_writable:
+            found[path] = "rw"
+            writable.add(path)
+        elif writable.isdisjoint(part.within):
+            found[path] = "ro"
     found[profile.scratch] = "rw"
     return dict(_outer_first(tuple(found.items())))
 
@@ -156,61 +179,81 @@ def _outer_first(folders: tuple[tuple[str, Access], ...]) -> tuple[tuple[str, Ac
 _Patterned = Literal["fs.read", "fs.write"]
 
 
-def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str, seen: dict[str, bool]) -> Iterator[str]:
-    """The parts of ``place`` that the set covers whole.
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What a capability set covers whole of one of the profile's places.
 
-    :param seen: those that were looked at for this very start, which are added to; and whether each is a folder
+    :param covers_folder: whether all of it, should it be a folder
+    :param covers_file: whether it, should it be a file
+    :param within: the parts that the set may write, as far as this one is in them
     """
-    patterns = tuple((layer.fs_read, layer.fs_write)[capability == "fs.write"] for layer in capabilities.layers)
-    for part, covers_folder, covers_file in _parts(patterns, capability, place):
-        if part not in seen:
-            try:
-                is_folder, real = _stands(part)
-            except (OSError, ValueError):
-                continue
-            if real != part:
-                raise ToolError(
-                    f"{part} has become a symbolic link; a sandbox mounts real folders only", kind="conflict"
-                )
-            seen[part] = is_folder
-        if not (covers_folder if seen[part] else covers_file):
-            raise ToolError(
-                f"{capability} names only some of the files in {part}, and a sandbox mounts whole folders; "
-                "name a folder in requires instead",
-                kind="unavailable",
-            )
-        yield part
+
+    path: str
+    capability: _Patterned
+    covers_folder: bool
+    covers_file: bool
+    within: frozenset[str]
 
 
-def _stands(path: str) -> tuple[bool, str]:
-    """Whether it is a folder, and its canonical path: the kernel says that sooner than it can be found out."""
-    descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+def _stands(path: str) -> bool | None:
+    """Whether it is a folder; None where nothing can be found there. The kernel says what is canonical sooner than it can
+    be found out.
+
+    :raises ToolError: ``conflict`` where it is not canonical any more
+    """
+    try:
+        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except (OSError, ValueError):
+        return None
     try:
         is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        return is_folder, os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - at every start
+        real = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - at every start
+    except OSError:
+        return None
     finally:
         os.close(descriptor)
+    if real != path:
+        raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
+    return is_folder
 
 
 @lru_cache(maxsize=256)
 def _parts(
-    patterns: tuple[tuple[str, ...], ...], capability: _Patterned, place: str
-) -> tuple[tuple[str, bool, bool], ...]:
-    """What these patterns, of one layer each, reach of ``place``; and whether all of it where that is a folder or a file."""
-    capabilities = CapabilitySet(tuple(Layer("", fs_read=one, fs_write=one) for one in patterns))
-    found: list[tuple[str, bool, bool]] = []
+    patterns: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...], places: tuple[str, ...], further: tuple[str, ...]
+) -> tuple[_Part, ...]:
+    """What a set reaches of these places, the writable parts of each before the readable ones.
+
+    :param patterns: what may be written and what may be read, of each layer
+    :param further: places to be read only
+    """
+    capabilities = CapabilitySet(tuple(Layer("", fs_write=write, fs_read=read) for write, read in patterns))
+    found: list[_Part] = []
+    writable: list[str] = []
+    for place in (*places, *further):
+        if place not in further:
+            parts = [_covered(capabilities, "fs.write", part, ()) for part in _reached(capabilities, "fs.write", place)]
+            writable += [part.path for part in parts]
+            found += parts
+        found += (
+            _covered(capabilities, "fs.read", part, writable) for part in _reached(capabilities, "fs.read", place)
+        )
+    return tuple(found)
+
+
+def _reached(capabilities: CapabilitySet, capability: _Patterned, place: str) -> Iterator[str]:
     for folder in capabilities.folders(capability):
         if is_beneath(folder, place):
-            part = folder
+            yield folder
         elif is_beneath(place, folder):
-            part = place
-        else:
-            continue
-        # Nothing in it is outside the set: tried on names that no pattern was written for.
-        probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
-        whole = all(capabilities.allows(capability, probe) for probe in probes)
-        found.append((part, whole, capabilities.allows(capability, part)))
-    return tuple(found)
+            yield place
+
+
+def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, writable: Iterable[str]) -> _Part:
+    # Nothing in it is outside the set: tried on names that no pattern was written for.
+    probes = (f"{part}/~handrail-probe", f"{part}/.~handrail-probe/.~~/~", f"{part}/~/~/~/~handrail.probe~")
+    whole = all(capabilities.allows(capability, probe) for probe in probes)
+    within = frozenset(other for other in writable if is_beneath(part, other))
+    return _Part(part, capability, whole, capabilities.allows(capability, part), within)
 
 
 def _kind(path: str) -> Literal["hidden file", "hidden folder", "gone"]:

@@ -263,12 +263,13 @@ class Confined(Piped):
             return
         except OSError:
             said = b""
-        self._unwatch(self._lifeline)
-        if said:
-            if not self._known.done():
-                self._read_status()
-            _leaving.add(self)
-            self._all_gone(said[0])
+        if not said:
+            self._unwatch(self._lifeline)
+            return
+        if not self._known.done():
+            self._read_status()
+        _leaving.add(self)
+        self._all_gone(said[0])
 
     def _exited(self) -> None:
         """bubblewrap's outer process has ended; should it have been killed, end what is left."""

@@ -54,6 +54,7 @@ class PublicCopy:
         self._source = source
         self._places = places
         self._at: Path | None = None
+        self._tree = ""
         self._use = -1
         self._known: Entries | None = None
         self._points: dict[str, bool] = {}
@@ -75,8 +76,7 @@ class PublicCopy:
                     kind="unavailable",
                 ) from error
             self._looked_at = now
-        assert self._at is not None
-        return str(self._at / "tree")
+        return self._tree
 
     def place_for(self, path: str, now: float) -> None:
         """Have something in the copy that can be mounted over, for a path beneath the source that is not public."""
@@ -89,6 +89,7 @@ class PublicCopy:
     def _brought_up(self) -> None:
         if self._at is None or not (self._at / "list").exists():
             self._at, self._known = self._taken(), None
+            self._tree = str(self._at / "tree")
         if self._wanted() == self._known:
             return
         with _alone(self._at):
