@@ -1,8 +1,9 @@
-"""Tests go on where a process of pytest-xdist dies: by a test's time-out, by a signal.
+"""Tests go on where a process of pytest-xdist dies, by a test's time-out or by a signal; and giving them out costs little.
 
 pytest-xdist 3.8 gives what a dead process had left to another, together with what it had finished (of which no word
 comes back any more) and the test that it died in (of which the next one dies). Then everybody waits for everybody, for
-ever: issues 1323, 1327 and 1378 of pytest-dev/pytest-xdist.
+ever: issues 1323, 1327 and 1378 of pytest-dev/pytest-xdist. And after each test it counts through all that were before
+it, which is a tenth of the work of thousands of small ones.
 """
 
 # pyright: reportMissingTypeStubs=false
@@ -14,12 +15,37 @@ import pytest
 from xdist.scheduler import LoadGroupScheduling
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from xdist.remote import Producer
     from xdist.workermanage import WorkerController
 
+AHEAD = 8
+"""Tests that a process knows beyond the one it runs: while it knows none it waits for this one."""
+
 
 class GoingOn(LoadGroupScheduling):
-    """Of a dead process only what is left goes to another; the test that it died in failed, and is not tried again."""
+    """Of a dead process only what is left goes to another; the test that it died in failed, and is not tried again.
+
+    A process's assigned work is what it has not finished.
+    """
+
+    def __init__(self, config: pytest.Config, log: Producer | None = None) -> None:
+        super().__init__(config, log)
+        self._places: dict[WorkerController, dict[str, int]] = {}
+
+    def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+        super().add_node_collection(node, collection)
+        self._places[node] = {test: place for place, test in enumerate(collection)}
+
+    def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
+        test = self.registered_collections[node][item_index]
+        scope = self._split_scope(test)
+        unit = self.assigned_work[node][scope]
+        unit[test] = True
+        if all(unit.values()):
+            del self.assigned_work[node][scope]
+        self._reschedule(node)
 
     def remove_node(self, node: WorkerController) -> str | None:
         units = self.assigned_work[node]
@@ -38,12 +64,26 @@ class GoingOn(LoadGroupScheduling):
         return died_in.removesuffix(f"@{self._split_scope(died_in)}")  # its name without that of its group
 
     def _reschedule(self, node: WorkerController) -> None:
-        """A process begins a test when it knows the one after it, or that there is none."""
-        if node not in self.registered_collections:
-            return  # it has not said yet which tests it finds
-        super()._reschedule(node)
-        while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
-            super()._reschedule(node)
+        """A process begins a test when it knows the one after it, or that there is none.
+
+        It is given several at a time, until so few are left that the last ones are better shared out one by one.
+        """
+        if node not in self.registered_collections or node.shutting_down:
+            return  # it has not said yet which tests it finds, or it needs no more
+        if not self.workqueue:
+            node.shutdown()
+            return
+        known = self._pending_of(self.assigned_work[node])
+        if known > 2:
+            return
+        wanted = AHEAD if len(self.workqueue) > 8 * AHEAD * len(self.nodes) else 3
+        given: list[int] = []
+        while self.workqueue and known < wanted:
+            scope, unit = self.workqueue.popitem(last=False)
+            self.assigned_work[node][scope] = unit
+            given += (self._places[node][test] for test, done in unit.items() if not done)
+            known += len(unit)
+        node.send_runtest_some(given)
 
 
 @pytest.hookimpl(optionalhook=True)
