@@ -125,7 +125,7 @@ ROWS: dict[str, str] = {
     "A-10a": "A session is suspended and goes on in another process: its messages, state, answered rules and folders come back, a run killed in the middle answers every call, and a fork takes what was said but no rights.",
     "F-01": "The library is small, typed and loads lazily.",
     "F-02a": "The command line, each command loaded when used, with documented exit codes, --json, and completion by Tab.",
-    "F-03": "An MCP server on stdin and HTTP speaks both eras: content as content, forms for approvals and questions, held calls, progress, logs, resources, list changes, and only those who may come.",
+    "F-03": "An MCP server on stdin and HTTP speaks both eras: content as content, forms for approvals and questions, held calls, progress, logs, resources, list changes, tasks that are jobs, and only those who may come.",
     "F-04": "Many upstream MCP servers stand behind one kernel, each kept by one owner with waits between attempts, under grants of its own, and one that dies, hangs or lies harms no other.",
     "F-05": "An editor that speaks ACP has the agent: calls with kinds, places and diffs, permission requests with the rule they store, plans, modes, terminals, unsaved files, and sessions that load again.",
     "F-11": "Settings come from defaults, two files, variables and flags, each with its origin and all faults at once; of a workspace's file denies and asks always count, the rest only from content that a person has trusted.",

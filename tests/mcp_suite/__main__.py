@@ -26,20 +26,22 @@ READY_S = 60.0
 @dataclass(frozen=True, slots=True)
 class Leg:
     """:param least: how many scenarios are to pass
-    :param of: how many there are"""
+    :param of: how many there are
+    :param plain: how many where what is served makes no tasks, as the plain SDK server does not"""
 
     title: str
     version: str
     which: tuple[str, ...]
     least: int
     of: int
+    plain: int | None = None
 
 
 SERVER = (
     Leg("0.1.16 --suite all", OLD, ("--suite", "all"), 32, 32),
     Leg("alpha.12 2025-11-25", NEW, ("--suite", "all", "--spec-version", "2025-11-25"), 33, 33),
     Leg("alpha.12 2026-07-28", NEW, ("--suite", "all", "--spec-version", "2026-07-28"), 40, 40),
-    Leg("alpha.12 --requirements 2026-07-28", NEW, ("--requirements", "2026-07-28"), 41, 50),
+    Leg("alpha.12 --requirements 2026-07-28", NEW, ("--requirements", "2026-07-28"), 50, 50, plain=41),
 )
 CLIENT = (
     Leg("0.1.16", OLD, (), 26, 26),
@@ -122,9 +124,10 @@ def main(arguments: list[str]) -> int:
     for row in rows:
         try:
             for leg, found in measured(row, lambda version: suites.setdefault(version, installed(version))):
-                fits = len(found.passed) >= leg.least and found.total == leg.of
+                least = leg.least if row == "server" or leg.plain is None else leg.plain
+                fits = len(found.passed) >= least and found.total == leg.of
                 worst = max(worst, 0 if fits or row in THEIRS else 1)
-                mark = "" if row in THEIRS else "  ok" if fits else f"  MISSED: {leg.least}/{leg.of} is to be reached"
+                mark = "" if row in THEIRS else "  ok" if fits else f"  MISSED: {least}/{leg.of} is to be reached"
                 print(f"{row:10} {leg.title:36} {len(found.passed):>3}/{found.total}{mark}", flush=True)
                 for name, why in found.failed.items():
                     print(f"{'':10} - {name}: {why}", flush=True)

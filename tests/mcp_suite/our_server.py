@@ -14,6 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
+
 from handrail import Tool, tool
 from handrail.faces.mcp.http import Listening, listen
 from handrail.faces.mcp.serving import Serving
@@ -22,7 +24,7 @@ from handrail.testing.kernels import temporary_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 PACK = Path(__file__).parent / "pack"
-RULES = ("allow test_*", "allow json_schema_2020_12_tool")
+RULES = ("allow test_*", "allow json_schema_2020_12_tool", *TASK_RULES)
 GATEWAY_RULES = ("allow mcp:plain:*",)
 
 
@@ -57,12 +59,12 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
         await kernels[0].reload(own)
         return "another list of prompts"
 
-    own: list[Tool] = [tool_change, prompt_change]
+    own: list[Tool] = [tool_change, prompt_change, *TASK_TOOLS]
     return own, kernels
 
 
 async def main(port: int, *, gateway: bool) -> None:
-    serving, listening = Serving(discovery="all"), Listening("127.0.0.1", port)
+    serving, listening = Serving(discovery="all", task_after_s=TASK_AFTER_S), Listening("127.0.0.1", port)
     with tempfile.TemporaryDirectory(prefix="handrail-conformance-") as made:
         folder = Path(made)
         if gateway:

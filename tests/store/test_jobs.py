@@ -111,8 +111,10 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     rows = [row(number) for number in range(1, 9)]
     await table.commit(*(table.add(one) for one in rows))
     await table.commit(*(table.end(one.moved("done", one.job.created_ns * 10)) for one in rows[:6]))
-    keep = Retention(most=3, age_ns=1_000)
+    keep = Retention(most=3, age_ns=1_000, sure_ns=0)
     assert [one.id for one in table.retired(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
+    young = Retention(most=3, age_ns=1_000, sure_ns=75)
+    assert [one.id for one in table.retired(100, young)] == [one.id for one in rows[:2]], "nor one that is too young"
     assert {one.id for one in table.retired(1_045, keep)} == {one.id for one in rows[:4]}, "and none that is too old"
     await table.commit(table.remove(one.id for one in rows))
     assert [one.id for one in table.all()] == [one.id for one in rows[6:]], "what has not ended is never removed"

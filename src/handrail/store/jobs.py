@@ -55,10 +55,14 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """For how long jobs that ended are kept: so many, and so long."""
+    """For how long jobs that ended are kept: so many, and so long.
+
+    :param sure_ns: so long also where there are more of them
+    """
 
     most: int = 1_000
     age_ns: int = 7 * 24 * 3600 * 1_000_000_000
+    sure_ns: int = 15 * 60 * 1_000_000_000
 
 
 class JobTable:
@@ -123,8 +127,8 @@ class JobTable:
     def retired(self, now_ns: int, keep: Retention) -> list[JobRow]:
         """Those that ended so long ago, or before so many others, that they are to be removed."""
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
-        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR id NOT IN ({newest}))"
-        return self._rows(where, (now_ns - keep.age_ns, keep.most))
+        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (ended_ns < ? AND id NOT IN ({newest})))"
+        return self._rows(where, (now_ns - keep.age_ns, now_ns - keep.sure_ns, keep.most))
 
     def _rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
         with readable(self._database.path):

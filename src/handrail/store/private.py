@@ -8,6 +8,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 
+from handrail.contract.errors import StartError
 from handrail.store.folders import unwritable
 
 
@@ -53,3 +54,19 @@ def write(path: Path, content: bytes) -> None:
             raise
     except OSError as error:
         raise unwritable(path.parent, error) from None
+
+
+def once(path: Path, content: bytes) -> bytes | None:
+    """Put ``content`` there unless there is something already; what is there then, or None where that cannot be trusted.
+
+    However many do so at once, all get the same.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    if not path.exists():
+        with suppress(StartError, OSError):
+            write(temporary, content)
+            try:
+                os.link(temporary, path)
+            finally:
+                temporary.unlink()
+    return read(path, len(content))

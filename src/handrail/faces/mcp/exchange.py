@@ -29,6 +29,8 @@ from handrail.contract.schema import InvalidSchema, compile_schema
 if TYPE_CHECKING:
     from mcp.server.context import ServerRequestContext
 
+TASKS = "io.modelcontextprotocol/tasks"
+"""The extension by which a call that goes on is answered with a task."""
 MOST_WAITING = 1_000
 """Messages that wait to be told; of more, progress is dropped."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
@@ -60,6 +62,12 @@ class Line:
     def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
         """Whether the client said that it answers this."""
         return not lacking(self.context.session.client_capabilities, method, params)
+
+    @property
+    def tasks(self) -> bool:
+        """Whether it takes a task for an answer: each request of the stateless era says so for itself."""
+        declared = self.context.session.client_capabilities
+        return self.modern and declared is not None and TASKS in (declared.extensions or {})
 
 
 def lacking(
@@ -114,10 +122,16 @@ class Exchange:
         """What the client would have had to declare for requests that were looked for, by their methods."""
         self.may_hold: Callable[[], bool] = lambda: True
         """Whether one more call may be held."""
+        self.beside = False
+        """It was answered with a task, which is asked and told nothing on any line."""
+        self.said = ""
+        """What such a call told last of how far it is."""
         self._gone = False
         """The client did not come back in time."""
         self._given = dict(given or {})
         self._groups: list[_Group] = []
+        self._named: set[str] = set()
+        """Each key that the client was ever asked by: the same one never means two things."""
         self._outbox: deque[Event] = deque()
         self._hangs_up = False
         """Its line is to be hung up, which waits among what is told."""
@@ -162,6 +176,10 @@ class Exchange:
 
     def happened(self, event: Event) -> None:
         """Something of the call to tell the client of, in order."""
+        if self.beside:
+            if event.kind == "progress" and isinstance(message := event.data.get("message"), str) and message:
+                self.said = message
+            return
         if event.kind == "progress" and len(self._outbox) >= MOST_WAITING:
             return
         if len(self._outbox) < 10 * MOST_WAITING:
@@ -247,14 +265,13 @@ class Exchange:
     async def _ask_later(self, asks: Mapping[str, Ask]) -> Mapping[str, Mapping[str, Any]]:
         if not self.may_hold():
             raise ToolError("too many calls wait for this client's answers already", kind="limit")
-        taken = {key for group in self._groups for key in group.asks}
         named: dict[str, tuple[str, Ask]] = {}
         for key, ask in asks.items():
             name, number = key, 2
-            while name in taken:
+            while name in self._named:
                 name, number = f"{key}-{number}", number + 1
             named[name] = (key, ask)
-            taken.add(name)
+            self._named.add(name)
         group = _Group(named, asyncio.get_running_loop().create_future())
         self._groups.append(group)
         self._wake.set()
@@ -279,6 +296,15 @@ class Exchange:
                     del group.asks[name]
             if not group.asks and not group.waiting.done():
                 group.waiting.set_result(None)
+
+    def go_beside(self) -> None:
+        """The call goes on without a line from now on: its client looks at it when it likes."""
+        self.beside = True
+        self._outbox.clear()
+
+    def seen(self, line: Line) -> None:
+        """Its client, which may have been given up, looked at it."""
+        self.latest, self._gone = line, False
 
     def abandon(self) -> None:
         """The client did not come back: whoever waits for its answers goes without, and whoever asks from now on."""

@@ -26,6 +26,8 @@ CAPABILITIES: Mapping[str, Any] = {
     "tools": {"listChanged": True},
 }
 """As the SDK says them of the server."""
+EXTENSIONS: Mapping[str, dict[str, Any]] = {"io.modelcontextprotocol/tasks": {}}
+"""What it says beside them in the stateless era; the older one has no word for it."""
 
 
 def instructions(kernel: Kernel) -> str:

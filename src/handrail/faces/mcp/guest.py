@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import re
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -58,6 +60,8 @@ class Guest:
         """Told the URI of a resource that has changed."""
         self.parked: OrderedDict[str, str] = OrderedDict()
         """The calls that wait for a person, by what they are."""
+        self.kept_until = -math.inf
+        """On the monotonic clock: as long as that somebody may ask what its tasks came to."""
         self.busy = 0
         """Requests of its that are being answered."""
         self._desk = desk
@@ -80,7 +84,7 @@ class Guest:
 
     @property
     def idle(self) -> bool:
-        return not (self.busy or self.exchanges or self.held)
+        return not (self.busy or self.exchanges or self.held) and time.monotonic() > self.kept_until
 
     # ── its calls ────────────────────────────────────────────────────────────────────────────────
 
@@ -94,11 +98,11 @@ class Guest:
             return Result.error("limit", f"{MOST_CALLS:,} calls of this client are on their way; wait for some of them")
         same = _fingerprint(tool_id, proposed)
         if (waiting := self.parked.get(same)) is not None and waiting not in self.exchanges:
-            exchange = self._exchange(waiting, given)
+            exchange = self.exchange(waiting, given)
             exchange.begin(self._collect(waiting, same))
             return exchange
         turn = self.session.turn()
-        exchange = self._exchange(call_id(self.session.id, turn.number, 0), given)
+        exchange = self.exchange(call_id(self.session.id, turn.number, 0), given)
 
         async def carried_out() -> Answer:
             (answer,) = await turn.call_all([proposed])
@@ -108,7 +112,8 @@ class Guest:
         exchange.begin(carried_out())
         return exchange
 
-    def _exchange(self, call: str, given: Mapping[str, Any] | None) -> Exchange:
+    def exchange(self, call: str, given: Mapping[str, Any] | None = None) -> Exchange:
+        """What one of its calls tells and asks it, from now on."""
         exchange = Exchange(call, given)
         exchange.may_hold = lambda: len(self.held) < MOST_HELD and self._hold()
         self.exchanges[call] = exchange

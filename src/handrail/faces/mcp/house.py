@@ -56,7 +56,7 @@ class House:
         self._closed = True
         for _, timer in self._held.values():
             timer.cancel()
-        await asyncio.gather(*(self._leave(visit) for visit in tuple(self._here)))
+        await asyncio.gather(*(self.leave(visit) for visit in tuple(self._here)))
         for task in tuple(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -81,7 +81,7 @@ class House:
 
     async def _visit(self, context: ServerRequestContext[Any]) -> Visit:
         if context.protocol_version in MODERN_PROTOCOL_VERSIONS:
-            key = (_principal(), self._answers_forms(context))
+            key = (principal(), self._answers_forms(context))
             if (visit := self._visits.get(key)) is None:
                 async with self._opening:
                     visit = self._visits.get(key) or await self._admit(key)
@@ -93,7 +93,7 @@ class House:
                 if (visit := connection.state.get(_VISIT)) is None:
                     visit = await self._open(self._answers_forms(context))
                     connection.state[_VISIT] = visit
-                    connection.exit_stack.callback(lambda: self.spawn(self._leave(visit)))
+                    connection.exit_stack.callback(lambda: self.spawn(self.leave(visit)))
         visit.heard(context.session)
         return visit
 
@@ -114,11 +114,18 @@ class House:
                 raise MCPError(INTERNAL_ERROR, f"{self.serving.most_guests:,} clients are served already; try later")
         for other in over:
             del self._used[other]
-            self.spawn(self._leave(self._visits.pop(other)))
+            self.spawn(self.leave(self._visits.pop(other)))
         visit = self._visits[key] = await self._open(key[1])
         return visit
 
-    async def _open(self, answers_forms: bool) -> Visit:
+    async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:
+        """Open a session again that was left with work in it, for as long as that takes.
+
+        :raises HandrailError: when somebody else has it open, or nobody can
+        """
+        return await self._open(self._answers_forms(context), session_id)
+
+    async def _open(self, answers_forms: bool, session_id: str | None = None) -> Visit:
         if self._closed:
             raise MCPError(INTERNAL_ERROR, "this server is closing")
         serving = self.serving
@@ -126,20 +133,24 @@ class House:
             self.kernel.approvals, serving.wait_s, serving.hold_s, lambda: len(self._held) < serving.most_held
         )
         attendant = guest if answers_forms else None
-        guest.enter(await self.kernel.session(headless=attendant is None, attendant=attendant, peer=guest))
+        opened = self.kernel.session(session_id, headless=attendant is None, attendant=attendant, peer=guest)
+        guest.enter(await opened)
         visit = Visit(self, guest)
         self._here.add(visit)
         return visit
 
-    async def _leave(self, visit: Visit) -> None:
-        """The client has gone for good."""
+    async def leave(self, visit: Visit) -> None:
+        """The client has gone for good. What it can still ask for outlasts that: a task, also one that ended not long ago."""
         if visit in self._here:
             self._here.discard(visit)
             visit.close()
-            for exchange in tuple(visit.guest.exchanges.values()):
+            under_way = tuple(visit.guest.exchanges.values())
+            for exchange in under_way:
                 exchange.stop()
+            session = visit.guest.session
+            asked_for = any(one.beside for one in under_way) or time.monotonic() <= visit.guest.kept_until
             with contextlib.suppress(Exception):  # it is on record why, and nobody is there to be told
-                await visit.guest.session.close()
+                await (session.suspend() if asked_for else session.close())
 
     # ── calls that wait for their client to come back ────────────────────────────────────────────
 
@@ -175,6 +186,7 @@ def _connection_of(context: ServerRequestContext[Any]) -> Connection:
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
-def _principal() -> tuple[str, str | None, str | None] | None:
+def principal() -> tuple[str, str | None, str | None] | None:
+    """Who makes the request that is being answered, where anybody has to say who they are."""
     token = get_access_token()
     return None if token is None else principal_components(token)

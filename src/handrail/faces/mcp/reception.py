@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import orjson
 
-from handrail.faces.mcp.greeting import greeting
+from handrail.faces.mcp.greeting import EXTENSIONS, greeting
 from handrail.faces.mcp.serving import Serving
 from handrail.faces.mcp.stdio import wire
 from handrail.faces.mcp.tools import DOOR, DOOR_TOOL, as_tool, page_from, specs_of
@@ -165,7 +165,8 @@ class Reception:
         if params.keys() != {"_meta"} or not self._is_same(params["_meta"]):
             return None
         said = greeting(self._kernel)
-        about = {"capabilities": said["capabilities"], "instructions": said["instructions"]}
+        capabilities = {**said["capabilities"], "extensions": EXTENSIONS}
+        about = {"capabilities": capabilities, "instructions": said["instructions"]}
         return self._whole({"supportedVersions": [NEWER], **about}, said["serverInfo"])
 
     def _list(self, params: _Json) -> _Json | None:

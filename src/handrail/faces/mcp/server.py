@@ -23,10 +23,11 @@ from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.peer import NOT_ANSWERED
 from handrail.contract.result import Result
 from handrail.faces.mcp.exchange import LEVELS, Exchange, Line, as_request
-from handrail.faces.mcp.greeting import instructions
+from handrail.faces.mcp.greeting import EXTENSIONS, instructions
 from handrail.faces.mcp.house import House
 from handrail.faces.mcp.listing import page_of, rendered, unwrapped, with_schemas
 from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
+from handrail.faces.mcp.tasks import Tasks
 from handrail.faces.mcp.tools import DOOR, DOOR_TOOL, as_tool, specs_of
 
 if TYPE_CHECKING:
@@ -95,6 +96,7 @@ def build(house: House) -> Server[dict[str, Any]]:
         get_tool_input_schema=faces.input_schema,
         cache_hints=_HINTS,  # what is listed is each client's own, and may be old at once
     )
+    server.extensions.update(EXTENSIONS)
     for method, params_type, handler in faces.handlers():
         server.add_request_handler(method, params_type, handler)
     security = RequestStateSecurity.ephemeral(ttl=house.serving.hold_s + _GIVE_UP_S)
@@ -108,6 +110,7 @@ class Doors:
     def __init__(self, house: House) -> None:
         self._house = house
         self._kernel = house.kernel
+        self._tasks = Tasks(house)
 
     def handlers(self) -> list[tuple[str, type[BaseModel], Any]]:
         """Method, parameters, and what answers it."""
@@ -124,6 +127,7 @@ class Doors:
             ("prompts/get", types.GetPromptRequestParams, whole(self.on_get_prompt)),
             ("completion/complete", types.CompleteRequestParams, whole(self.on_complete)),
             ("logging/setLevel", types.SetLevelRequestParams, self.on_set_level),
+            *self._tasks.handlers(),
         ]
 
     # ── tools ────────────────────────────────────────────────────────────────────────────────────
@@ -155,7 +159,11 @@ class Doors:
             name, arguments = params.name, cast("Mapping[str, Any]", params.arguments or {})
             if name == DOOR and self._has_door(line):
                 name, arguments = unwrapped(arguments)
-            found = await self._carried_out(visit, line, params, ProposedCall(name, arguments))
+            entry = self._kernel.generation.resolve(name)
+            if entry is not None:
+                self._tasks.check(line, entry.spec, arguments)
+            spec = entry.spec if entry is not None else None
+            found = await self._carried_out(visit, line, params, ProposedCall(name, arguments), spec)
             if not isinstance(found, Answer):
                 return found
             result = found.model
@@ -169,10 +177,16 @@ class Doors:
             return content
 
     async def _carried_out(
-        self, visit: Visit, line: Line, params: types.InputResponseRequestParams, proposed: ProposedCall
-    ) -> Answer | types.InputRequiredResult:
-        """Make a call, or come back to it; its answer, or what has to be asked first.
+        self,
+        visit: Visit,
+        line: Line,
+        params: types.InputResponseRequestParams,
+        proposed: ProposedCall,
+        spec: ToolSpec | None = None,
+    ) -> Answer | types.InputRequiredResult | dict[str, Any]:
+        """Make a call, or come back to it; its answer, the task that it became, or what has to be asked first.
 
+        :param spec: what is called, where its client may be answered with a task
         :raises MCPError: where the client would have had to declare what it did not
         """
         guest = visit.guest
@@ -189,8 +203,12 @@ class Doors:
         try:
             if params.request_state is not None:
                 exchange.answered(given)
-            found = await exchange.follow(line)
+            with self._tasks.in_time(line, spec, guest, exchange):
+                found = await exchange.follow(line)
             if isinstance(found, Answer):
+                if line.tasks and spec is not None and (task := await self._tasks.made_of(guest, exchange, found)):
+                    held = True
+                    return task
                 if line.modern and (lacked := _lacked(exchange, found)):
                     raise _lacking(lacked, found)
                 return found
@@ -347,7 +365,7 @@ def whole(answer: Callable[[Context, Any], Awaitable[Any]]) -> Callable[[Context
     async def said(context: Context, params: Any) -> Any:
         result = await answer(context, params)
         if isinstance(result, dict):
-            cast("dict[str, Any]", result)["resultType"] = "complete"
+            cast("dict[str, Any]", result).setdefault("resultType", "complete")
         return result  # pyright: ignore[reportUnknownVariableType]
 
     return said

@@ -16,6 +16,7 @@ class Serving:
     :param wait_s: how long an approval or a question may keep a request of the older era open: it is parked then, before
         the client gives the request up and so the call, which most do after a minute
     :param hold_s: how long a call of the stateless era is held for its client to come back
+    :param task_after_s: after which a running call of a promotable tool is answered with a task, where its client takes one
     :param headless: nobody is asked, whatever clients say that they can
     :param most_guests: sessions of the stateless era at once
     :param most_held: calls over all clients that wait for these to come back
@@ -25,6 +26,7 @@ class Serving:
     discovery: Discovery = "core"
     wait_s: float = 50.0
     hold_s: float = 600.0
+    task_after_s: float = 10.0
     headless: bool = False
     most_guests: int = 1_000
     most_held: int = 1_000
