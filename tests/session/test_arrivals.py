@@ -1,152 +1,23 @@
-"""Channels and triggers: messages that are read once, and clocks that fire once, whatever ends in between."""
+"""Triggers that fire once, and watched channels, whatever ends in between; and all of it as tools."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.session.arriving import SECOND, Clock, place
 
-from handrail.arbiter.redaction import Redactor
-from handrail.contract.arrivals import HISTORY, Trigger
+from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
-from handrail.contract.notices import Notice
 from handrail.session import channels as channelling
 from handrail.session import notices as noticing
-from handrail.session.channels import SessionChannels, Switchboard
-from handrail.session.notices import Noticeboard
-from handrail.session.triggers import Clockwork, SessionTriggers, next_after
-from handrail.store.opening import Store
+from handrail.session.triggers import next_after
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
-
-SECOND = 1_000_000_000
-
-
-@dataclass
-class Clock:
-    """A clock that stands until it is set."""
-
-    now: int = int(datetime(2026, 3, 2, 8, 0).timestamp()) * SECOND
-
-    def __call__(self) -> int:
-        return self.now
-
-
-class Place:
-    """What a holder has of channels and triggers, on a real store."""
-
-    def __init__(self, store: Store, clock: Clock) -> None:
-        redactor = Redactor()
-        self.board = Noticeboard(store.notices, redactor)
-        self.switchboard = Switchboard(store.channels, redactor, clock)
-        self.clockwork = Clockwork(store.triggers, self.board, self.switchboard, redactor, clock)
-
-    def channels(self, session: str, top: str | None = None, agent: str = "default") -> SessionChannels:
-        return SessionChannels(self.switchboard, session, top or session, agent)
-
-    def triggers(self, session: str) -> SessionTriggers:
-        return SessionTriggers(self.clockwork, session, self.channels(session))
-
-    async def told(self, session: str) -> list[Notice]:
-        return list(await self.board.of(session).pending())
-
-
-@asynccontextmanager
-async def place(folder: Path, clock: Clock | None = None) -> AsyncGenerator[Place]:
-    (folder / "ws").mkdir(exist_ok=True)
-    store = await asyncio.to_thread(Store.open, folder / "ws", folder / "state")
-    there = Place(store, clock or Clock())
-    try:
-        yield there
-    finally:
-        await there.clockwork.aclose()
-        await store.aclose()
-
-
-# ── channels ─────────────────────────────────────────────────────────────────────────────────────
-
-
-async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        a, b, c = (there.channels(name, top="a") for name in "abc")
-        assert await a.send("work", "one") == 1 and await a.send("work", "two") == 2
-        read = [(await one.receive("work", timeout_ms=0)).message for one in (b, c, b)]
-        assert [message and message.text for message in read] == ["one", "two", None]
-        await a.send("news", "all", kind="broadcast")
-        read = [(await one.receive("news", timeout_ms=0)).message for one in (b, c, b)]
-        assert [message and message.text for message in read] == ["all", "all", None]
-        with pytest.raises(ToolError, match="is a broadcast, not a queue"):
-            await a.send("news", "x", kind="queue")
-
-
-async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        waits = [asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bcd"]
-        await asyncio.sleep(0)
-        for text in ("1", "2", "3"):
-            await there.channels("a").send("c", text)
-        got = [(await wait).message for wait in waits]
-        assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
-
-
-async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))
-        await asyncio.sleep(0)
-        wait.cancel()
-        await asyncio.wait({wait})
-        await there.channels("a").send("c", "still there")
-        message = (await there.channels("b", top="a").receive("c", timeout_ms=0)).message
-        assert message is not None and message.text == "still there"
-
-
-async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        await there.channels("a", agent="writer").send("c", "mine")
-        assert (await there.channels("z").receive("c", timeout_ms=0)).message is None
-        await there.channels("a", agent="writer").send("shared/c", "ours")
-        message = (await there.channels("z").receive("shared/c", timeout_ms=0)).message
-        assert message is not None and (message.text, message.sender) == ("ours", "writer")
-        for name in ("", "../x", "a b", "shared/", "x" * 65, "a\n"):
-            with pytest.raises(ToolError, match="is no channel"):
-                there.channels("a").key(name)
-
-
-async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        sender, reader = there.channels("a"), there.channels("b", top="a")
-        for number in range(HISTORY):
-            await sender.send("c", str(number))
-        with pytest.raises(ToolError, match="takes no more") as full:
-            await sender.send("c", "one too many")
-        assert full.value.kind == "limit"
-        assert (await reader.receive("c", timeout_ms=0)).message is not None
-        assert await sender.send("c", "fits again") == HISTORY
-        await sender.send("news", "0", kind="broadcast")
-        first = await reader.receive("news", timeout_ms=0)
-        assert first.message is not None and first.message.text == "0"
-        for number in range(1, HISTORY + 11):
-            await sender.send("news", str(number))
-        late = await reader.receive("news", timeout_ms=0)
-        assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
-
-
-async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
-    async with place(tmp_path) as there:
-        for text in ("1", "2"):
-            await there.channels("a").send("news", text, kind="broadcast")
-        await there.channels("b", top="a").receive("news", timeout_ms=0)
-    async with place(tmp_path) as there:
-        message = (await there.channels("b", top="a").receive("news", timeout_ms=0)).message
-        assert message is not None and message.text == "2"
 
 
 # ── triggers ─────────────────────────────────────────────────────────────────────────────────────
@@ -270,6 +141,7 @@ async def test_a_process_that_ended_between_telling_and_noting_tells_nothing_twi
         ("* * *", "five fields"),
         ("@daily", "five fields"),
         ("0 0 31 4 *", "never comes|no schedule"),
+        ("0 0 30 2 *", "never comes|no schedule"),
     ],
 )
 async def test_a_schedule_that_is_none_or_never_comes_is_refused(tmp_path: Path, cron: str, said: str) -> None:

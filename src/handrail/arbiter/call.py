@@ -16,7 +16,7 @@ from handrail.arbiter.outflow import Outflow, OutputFile
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
-from handrail.contract.arrivals import Channels, Triggers
+from handrail.contract.arrivals import SessionDoor, Triggers
 from handrail.contract.call import ProposedCall
 from handrail.contract.delegation import AgentType, Delegates
 from handrail.contract.errors import ErrorKind
@@ -90,7 +90,7 @@ class Lane:
     """Those there are in its session."""
     origin: str = ""
     """For people who are asked: whose sub-agent's it is."""
-    channels: Channels | None = None
+    channels: SessionDoor | None = None
     triggers: Triggers | None = None
     notices: NoticeBox | None = None
     """Where what its agent is to be told is left; None where nobody keeps that."""

@@ -306,7 +306,7 @@ class _Doors:
     def channels(self) -> Channels:
         if (channels := self.of.lane.channels) is None:
             raise ToolError("there are no channels in this session", kind="unavailable")
-        return channels
+        return channels.of_call(self.of.id)
 
     def triggers(self) -> Triggers:
         if (triggers := self.of.lane.triggers) is None:

@@ -59,6 +59,14 @@ class Channels(Protocol):
         ...
 
 
+class SessionDoor(Channels, Protocol):
+    """The same, for all calls of a session."""
+
+    def of_call(self, call_id: str) -> Channels:
+        """As one call has it: what that receives is read once it has gone well, and waits again if it has not."""
+        ...
+
+
 TriggerKind = Literal["timer", "schedule", "channel"]
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
+from typing import Any, cast
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import Redactor
+from handrail.record.reading import LogReader
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
 from handrail.session.session import HeldSession
 from handrail.session.transcript import SessionTranscript
 from handrail.session.triggers import Clockwork, SessionTriggers
+from handrail.store.connection import readable
+from handrail.store.database import Database
 from handrail.store.opening import Store
 
 
@@ -20,7 +25,7 @@ class Arrivals:
 
     def __init__(self, store: Store, redactor: Redactor, clock: Callable[[], int] = time.time_ns) -> None:
         self.notices = Noticeboard(store.notices, redactor)
-        self.channels = Switchboard(store.channels, redactor, clock)
+        self.channels = Switchboard(store.channels, redactor, clock, partial(_went_well, store.database))
         self.triggers = Clockwork(store.triggers, self.notices, self.channels, redactor, clock)
         self._database = store.database
         self._begun = False
@@ -43,6 +48,11 @@ class Arrivals:
         """It is not open any more. What waits for it stays."""
         self.notices.forget(session_id)
 
+    async def end(self, session_id: str) -> None:
+        """A sub-agent has ended: nobody would hear what its triggers tell, and what they would take is others' to read."""
+        for trigger in self.triggers.of(session_id):
+            await self.triggers.remove(session_id, trigger.name)
+
     async def discard(self, session_id: str) -> None:
         """It is closed for good."""
         await self.triggers.remove_all(session_id)
@@ -50,3 +60,13 @@ class Arrivals:
 
     async def aclose(self) -> None:
         await self.triggers.aclose()
+
+
+def _went_well(database: Database, call_id: str) -> bool | None:
+    """Whether a call did, by the log; None where that does not say."""
+    with readable(database.path):
+        outcome = LogReader(database.reading).outcome_of(call_id)
+    if outcome is None:
+        return None
+    result: Any = (outcome.body or {}).get("result")
+    return outcome.kind == "committed" and not (isinstance(result, dict) and cast("Any", result).get("type") == "error")

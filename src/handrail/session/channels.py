@@ -6,17 +6,22 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Protocol
 
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.arrivals import HISTORY, SHARED, ChannelKind, ChannelMessage, Received
-from handrail.contract.errors import ToolError
-from handrail.store.channels import ChannelTable, Kept, Key
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.store.channels import ChannelTable, Given, Kept, Key, Position
 
 MAX_MESSAGE = 64 * 1024
 """Characters of one message."""
 MAX_CHANNELS = 200
 """Of one session tree, and as many of the workspace."""
+IDLE_NS = 7 * 24 * 3600 * 1_000_000_000
+"""A broadcast over which nothing came for so long makes room for another one."""
+_LOOK_AGAIN_S = 1.0
+"""How often a wait looks whether what another call was given comes back."""
 _NAME = re.compile(r"(?:shared/)?[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\Z")
 
 
@@ -35,13 +40,37 @@ class Watcher(Protocol):
         ...
 
 
-class Switchboard:
-    """All channels of a workspace, in the process that holds it."""
+_Attempt = tuple[tuple[Kept, int] | None, bool]
+"""What was received, and whether some of what calls were given is not settled yet."""
 
-    def __init__(self, table: ChannelTable, redactor: Redactor, clock: Callable[[], int] = time.time_ns) -> None:
+
+def _nobody_knows(call: str) -> bool | None:
+    return None
+
+
+class Switchboard:
+    """All channels of a workspace, in the process that holds it.
+
+    What a call receives is read once that call has gone well, by the log: if it is cut off, in this process or by its end,
+    the message waits again.
+
+    :param went_well: whether a call did; None while the log does not say
+    """
+
+    def __init__(
+        self,
+        table: ChannelTable,
+        redactor: Redactor,
+        clock: Callable[[], int] = time.time_ns,
+        went_well: Callable[[str], bool | None] = _nobody_knows,
+    ) -> None:
         self.table = table
         self._redactor = redactor
         self._clock = clock
+        self._went_well = went_well
+        self._calls: set[str] = set()
+        """Those of this process that were given something."""
+        self._undoing: set[asyncio.Task[None]] = set()
         self._locks: dict[Key, asyncio.Lock] = {}
         self._changed: dict[Key, asyncio.Event] = {}
         self._watchers: dict[Key, list[Watcher]] = {}
@@ -60,10 +89,11 @@ class Switchboard:
             if there is not None and kind not in (None, there):
                 raise ToolError(f"{key.shown} is a {there}, not a {kind}; send to it as it is", kind="conflict")
             if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
-                await self.table.forget_empty(key.scope)
+                await self.table.forget_idle(key.scope, self._clock() - IDLE_NS)
             if there is None and len(self.table.named(key.scope)) >= MAX_CHANNELS:
                 raise ToolError(f"there are {MAX_CHANNELS} channels already; use one of them", kind="limit")
             used: ChannelKind = there or kind or "queue"
+            await self._settle(key)
             await self._hand_out(key)  # what was left where it is may be taken by now
             if used == "queue" and self.table.unread(key) >= HISTORY:
                 raise ToolError(
@@ -79,40 +109,95 @@ class Switchboard:
         self._ring(key)
         return count
 
-    async def receive(self, key: Key, reader: str, timeout_ms: int, sender: str | None) -> Received:
-        """See :meth:`handrail.contract.arrivals.Channels.receive`."""
+    async def receive(self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str = "") -> Received:
+        """See :meth:`handrail.contract.arrivals.Channels.receive`.
+
+        :param call: the one that asks; without one, what is received is read at once
+        """
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_ms / 1000
         while True:
             changed = self._changed.setdefault(key, asyncio.Event())
-            async with self._lock(key):
-                if (received := await self._next(key, reader, sender)) is not None:
-                    return received
+            attempt = loop.create_task(self._attempt(key, reader, sender, call))
             try:
-                async with asyncio.timeout_at(until):
+                received, unsettled = await asyncio.shield(attempt)
+            except asyncio.CancelledError:  # whoever is cut off has received nothing
+                undoing = loop.create_task(self._undo(attempt, key, reader, call))
+                self._undoing.add(undoing)
+                undoing.add_done_callback(self._undoing.discard)
+                raise
+            if received is not None:
+                return Received(received[0].message, received[1])
+            if loop.time() >= until:
+                return Received(None)
+            try:
+                async with asyncio.timeout_at(min(until, loop.time() + _LOOK_AGAIN_S) if unsettled else until):
                     await changed.wait()
             except TimeoutError:
-                return Received(None)
+                continue
 
-    async def _next(self, key: Key, reader: str, sender: str | None) -> Received | None:
-        if self.table.kind(key) == "broadcast":
-            position = self.table.position(key, reader)
-            kept = self.table.first(key, position or 0, sender)
-            if kept is None:
-                return None
-            oldest = self.table.first(key)
-            missed = 0 if position is None or oldest is None else max(oldest.number - position - 1, 0)
-            await self.table.advance(key, reader, kept.number)
-            return Received(kept.message, missed if sender is None else 0)
-        kept = self.table.first(key, 0, sender)
-        if kept is None:
+    async def _attempt(self, key: Key, reader: str, sender: str | None, call: str) -> _Attempt:
+        async with self._lock(key):
+            unsettled = await self._settle(key)
+            if (received := await self._next(key, reader, sender, call)) is not None and call:
+                self._calls.add(call)
+            return received, unsettled
+
+    async def _next(self, key: Key, reader: str, sender: str | None, call: str) -> tuple[Kept, int] | None:
+        """Take the next message, or give it to ``call``; with it how many were missed."""
+        table, missed = self.table, 0
+        if table.kind(key) != "broadcast":
+            if (kept := table.first(key, 0, sender)) is not None:
+                await (table.give(key, reader, kept, call) if call else table.take(key, kept.number))
+            return None if kept is None else (kept, missed)
+        position = table.position(key, reader)
+        if position is not None and (kept := table.owed(key, reader, sender)) is not None:
+            await table.advance(key, reader, position, (kept, call))
+            return kept, missed
+        if (kept := table.first(key, 0 if position is None else position.number, sender)) is None:
             return None
-        await self.table.take(key, kept.number)
-        return Received(kept.message)
+        if position is not None and sender is None and (oldest := table.first(key)) is not None:
+            missed = max(oldest.place - position.place - 1, 0)
+        await table.advance(key, reader, Position(kept.number, kept.place), (kept, call) if call else None)
+        return kept, missed
+
+    async def _undo(self, attempt: asyncio.Task[_Attempt], key: Key, reader: str, call: str) -> None:
+        """What nobody waits for any more was received by nobody."""
+        await asyncio.wait((attempt,))
+        if attempt.cancelled() or attempt.exception() is not None or (received := attempt.result()[0]) is None:
+            return
+        given = Given(received[0].number, reader, call)
+        with suppress(LogUnavailable):  # then it is the call's outcome that tells, once there is a log again
+            await self._give_back(key, given)
+
+    async def _give_back(self, key: Key, given: Given) -> None:
+        async with self._lock(key):
+            if given.call:
+                await self.table.settle(key, (), (given,))
+            elif self.table.kind(key) == "queue":
+                await self.table.untake(given.number)
+            else:
+                await self.table.owe(key, given)
+            await self._hand_out(key)
+        self._ring(key)
+
+    async def _settle(self, key: Key) -> bool:
+        """Look up what has become of the calls that were given something. Gives whether some are not known yet."""
+        taken, back, unsettled = list[Given](), list[Given](), False
+        for given in self.table.given(key):
+            well = self._went_well(given.call)
+            if well is None and given.call in self._calls:
+                unsettled = True
+                continue
+            (taken if well else back).append(given)
+            self._calls.discard(given.call)
+        await self.table.settle(key, taken, back)
+        return unsettled
 
     async def watch(self, key: Key, watcher: Watcher) -> None:
         """Have ``watcher`` take what comes, and what waits already."""
         async with self._lock(key):
+            await self._settle(key)
             self._watchers.setdefault(key, []).append(watcher)
             await self._hand_out(key)
 
@@ -131,10 +216,11 @@ class Switchboard:
             return
         if self.table.kind(key) == "broadcast":
             for watcher in tuple(watchers):
-                for kept in self.table.after(key, self.table.position(key, watcher.reader) or 0):
+                read = self.table.position(key, watcher.reader)
+                for kept in self.table.after(key, 0 if read is None else read.number):
                     if watcher.wants(kept.message) and not await watcher.take(kept):
                         break
-                    await self.table.advance(key, watcher.reader, kept.number)
+                    await self.table.advance(key, watcher.reader, Position(kept.number, kept.place))
             return
         full: list[Watcher] = []
         for kept in self.table.after(key):
@@ -166,8 +252,12 @@ class Switchboard:
 class SessionChannels:
     """Implements :class:`~handrail.contract.arrivals.Channels` for one session."""
 
-    def __init__(self, switchboard: Switchboard, session_id: str, top: str, agent: str) -> None:
-        """:param top: the session at the top of its tree"""
+    def __init__(self, switchboard: Switchboard, session_id: str, top: str, agent: str, call: str = "") -> None:
+        """
+        :param top: the session at the top of its tree
+        :param call: whose door it is
+        """
+        self._call = call
         self._switchboard = switchboard
         self._session_id = session_id
         self._top = top
@@ -179,7 +269,11 @@ class SessionChannels:
         return await self._switchboard.send(self.key(channel), self._agent, text, kind, data)
 
     async def receive(self, channel: str, *, timeout_ms: int, sender: str | None = None) -> Received:
-        return await self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender)
+        return await self._switchboard.receive(self.key(channel), self._session_id, timeout_ms, sender, self._call)
+
+    def of_call(self, call_id: str) -> SessionChannels:
+        """See :meth:`handrail.contract.arrivals.SessionDoor.of_call`."""
+        return SessionChannels(self._switchboard, self._session_id, self._top, self._agent, call_id)
 
     def key(self, channel: str) -> Key:
         """

@@ -119,14 +119,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             scope TEXT NOT NULL,
             name TEXT NOT NULL,
             kind TEXT NOT NULL,
+            sent INTEGER NOT NULL DEFAULT 0,
             PRIMARY KEY (scope, name)
         ) WITHOUT ROWID""",
+        # A number is never used again: what was told of a message is known by it.
         """CREATE TABLE channel_message (
-            number INTEGER PRIMARY KEY,
+            number INTEGER PRIMARY KEY AUTOINCREMENT,
             scope TEXT NOT NULL,
             channel TEXT NOT NULL,
             at_ns INTEGER NOT NULL,
             taken INTEGER NOT NULL,
+            place INTEGER NOT NULL, -- in its channel
             body BLOB NOT NULL
         )""",
         "CREATE INDEX message_of_channel ON channel_message (scope, channel, taken, number)",
@@ -135,7 +138,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             channel TEXT NOT NULL,
             reader TEXT NOT NULL,
             number INTEGER NOT NULL,
+            place INTEGER NOT NULL,
             PRIMARY KEY (scope, channel, reader)
+        ) WITHOUT ROWID""",
+        # Messages that calls were given, until it is known whether the call went well; without a call: owed to the reader.
+        """CREATE TABLE channel_given (
+            scope TEXT NOT NULL,
+            channel TEXT NOT NULL,
+            number INTEGER NOT NULL,
+            reader TEXT NOT NULL,
+            call TEXT NOT NULL,
+            PRIMARY KEY (scope, channel, number, reader)
         ) WITHOUT ROWID""",
         # What tells a session something when its time, or its message, comes.
         """CREATE TABLE trigger_row (

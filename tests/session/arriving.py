@@ -1,0 +1,63 @@
+"""What a holder has of notices, channels and triggers, on a real store, with a clock that stands."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from types import MappingProxyType
+
+from handrail.arbiter.redaction import Redactor
+from handrail.contract.notices import Notice
+from handrail.session.channels import SessionChannels, Switchboard
+from handrail.session.notices import Noticeboard
+from handrail.session.triggers import Clockwork, SessionTriggers
+from handrail.store.opening import Store
+
+SECOND = 1_000_000_000
+
+
+@dataclass
+class Clock:
+    """A clock that stands until it is set."""
+
+    now: int = int(datetime(2026, 3, 2, 8, 0).timestamp()) * SECOND
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Place:
+    """What a holder has of channels and triggers, on a real store."""
+
+    def __init__(self, store: Store, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
+        redactor = Redactor()
+        self.board = Noticeboard(store.notices, redactor)
+        self.switchboard = Switchboard(store.channels, redactor, clock, outcomes.get)
+        self.clockwork = Clockwork(store.triggers, self.board, self.switchboard, redactor, clock)
+
+    def channels(self, session: str, top: str | None = None, agent: str = "default") -> SessionChannels:
+        return SessionChannels(self.switchboard, session, top or session, agent)
+
+    def triggers(self, session: str) -> SessionTriggers:
+        return SessionTriggers(self.clockwork, session, self.channels(session))
+
+    async def told(self, session: str) -> list[Notice]:
+        return list(await self.board.of(session).pending())
+
+
+@asynccontextmanager
+async def place(
+    folder: Path, clock: Clock | None = None, outcomes: Mapping[str, bool | None] = MappingProxyType({})
+) -> AsyncGenerator[Place]:
+    (folder / "ws").mkdir(exist_ok=True)
+    store = await asyncio.to_thread(Store.open, folder / "ws", folder / "state")
+    there = Place(store, clock or Clock(), outcomes)
+    try:
+        yield there
+    finally:
+        await there.clockwork.aclose()
+        await store.aclose()

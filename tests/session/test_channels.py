@@ -1,0 +1,163 @@
+"""Channels: messages that are read once, by whoever they are for, whatever is cut off or ends in between."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from tests.session.arriving import Clock, place
+
+from handrail.contract.arrivals import ChannelKind
+from handrail.contract.errors import ToolError
+from handrail.session import channels as channelling
+from handrail.store import channels as storing
+
+pytestmark = pytest.mark.proves("A-07")
+
+HISTORY = 12
+"""Messages of a channel that is full soon."""
+
+
+async def test_a_message_of_a_queue_is_read_by_one_and_one_of_a_broadcast_by_all(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        a, b, c = (there.channels(name, top="a") for name in "abc")
+        assert await a.send("work", "one") == 1 and await a.send("work", "two") == 2
+        read = [(await one.receive("work", timeout_ms=0)).message for one in (b, c, b)]
+        assert [message and message.text for message in read] == ["one", "two", None]
+        await a.send("news", "all", kind="broadcast")
+        read = [(await one.receive("news", timeout_ms=0)).message for one in (b, c, b)]
+        assert [message and message.text for message in read] == ["all", "all", None]
+        with pytest.raises(ToolError, match="is a broadcast, not a queue"):
+            await a.send("news", "x", kind="queue")
+
+
+async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        waits = [asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bcd"]
+        await asyncio.sleep(0)
+        for text in ("1", "2", "3"):
+            await there.channels("a").send("c", text)
+        got = [(await wait).message for wait in waits]
+        assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
+
+
+async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))
+        await asyncio.sleep(0)
+        wait.cancel()
+        await asyncio.wait({wait})
+        await there.channels("a").send("c", "still there")
+        message = (await there.channels("b", top="a").receive("c", timeout_ms=0)).message
+        assert message is not None and message.text == "still there"
+
+
+async def test_a_channel_is_its_trees_own_unless_it_is_shared(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        await there.channels("a", agent="writer").send("c", "mine")
+        assert (await there.channels("z").receive("c", timeout_ms=0)).message is None
+        await there.channels("a", agent="writer").send("shared/c", "ours")
+        message = (await there.channels("z").receive("shared/c", timeout_ms=0)).message
+        assert message is not None and (message.text, message.sender) == ("ours", "writer")
+        for name in ("", "../x", "a b", "shared/", "x" * 65, "a\n"):
+            with pytest.raises(ToolError, match="is no channel"):
+                there.channels("a").key(name)
+
+
+async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in (channelling, storing):
+        monkeypatch.setattr(room, "HISTORY", HISTORY)
+    async with place(tmp_path) as there:
+        sender, reader = there.channels("a"), there.channels("b", top="a")
+        for number in range(HISTORY):
+            await sender.send("c", str(number))
+        with pytest.raises(ToolError, match="takes no more") as full:
+            await sender.send("c", "one too many")
+        assert full.value.kind == "limit"
+        assert (await reader.receive("c", timeout_ms=0)).message is not None
+        assert await sender.send("c", "fits again") == HISTORY
+        await sender.send("news", "0", kind="broadcast")
+        first = await reader.receive("news", timeout_ms=0)
+        assert first.message is not None and first.message.text == "0"
+        for number in range(1, HISTORY + 11):
+            await sender.send("news", str(number))
+            if number % 5 == 0:
+                await sender.send("elsewhere", "x")  # what goes over other channels is not missed here
+        late = await reader.receive("news", timeout_ms=0)
+        assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
+
+
+@pytest.mark.parametrize("kind", ["queue", "broadcast"])
+@pytest.mark.parametrize("call", ["", "call"])
+async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(
+    tmp_path: Path, kind: ChannelKind, call: str
+) -> None:
+    async with place(tmp_path) as there:
+        for turns in range(8):
+            sender, waits = there.channels("a"), there.channels("b", top="a").of_call(call and f"{call}{turns}")
+            await sender.send(f"c{turns}", "it", kind=kind)
+            wait = asyncio.ensure_future(waits.receive(f"c{turns}", timeout_ms=60_000))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            wait.cancel()
+            await asyncio.wait({wait})
+            if wait.cancelled():
+                message = (await there.channels("b", top="a").receive(f"c{turns}", timeout_ms=5_000)).message
+                assert message is not None and message.text == "it", turns
+            again = await there.channels("b", top="a").receive(f"c{turns}", timeout_ms=0)
+            assert again.message is None, turns
+
+
+@pytest.mark.parametrize("kind", ["queue", "broadcast"])
+async def test_what_a_call_has_received_is_read_once_the_log_says_that_it_went_well(
+    tmp_path: Path, kind: ChannelKind
+) -> None:
+    outcomes: dict[str, bool | None] = {}
+    async with place(tmp_path, outcomes=outcomes) as there:
+        door = there.channels("b", top="a")
+        for text in ("1", "2", "3"):
+            await there.channels("a").send("c", text, kind=kind)
+        got = [(await door.of_call(call).receive("c", timeout_ms=0)).message for call in ("good", "bad")]
+        assert [one and one.text for one in got] == ["1", "2"]
+        outcomes.update(good=True, bad=False)
+        left = [(await door.of_call(f"later{n}").receive("c", timeout_ms=0)).message for n in range(3)]
+        assert [one and one.text for one in left] == ["2", "3", None]
+    async with place(tmp_path, outcomes={"later1": True}) as there:  # a process that ended in the middle of later0
+        left = [(await there.channels("b", top="a").receive("c", timeout_ms=0)).message for _ in range(2)]
+        assert [one and one.text for one in left] == ["2", None]
+
+
+async def test_a_broadcast_over_which_nothing_came_for_long_makes_room_and_no_number_is_used_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(channelling, "MAX_CHANNELS", 2)
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        sender, reader = there.channels("s"), there.channels("t")
+        await sender.send("shared/a", "x", kind="broadcast")
+        await reader.receive("shared/a", timeout_ms=0)
+        clock.now += channelling.IDLE_NS // 2
+        await sender.send("shared/b", "y", kind="broadcast")
+        with pytest.raises(ToolError, match="2 channels already"):
+            await sender.send("shared/c", "z")
+        before = there.switchboard.table.after(sender.key("shared/b"))[0].number
+        clock.now += channelling.IDLE_NS // 2 + 1
+        await sender.send("shared/c", "z")
+        assert there.switchboard.table.named("") == ["b", "c"]
+        assert there.switchboard.table.position(sender.key("shared/a"), "t") is None
+        clock.now += 2 * channelling.IDLE_NS
+        await reader.receive("shared/c", timeout_ms=0)
+        await there.switchboard.table.forget_idle("", clock.now)
+        await sender.send("shared/d", "w")
+        assert there.switchboard.table.after(sender.key("shared/d"))[0].number > before + 1
+
+
+async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        for text in ("1", "2"):
+            await there.channels("a").send("news", text, kind="broadcast")
+        await there.channels("b", top="a").receive("news", timeout_ms=0)
+    async with place(tmp_path) as there:
+        message = (await there.channels("b", top="a").receive("news", timeout_ms=0)).message
+        assert message is not None and message.text == "2"
