@@ -14,6 +14,7 @@ from handrail.config import Configuration
 from handrail.config.settings import OWN_SANDBOX
 from handrail.contract.errors import StartError
 from handrail.contract.sandbox import Sandbox, Tier
+from handrail.registry.entry_points import entry_points as of_group
 from handrail.sandbox.operated import Operated
 
 GROUP = "handrail.sandboxes"
@@ -21,7 +22,7 @@ GROUP = "handrail.sandboxes"
 
 def installed() -> Iterable[metadata.EntryPoint]:
     """What the packages in this environment offer."""
-    return metadata.entry_points(group=GROUP)
+    return of_group(GROUP)
 
 
 def provider_of(

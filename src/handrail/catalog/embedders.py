@@ -8,6 +8,7 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from handrail.catalog.embedder import EmbedderError
+from handrail.registry.entry_points import entry_points as of_group
 
 if TYPE_CHECKING:
     from handrail.catalog.cache import Cache
@@ -43,7 +44,7 @@ class Chosen:
 
 def installed() -> Iterable[metadata.EntryPoint]:
     """The entry points of the packages in this environment."""
-    return metadata.entry_points(group=GROUP)
+    return of_group(GROUP)
 
 
 def encoder_of(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 from handrail.config.secrets import faults_in_secrets, faults_in_tools
@@ -149,10 +151,15 @@ def _narrows(mode: str, than: str) -> bool:
 
 
 def _default(key: str) -> Any:
-    node: Any = Settings().model_dump(mode="json")
+    node: Any = _defaults()
     for part in key.split("."):
         node = node[part]
-    return node
+    return copy.deepcopy(node)
+
+
+@lru_cache(maxsize=1)
+def _defaults() -> dict[str, Any]:
+    return Settings().model_dump(mode="json")
 
 
 def _put(table: dict[str, Any], key: str, value: Any) -> None:

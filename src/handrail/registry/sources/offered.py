@@ -13,6 +13,7 @@ from importlib import metadata
 from typing import Any, cast
 
 from handrail.contract.errors import Fault
+from handrail.registry.entry_points import entry_points as of_group
 from handrail.registry.sources.source import Loaded, Rank, Source
 
 GROUP = "handrail.sources"
@@ -20,7 +21,7 @@ GROUP = "handrail.sources"
 
 def installed() -> Iterable[metadata.EntryPoint]:
     """The entry points of the packages in this environment."""
-    return metadata.entry_points(group=GROUP)
+    return of_group(GROUP)
 
 
 @dataclass(frozen=True, slots=True)

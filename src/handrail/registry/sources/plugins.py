@@ -12,6 +12,7 @@ from importlib import metadata
 from typing import cast
 
 from handrail.contract.errors import Fault
+from handrail.registry.entry_points import entry_points as of_group
 from handrail.registry.sources.python import tools_among
 from handrail.registry.sources.source import Found, Loaded, Rank
 
@@ -20,7 +21,7 @@ GROUP = "handrail.tools"
 
 def installed() -> Iterable[metadata.EntryPoint]:
     """The entry points of the packages in this environment."""
-    return metadata.entry_points(group=GROUP)
+    return of_group(GROUP)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,58 @@
+"""What installed Python packages offer by entry points, read again only where a package was installed, changed or removed.
+
+Asked as it comes, the library reads a file of every package in the environment, each time, which took longer than
+anything else that a kernel does to open. Whether it would find the same again is seen from the names, times and sizes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import metadata
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    seen: tuple[object, ...]
+    select: Callable[..., metadata.EntryPoints]
+    groups: dict[str, metadata.EntryPoints] = field(default_factory=dict[str, metadata.EntryPoints])
+
+
+_last: _Looked | None = None
+
+
+def entry_points(group: str) -> metadata.EntryPoints:
+    """The entry points of a group, of the packages that are in this environment now."""
+    global _last
+    seen = _packages()
+    looked = _last
+    if looked is None or looked.seen != seen:
+        _last = looked = _Looked(seen, metadata.entry_points().select)
+    if group not in looked.groups:
+        looked.groups[group] = looked.select(group=group)
+    return looked.groups[group]
+
+
+def _packages() -> tuple[object, ...]:
+    """What an answer rests on: who looks for packages, where, in what order, and each one's list."""
+    found: list[object] = [tuple(map(id, sys.meta_path))]
+    for place in sys.path:
+        try:
+            with os.scandir(place or ".") as entries:
+                packages = [entry for entry in entries if entry.name.lower().endswith((".dist-info", ".egg-info"))]
+        except OSError:
+            found.append((place, _version(place)))  # an archive, or nothing
+            continue
+        lists = ((entry.name, _version(f"{entry.path}/entry_points.txt")) for entry in packages)
+        found.append((os.path.abspath(place), *lists))  # noqa: PTH100 - keeps links as they are
+    return tuple(found)
+
+
+def _version(path: str) -> tuple[int, int, int] | None:
+    try:
+        about = os.stat(path)  # noqa: PTH116 - a hundred and more of them, at each start
+    except OSError:
+        return None
+    return about.st_ino, about.st_mtime_ns, about.st_size

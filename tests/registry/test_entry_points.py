@@ -1,0 +1,65 @@
+"""What installed packages offer is read again only where one was installed, changed or removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from handrail.registry.entry_points import entry_points
+
+GROUP = "handrail.test_entry_points"
+
+
+def _install(place: Path, name: str, *points: str) -> None:
+    folder = place / f"{name}-1.0.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(f"[{GROUP}]\n" + "".join(f"{point} = {name}:x\n" for point in points))
+
+
+def _names() -> list[str]:
+    return sorted(point.name for point in entry_points(GROUP))
+
+
+def test_a_package_counts_from_when_it_is_installed_until_it_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert _names() == []
+    _install(tmp_path, "one", "a")
+    assert _names() == ["a"]
+    _install(tmp_path, "two", "b")
+    assert _names() == ["a", "b"]
+    _install(tmp_path, "one", "a", "c")
+    assert _names() == ["a", "b", "c"]
+    shutil.rmtree(tmp_path / "two-1.0.dist-info")
+    assert _names() == ["a", "c"]
+    os.rename(tmp_path / "one-1.0.dist-info", tmp_path / "one")
+    assert _names() == []
+
+
+def test_where_python_looks_elsewhere_so_does_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _install(tmp_path, "one", "a")
+    assert _names() == []
+    monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
+    assert _names() == ["a"]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", ["", *sys.path[:-1]])
+    assert _names() == ["a"]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert _names() == []
+
+
+def test_nothing_is_read_again_where_nothing_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    _install(tmp_path, "one", "a")
+    assert _names() == ["a"]
+    monkeypatch.setattr(metadata, "entry_points", None)
+    assert _names() == ["a"]
+    assert entry_points(f"{GROUP}.others") == ()
