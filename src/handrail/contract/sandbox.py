@@ -113,16 +113,27 @@ class Profile:
 
 
 @dataclass(frozen=True, slots=True)
+class TerminalSize:
+    """In characters."""
+
+    columns: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """What is to be started.
 
     :param descriptors: number in the child to number here, inherited besides 0, 1 and 2
     :param merge_stderr: whether what it writes to stderr comes with its stdout
+    :param terminal: where set, its controlling terminal, which is all of 0, 1 and 2, is a new one of this size; its
+        process is a :class:`TerminalProcess`
     """
 
     argv: Sequence[str]
     descriptors: Mapping[int, int] = field(default_factory=dict[int, int])
     merge_stderr: bool = False
+    terminal: TerminalSize | None = None
 
 
 class Process(Protocol):
@@ -164,6 +175,30 @@ class Process(Protocol):
 
     async def kill(self) -> None:
         """End it and all it started, and return when none of them is left."""
+        ...
+
+
+class TerminalProcess(Process, Protocol):
+    """A confined process with a terminal, of which only the holder has the other end: what is written is typed."""
+
+    def resize(self, size: TerminalSize) -> None:
+        """Give the terminal another size; its foreground programs are told. Quietly does nothing once it has ended."""
+        ...
+
+    def reads_lines(self) -> bool:
+        """Whether its program is given whole lines as of now, by the system; it takes no line that is too long for that."""
+        ...
+
+    def give_up(self) -> int:
+        """Have what is being written, and nobody has taken, not written any more. Gives how many bytes that are."""
+        ...
+
+    def rest(self, max_bytes: int) -> bytes:
+        """What was shown and nobody has read, once it has ended."""
+        ...
+
+    def hang_up(self) -> None:
+        """Take the terminal away, as if its line were cut (SIGHUP). Nothing is read or written any more."""
         ...
 
 

@@ -15,7 +15,7 @@ import orjson
 
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Limits, Process, Profile, Program, Tier
+from handrail.contract.sandbox import Limits, Process, Profile, Program, TerminalSize, Tier
 from handrail.sandbox import (
     cgroups,
     identity,
@@ -27,6 +27,7 @@ from handrail.sandbox import (
     network,
     protected,
     seccomp,
+    terminal,
     toolchains,
 )
 from handrail.sandbox.identity import Person
@@ -85,6 +86,7 @@ class Plan:
     :param standing: what each path that is mounted over was, when the plan was made
     :param call: the second part of the launcher's letter
     :param secrets: the JSON text for the program's descriptor, where it has secrets
+    :param terminal: the size of the program's terminal, where it has one
     """
 
     mode: Mode
@@ -102,6 +104,7 @@ class Plan:
     call: bytes
     secrets: bytes | None
     merge_stderr: bool
+    terminal: TerminalSize | None = None
 
     @property
     def key(self) -> object:
@@ -149,7 +152,11 @@ class Bubblewrap:
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
         plan = await self.plan(capabilities, profile, program)
-        return await self.begun(self.prepare(plan, program.descriptors), plan, capabilities, profile)
+        process = self.prepare(plan, program.descriptors)
+        if plan.terminal is None:
+            return await self.begun(process, plan, capabilities, profile)
+        held = terminal.Terminal(process)
+        return held.around(await self.begun(process, plan, capabilities, profile))
 
     async def begun(
         self,
@@ -241,6 +248,7 @@ class Bubblewrap:
             else launcher.program_call(cwd, argv, environment),
             secrets,
             program.merge_stderr,
+            program.terminal,
         )
 
     def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
@@ -257,12 +265,16 @@ class Bubblewrap:
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
         try:
-            theirs[0], ours["stdin"] = os.pipe()
-            ours["stdout"], theirs[1] = os.pipe()
-            if plan.merge_stderr:
-                theirs[2] = os.dup(theirs[1])
+            if plan.terminal is not None:
+                ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
+                ours["stdout"], theirs[1], theirs[2] = os.dup(ours["stdin"]), os.dup(theirs[0]), os.dup(theirs[0])
             else:
-                ours["stderr"], theirs[2] = os.pipe()
+                theirs[0], ours["stdin"] = os.pipe()
+                ours["stdout"], theirs[1] = os.pipe()
+                if plan.merge_stderr:
+                    theirs[2] = os.dup(theirs[1])
+                else:
+                    ours["stderr"], theirs[2] = os.pipe()
             number = _after(given)
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
@@ -311,7 +323,14 @@ class Bubblewrap:
     def _preparation(self, plan: Plan) -> bytes:
         limits = tuple(rlimits(plan.limits).items())
         return _restrictions(
-            plan.mode, self._landlock_abi, plan.folders, plan.tcp, plan.connect, limits, plan.environment
+            plan.mode,
+            self._landlock_abi,
+            plan.folders,
+            plan.tcp,
+            plan.connect,
+            limits,
+            plan.environment,
+            terminal=plan.terminal is not None,
         )
 
 
@@ -324,10 +343,12 @@ def _restrictions(
     connect: tuple[int, ...],
     limits: tuple[tuple[int, tuple[int, int]], ...],
     environment: tuple[tuple[str, str], ...],
+    *,
+    terminal: bool = False,
 ) -> bytes:
     """The letter's first part: the same for the same, and so remembered."""
     ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
-    return launcher.preparation(mode, ruleset, dict(limits), dict(environment))
+    return launcher.preparation(mode, ruleset, dict(limits), dict(environment), terminal=terminal)
 
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:

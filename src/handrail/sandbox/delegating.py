@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
-from handrail.contract.sandbox import Process
+from handrail.contract.sandbox import Process, TerminalProcess, TerminalSize
 
 
 class Delegating:
-    """Implements :class:`handrail.contract.sandbox.Process` on another one."""
+    """Implements :class:`handrail.contract.sandbox.Process` on another one, and
+    :class:`handrail.contract.sandbox.TerminalProcess` on one that has a terminal."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -39,3 +41,22 @@ class Delegating:
 
     async def kill(self) -> None:
         await self._process.kill()
+
+    def resize(self, size: TerminalSize) -> None:
+        self._with_terminal.resize(size)
+
+    def reads_lines(self) -> bool:
+        return self._with_terminal.reads_lines()
+
+    def give_up(self) -> int:
+        return self._with_terminal.give_up()
+
+    def rest(self, max_bytes: int) -> bytes:
+        return self._with_terminal.rest(max_bytes)
+
+    def hang_up(self) -> None:
+        self._with_terminal.hang_up()
+
+    @property
+    def _with_terminal(self) -> TerminalProcess:
+        return cast("TerminalProcess", self._process)

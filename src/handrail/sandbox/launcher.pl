@@ -22,7 +22,7 @@ sub part {
     return unpack("(N/a*)*", $text);
 }
 
-my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, @rest) = part();
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, @rest) = part();
 my $count  = shift @rest;
 my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by turns
 $count = shift @rest;
@@ -83,6 +83,9 @@ if (length($ruleset)) {
 }
 while (my ($resource, $bounds) = splice(@limits, 0, 2)) {
     syscall($prlimit + 0, 0, $resource + 0, $bounds, 0) == 0 or fail("limit $resource cannot be set: $!");
+}
+if ($setsid) {
+    (syscall($setsid + 0) >= 0 && ioctl(STDIN, 0x540E, 0)) or fail("it gets no terminal of its own: $!");    # TIOCSCTTY
 }
 
 if ($mode eq "shell") {

@@ -53,6 +53,8 @@ _PRLIMIT = {
     "s390x": 334,
 }
 """prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
+_SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
+"""setsid(2) by machine."""
 _NO_BOUND = (1 << 64) - 1
 _NAMESPACES = ("mnt", "net", "pid", "user")
 _CHANNEL, _LETTER = 3, 4
@@ -115,12 +117,18 @@ def _own_namespaces() -> str:
 
 
 def preparation(
-    mode: Mode, ruleset: Ruleset | None, limits: Mapping[int, tuple[int, int]], environment: Mapping[str, str]
+    mode: Mode,
+    ruleset: Ruleset | None,
+    limits: Mapping[int, tuple[int, int]],
+    environment: Mapping[str, str],
+    *,
+    terminal: bool = False,
 ) -> bytes:
     """The letter's first part.
 
     :param limits: soft and hard value by RLIMIT_* number
     :param environment: that of a waiting shell; a program's comes with the call
+    :param terminal: its stdin is a terminal, which is to be its controlling one
     """
     bounds: list[str | bytes] = []
     for number, (soft, hard) in limits.items():
@@ -139,6 +147,7 @@ def preparation(
         b"" if ruleset is None else ruleset.attributes,
         struct.pack("=Q", landlock.OF_FILES),
         str(_PRLIMIT.get(platform.machine(), 0)),
+        str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
     ]

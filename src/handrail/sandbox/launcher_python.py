@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import os
 import resource
 import select
@@ -128,8 +129,8 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit = items[:5]
-    del items[:5]
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal = items[:6]
+    del items[:6]
     limits, rules = taken(items), taken(items)
     for space in namespaces.split():
         kind = space.partition(b":")[0]
@@ -153,6 +154,9 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
             restrict(ruleset, int.from_bytes(file_rights, sys.byteorder), rules)
         for number, bounds in zip(limits[::2], limits[1::2], strict=True):
             resource.setrlimit(int(number), struct.unpack("=qq", bounds))
+        if terminal != b"0":
+            os.setsid()
+            fcntl.ioctl(0, 0x540E, 0)  # TIOCSCTTY
         if mode == b"shell":
             script = items.pop(0)
             environment = dict(zip(items[::2], items[1::2], strict=True))

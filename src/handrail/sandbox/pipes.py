@@ -24,6 +24,10 @@ class Input:
         self._then_close = False
         self._done: asyncio.Future[None] | None = None
 
+    @property
+    def descriptor(self) -> int:
+        return self._fd
+
     async def write(self, data: bytes) -> None:
         if self._done is not None:
             await asyncio.shield(self._done)
@@ -80,6 +84,14 @@ class Input:
             self._fd = -1
         self._rest = memoryview(b"")
         self._finished()
+
+    def give_up(self) -> int:
+        """Leave off writing; gives how many bytes nobody had taken."""
+        left = len(self._rest)
+        self._rest = memoryview(b"")
+        self._unwatch()
+        self._finished()
+        return left
 
 
 class Output:
@@ -142,6 +154,8 @@ class Output:
             except BlockingIOError:
                 more = False
                 break
+            except OSError:  # of a terminal: nobody has its other end any more
+                part = b""
             if not part:
                 self.close()
                 more = False
@@ -168,6 +182,13 @@ class Output:
             self.collect(PEEKED)
             self.drain()
         return bytes(self._buffer)
+
+    def rest(self, max_bytes: int) -> bytes:
+        """What nobody has read, after the end of all writers."""
+        if self._fd >= 0:
+            self._cap = max_bytes
+            self.drain()
+        return bytes(self._buffer[:max_bytes])
 
     def put_instead(self, data: bytes) -> None:
         self._buffer[:] = data
@@ -238,6 +259,23 @@ class Piped:
             return out, b"", dropped
         errors, more = self._stderr.taken()
         return out, errors, dropped + more
+
+    @property
+    def typed_into(self) -> int:
+        """The descriptor of its stdin."""
+        return self._input.descriptor
+
+    def give_up(self) -> int:
+        """Leave off writing; gives how many bytes of the last piece nobody had taken."""
+        return self._input.give_up()
+
+    def rest(self, max_bytes: int) -> bytes:
+        """What it has written and nobody has read, once it has ended."""
+        return self._stdout.rest(max_bytes)
+
+    def let_go_of_pipes(self) -> None:
+        """Read and write nothing any more."""
+        self._close()
 
     async def _over(self) -> None:
         """Wait until nobody is left who could write.

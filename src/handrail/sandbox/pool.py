@@ -64,7 +64,7 @@ class _Ready:
 class Pooled:
     """Implements :class:`handrail.contract.sandbox.Sandbox` on another one, and owns what it makes ready.
 
-    Belongs to one event loop. Calls with descriptors of their own are started as they come.
+    Belongs to one event loop. Calls with descriptors of their own, or a terminal, are started as they come.
     """
 
     def __init__(self, sandbox: Bubblewrap, *, most: int = MOST, age_s: float = AGE_S) -> None:
@@ -90,7 +90,7 @@ class Pooled:
         return len(self._ready)
 
     async def start(self, capabilities: CapabilitySet, profile: Profile, program: Program) -> Process:
-        if program.descriptors or self._closed:
+        if program.descriptors or program.terminal is not None or self._closed:
             return await self._sandbox.start(capabilities, profile, program)
         plan = await self._sandbox.plan(capabilities, profile, program, ready_made=True)
         key = plan.key

@@ -37,6 +37,11 @@ class Unconfined:
         argv = program.argv
         if not argv:
             raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
+        if program.terminal is not None:
+            raise ToolError(
+                f"{profile.tool} is set to run without a sandbox, and a terminal is only opened in one",
+                kind="unavailable",
+            )
         environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
         environment |= {**locale_names.passed_on(os.environ), "TERM": "dumb", **profile.environment}
         given = dict(program.descriptors)

@@ -1,0 +1,83 @@
+"""A pseudo-terminal as a sandbox's stdin, stdout and stderr (pty(7)): the program has one end, the holder the other.
+
+The holder's end is the only other one: a program cannot get at the terminal that the holder itself was started from, and
+the seccomp filter keeps it from typing into its own (TIOCSTI). The launcher makes it the program's controlling terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import termios
+
+from handrail.contract.sandbox import Process, TerminalSize
+from handrail.sandbox.delegating import Delegating
+from handrail.sandbox.process import Confined
+
+_LOCAL = 3
+_OUTPUT = 1
+"""Where termios has them in a list."""
+
+
+def opened(size: TerminalSize) -> tuple[int, int]:
+    """Both ends: the holder's and the program's. Lines end as in a file: nothing puts a carriage return before a newline."""
+    ours, theirs = os.openpty()
+    try:
+        settings = termios.tcgetattr(theirs)
+        settings[_OUTPUT] &= ~termios.ONLCR
+        termios.tcsetattr(theirs, termios.TCSANOW, settings)
+        _resize(ours, size)
+    except BaseException:
+        os.close(ours)
+        os.close(theirs)
+        raise
+    return ours, theirs
+
+
+def _resize(descriptor: int, size: TerminalSize) -> None:
+    fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
+
+
+class Terminal(Delegating):
+    """Implements :class:`handrail.contract.sandbox.TerminalProcess` on a process that was just started with one."""
+
+    def __init__(self, process: Confined) -> None:
+        super().__init__(process)
+        self._confined = process
+        self._descriptor = os.dup(process.typed_into)
+        process.when_gone(self._close)
+
+    def around(self, process: Process) -> Terminal:
+        """The same, where there is something else around its process."""
+        self._process = process
+        return self
+
+    def resize(self, size: TerminalSize) -> None:
+        if self._descriptor >= 0:
+            with contextlib.suppress(OSError):
+                _resize(self._descriptor, size)
+
+    def reads_lines(self) -> bool:
+        if self._descriptor < 0:
+            return False
+        try:
+            return bool(termios.tcgetattr(self._descriptor)[_LOCAL] & termios.ICANON)
+        except termios.error:
+            return False
+
+    def give_up(self) -> int:
+        return self._confined.give_up()
+
+    def rest(self, max_bytes: int) -> bytes:
+        return self._confined.rest(max_bytes)
+
+    def hang_up(self) -> None:
+        self._close()
+        self._confined.let_go_of_pipes()
+
+    def _close(self) -> None:
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)

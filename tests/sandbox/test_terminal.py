@@ -1,0 +1,110 @@
+"""A program with a terminal: its controlling one, of which only the holder has the other end."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import cast
+
+import pytest
+from tests.sandbox.conftest import Ground
+from tests.sandbox.test_launcher import LAUNCHERS
+from tests.sandbox.test_processes import survivors
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Program, TerminalProcess, TerminalSize, Tier
+from handrail.sandbox.bubblewrap import Bubblewrap, binaries
+from handrail.sandbox.launcher import Launcher
+from handrail.sandbox.unconfined import Unconfined
+
+
+async def started(ground: Ground, *argv: str) -> TerminalProcess:
+    program = Program(argv, terminal=TerminalSize(100, 30))
+    return cast("TerminalProcess", await ground.sandbox.start(ground.capabilities, ground.profile(), program))
+
+
+async def until(process: TerminalProcess, mark: bytes) -> bytes:
+    """What it shows, up to ``mark``."""
+    shown = b""
+    while mark not in shown:
+        piece = await process.read(1 << 16)
+        assert piece, shown
+        shown += piece
+    return shown
+
+
+TRIES = """
+import fcntl, os
+for command, argument in ((0x5412, b"x"), (0x541C, b"\\x03x"), (0x5423, b"\\0\\0\\0\\0")):
+    try: fcntl.ioctl(0, command, argument); print("done")
+    except OSError as error: print(error.strerror)
+print(os.isatty(0), os.get_terminal_size(), os.getsid(0) == os.getpid(), os.tcgetpgrp(0) == os.getpgrp(), flush=True)
+print(os.tcgetpgrp(os.open("/dev/tty", os.O_RDWR)) == os.getpgrp(), flush=True)
+"""
+
+
+@pytest.mark.proves("X-11", "S-01")
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda found: found.name)
+async def test_its_terminal_is_its_own_and_it_types_into_none(confined: Ground, first: Launcher) -> None:
+    (confined.workspace / "tries.py").write_text(TRIES)
+    confined.sandbox = Bubblewrap(next(binaries()), Tier("bubblewrap", "for a test"), first=first)
+    process = await started(confined, "python3", "tries.py")
+    code = await process.wait()
+    shown = process.rest(10_000).decode()
+    assert code == 0, shown
+    lines = shown.splitlines()
+    assert lines[:3] == ["Operation not permitted"] * 3
+    assert lines[3] == "True os.terminal_size(columns=100, lines=30) True True"
+    assert lines[4] == "True"
+    await process.kill()
+
+
+async def test_keys_reach_the_foreground_program_and_a_new_size_too(ground: Ground) -> None:
+    process = await started(ground, "/bin/sh", "-c", "trap 'stty size' WINCH; echo on; while :; do sleep 0.01; done")
+    assert process.reads_lines()
+    await until(process, b"on\n")
+    process.resize(TerminalSize(40, 10))
+    assert b"10 40" in await until(process, b"40\n")
+    await process.write(b"\x03")
+    assert await process.wait() == 130
+    process.resize(TerminalSize(1, 1))
+    assert process.give_up() == 0
+    await process.kill()
+
+
+@pytest.mark.proves("S-05")
+async def test_a_cut_line_ends_a_shell_and_what_heeds_no_signal_is_killed(ground: Ground) -> None:
+    heeding = await started(ground, "/bin/bash", "--noprofile", "--norc")
+    await until(heeding, b"# " if b"uid=0" in (await _identity(ground)) else b"$ ")
+    heeding.hang_up()
+    assert await heeding.wait() in (0, 1, 129)
+    assert heeding.rest(10) == b"" and await heeding.read(10) == b""
+    await heeding.write(b"nobody hears it")
+    await heeding.kill()
+    marker = f"handrail-{secrets.token_hex(8)}"
+    deaf = await started(ground, "/bin/bash", "-c", f"trap '' HUP TERM INT; echo on; read -r {marker[:8]} </dev/zero")
+    await until(deaf, b"on\n")
+    deaf.hang_up()
+    await deaf.kill()
+    assert survivors(marker) == []
+
+
+async def _identity(ground: Ground) -> bytes:
+    return (await ground.bash("id")).out.encode()
+
+
+async def test_what_nobody_takes_is_given_up_and_counted(ground: Ground) -> None:
+    process = await started(ground, "/bin/sh", "-c", "stty raw -echo; echo on; sleep 1000")
+    await until(process, b"on")
+    writing = asyncio.create_task(process.write(b"x" * 1_000_000))
+    await asyncio.sleep(0)
+    assert 0 < process.give_up() < 1_000_000
+    await writing
+    await process.kill()
+
+
+async def test_without_a_sandbox_there_is_no_terminal(ground: Ground) -> None:
+    with pytest.raises(ToolError, match="only opened in one"):
+        await Unconfined().start(
+            ground.capabilities, ground.profile(tool="t"), Program(("true",), terminal=TerminalSize(80, 24))
+        )
