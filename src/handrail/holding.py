@@ -214,7 +214,7 @@ class HeldKernel(Kernel):
         turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
         family = Family(context.manifest, self._open_child, opening.under)
         session = HeldSession(
-            rooms.arbiter, lane, lambda: context.generation, self._closed, self._suspended, turns, family
+            rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
         )
         session.history = lasting.history(session_id)
         session.news.follow(context.watchers)

@@ -156,6 +156,7 @@ class Arbiter:
             name = self.shaper.redactor.text(proposed.name)[:80]  # a cut secret would not be found
             text = f"there is no tool {name!r}; {near(call)}" if name else "the call names no tool."
             raise Refusal("resolve", "unknown_tool", text)
+        call.tool_id = entry.id
         if entry.withheld is not None:
             self._propose(call, proposed.arguments)
             raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")
@@ -196,16 +197,12 @@ class Arbiter:
             call.note("resumed", {**asked, **attempt})
             return None
         recorded, fault = for_the_record(arguments, compact, self.shaper.redactor)
-        body = {
-            "tool": call.tool_id,
-            "arguments": recorded,
-            "generation": call.generation.number,
-        }
+        body = {"tool": call.tool_id, "arguments": recorded, "generation": call.generation.number}
         if call.replayable:
             body["key_hash"] = self.repeats.key_hash(call)
-        if call.entry is not None:
-            body["definition"] = call.entry.definition_hash
-            body["side_effect"] = call.entry.spec.side_effect
+        if (entry := call.entry) is not None:
+            body["definition"] = entry.definition_hash
+            body["side_effect"] = entry.spec.side_effect
         if call.proposed.provider_id is not None:
             body["provider_id"] = call.proposed.provider_id
         if call.parent is not None:

@@ -58,7 +58,9 @@ def parse_compact(text: str | bytes) -> tuple[dict[str, Any], bytes] | None:
     given = text.encode() if isinstance(text, str) else text
     if compact != given and compact != given.replace(b'": ', b'":').replace(b', "', b',"'):
         return None
-    if type(value) is not dict or compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
+    if type(value) is not dict:
+        return None
+    if len(compact) > MAX_ARGUMENT_DEPTH and compact.count(b"[") + compact.count(b"{") > MAX_ARGUMENT_DEPTH:
         return None
     return value, compact  # pyright: ignore[reportUnknownVariableType]
 

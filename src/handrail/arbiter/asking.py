@@ -17,7 +17,6 @@ from handrail.arbiter.resources import Resources
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.people import Approval, ApprovalAnswer, ApprovalKind, ApprovalRequest, Attendant
 from handrail.contract.runtime import Question
-from handrail.contract.tool import Tool
 from handrail.policy import suggestions
 from handrail.policy.verdict import Verdict
 from handrail.record.log import Record
@@ -419,8 +418,3 @@ class Asking:
         """Their call has its answer without having used them."""
         for row in rows:
             self.approvals.let_go(row)
-
-
-def asks_first(tool: Tool) -> bool:
-    """Whether a tool may have questions that are asked before it runs."""
-    return type(tool).questions is not Tool.questions

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable
 
 from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.asking import Asking, asks_first
-from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.asking import Asking
+from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.offers import judged_as
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.resources import Resources, shared
@@ -29,24 +29,20 @@ class Authorisation:
         lane = call.lane
         call.rules = lane.rules
         verdict = self._judged(call)
-        if verdict.action == "ask" or (
-            verdict.action == "allow"
-            and (lane.attendant is not None or call.resumed or lane.authority.watchdogs)
-            and self._has_to_wait(call)
-        ):
+        if verdict.action == "ask" or (verdict.action == "allow" and self._has_to_wait(call, lane)):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
         self._read_only(call)
         return None
 
     @staticmethod
-    def _has_to_wait(call: Call) -> bool:
+    def _has_to_wait(call: Call, lane: Lane) -> bool:
         """Whether a call that the rules allow is looked at by somebody all the same."""
-        assert call.entry is not None
-        lane = call.lane
-        if call.resumed or lane.authority.watchers(call.entry.spec, failing=lane.failed is not None):
+        entry = call.entry
+        assert entry is not None
+        if call.resumed or lane.authority.watchers(entry.spec, lane.failed is not None):
             return True
-        return lane.attendant is not None and call.parent is None and asks_first(call.entry.tool)
+        return lane.attendant is not None and entry.asks_first and call.parent is None
 
     async def _narrow(self, call: Call, verdict: Verdict) -> None:
         """What watchdogs and people make of it."""
@@ -60,7 +56,7 @@ class Authorisation:
                 await self.asking.not_needed(call)
             self._conclude(call, verdict)
         attended = call.lane.attendant is not None or call.resumed
-        if attended and call.parent is None and asks_first(call.entry.tool):
+        if attended and call.parent is None and call.entry.asks_first:
             await self.asking.questions(call)
         self._read_only(call)
 
@@ -83,7 +79,7 @@ class Authorisation:
         """The verdict as watchdogs leave it."""
         assert call.entry is not None and call.arguments is not None
         spec, arguments, lane = call.entry.spec, call.arguments, call.lane
-        if verdict.action == "deny" or not lane.authority.watchers(spec, failing=lane.failed is not None):
+        if verdict.action == "deny" or not lane.authority.watchers(spec, lane.failed is not None):
             return verdict
         call.own_arguments()
         failed = (0, 0) if lane.failed is None else lane.failed.before(spec.id, self._shaper.hash(call.arguments))

@@ -224,6 +224,8 @@ class Call:
     ) -> None:
         self.id = call_id
         self.proposed = proposed
+        self.tool_id = proposed.name
+        """As it was named, and once it is resolved, its tool's."""
         self.lane = lane
         self.watched = lane.listeners
         """Whoever sees its events; empty when nobody does."""
@@ -238,10 +240,6 @@ class Call:
             self.parent = parent
         if replayable:
             self.replayable = True
-
-    @property
-    def tool_id(self) -> str:
-        return self.entry.spec.id if self.entry is not None else self.proposed.name
 
     @property
     def of_a_job(self) -> bool:

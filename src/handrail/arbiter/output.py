@@ -39,6 +39,8 @@ MAX_SUMMARY = 500
 """Characters."""
 
 _SCALARS = frozenset({bool, int, float})
+_FEW_DIGITS, _SHORT = 10**9, 16
+"""Numbers below, and how long their JSON text is at most."""
 _dumps = orjson.dumps
 _INLINE_BYTES = 256 * 1024
 _INLINE_PARTS = 2_000
@@ -135,7 +137,11 @@ class Shaper:
         elif kind is str or kind is list:
             if len(value) > limit:
                 return None
-        elif value is not None and kind not in _SCALARS:
+        elif value is None or kind is bool or (kind is int and -_FEW_DIGITS < value < _FEW_DIGITS):
+            if limit > _SHORT and spec.max_entries is None and not self.redactor.active:
+                result = Result("output", value, None, metadata)
+                return Shaped(result, result, {"result": {"type": "output", "data": value, "metadata": {**metadata}}})
+        elif kind not in _SCALARS:
             return None
         encoded = encoded_as_it_is(value)
         if encoded is None or len(encoded) > limit:

@@ -112,7 +112,7 @@ class ToolRuns:
             else:
                 assert runtime is not None
                 work = tool.execute(arguments, runtime)
-            if spec.side_effect == "read" and not spec.promotable and not entry.blocking:
+            if entry.inline:
                 try:
                     first = execution.first_step(work)
                 except StopIteration as ended:

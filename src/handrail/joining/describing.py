@@ -8,7 +8,6 @@ from typing import Any, cast
 
 import pydantic
 
-from handrail.arbiter.asking import asks_first
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.requires import CapabilitySet
@@ -73,7 +72,7 @@ def describe(tools: Sequence[object]) -> list[Message]:
                 "definition": definition,
                 "source": found.place,
                 "takes_runtime": _takes_runtime(tool),
-                "asks_first": asks_first(tool),
+                "asks_first": type(tool).questions is not Tool.questions,
             }
         )
     if faults:

@@ -107,7 +107,7 @@ class Authority:
         """
         return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
 
-    def watchers(self, spec: ToolSpec, *, failing: bool = False) -> tuple[Watchdog, ...]:
+    def watchers(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
         """The watchdogs that look at calls of this tool; some only where calls of the session have failed."""
         found = self._watching.get(id(spec))
         if found is None:
@@ -134,7 +134,7 @@ class Authority:
         :param failed: how often this very call has failed, and how often of that in a row
         :param redact: takes registered secrets out of what is told of a watchdog that fails
         """
-        watchdogs = self.watchers(spec, failing=failed != (0, 0))
+        watchdogs = self.watchers(spec, failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
             return verdict
         from handrail.policy.watchdog import WatchdogCall, watched

@@ -95,6 +95,8 @@ class CommitLog:
         self._table = _RecordTable(database, clock)
         database.attach(self._table)
         self._post = database.writer.append
+        self.takes_more = database.writer.takes
+        """Whether the log takes records now and fewer than this many appends wait to be written."""
 
     @property
     def database(self) -> Database:
@@ -106,10 +108,6 @@ class CommitLog:
         """Why the log takes no records just now, or None. While it is set, calls are refused; the log tries again by
         itself with every :meth:`commit` and :meth:`flush`, and each second while appended records wait."""
         return self._writer.refusal
-
-    def takes_more(self, waiting: int) -> bool:
-        """Whether the log takes records now and fewer than ``waiting`` appends wait to be written."""
-        return self._writer.takes(waiting)
 
     @property
     def reader(self) -> LogReader:

@@ -70,10 +70,17 @@ class Entry:
     status: Status = "system"
     id: str = field(init=False)
     wire_name: str = field(init=False)
+    asks_first: bool = field(init=False)
+    """Whether it may have questions that are asked before it runs."""
+    inline: bool = field(init=False)
+    """Whether it is short and changes nothing, so that nobody has to go on without it."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
         object.__setattr__(self, "wire_name", wire_name(self.spec.id))
+        object.__setattr__(self, "asks_first", type(self.tool).questions is not Tool.questions)
+        short = self.spec.side_effect == "read" and not self.spec.promotable and not self.blocking
+        object.__setattr__(self, "inline", short)
 
 
 @dataclass(frozen=True, slots=True)

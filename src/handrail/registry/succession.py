@@ -43,7 +43,8 @@ class Succession:
     def __init__(self, first: Generation, open_tools: OpenTools | None = None) -> None:
         self._shared = open_tools or OpenTools()
         self._loop = asyncio.get_running_loop()
-        self._current = first
+        self.current = first
+        """What begins now gets this one."""
         self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._open: dict[int, Tool] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -51,27 +52,22 @@ class Succession:
         self._keep_open(first)
 
     @property
-    def current(self) -> Generation:
-        """What begins now gets this one."""
-        return self._current
-
-    @property
     def living(self) -> tuple[Generation, ...]:
         """The current one, and the older ones that somebody still holds."""
-        return (self._current, *self._older)
+        return (self.current, *self._older)
 
     def publish(self, generation: Generation) -> Difference:
         """Make ``generation`` the current one, and say what became of the tools.
 
         :raises ValueError: unless its number is higher
         """
-        older = self._current
+        older = self.current
         if generation.number <= older.number:
             raise ValueError(f"generation {generation.number} cannot follow generation {older.number}")
         self._keep_open(generation)
         self._older.add(older)
         weakref.finalize(older, self._given_up).atexit = False
-        self._current = generation
+        self.current = generation
         return generation.difference(older)
 
     async def aclose(self) -> None:
