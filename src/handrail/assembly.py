@@ -245,7 +245,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     )
     limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms, lifetimes=lasting)
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
-    arbiter.approvals.recover((lost.session_id, lost.call_id) for lost in interrupted)
+    arbiter.jobs.tree = store.sessions
     programs = sandbox_of(config)
     ceiling = ceiling_layer(settings.ceiling, variables)
     learn = partial(_learned, redactor)

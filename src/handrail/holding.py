@@ -275,8 +275,9 @@ class HeldKernel(Kernel):
     async def _suspended(self, session: HeldSession) -> None:
         """Nobody has it open any more; what belongs to it stays."""
         try:
-            if session.family.under is not None:  # what its calls ask of people ends with it
-                await self.approvals.close_session(session.id)
+            if session.family.under is not None:  # nobody goes on with it, so what belongs to it ends, too
+                await self.approvals.close_session(session.id, "its sub-agent ended", "parent")
+                await asyncio.gather(self.rooms.arbiter.jobs.end("parent", session.id), self.arrivals.end(session.id))
             await self.lasting.suspend(session.id)
         finally:
             self._forget(session)
@@ -430,7 +431,7 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
-        await rooms.arbiter.restarts.recover()
+        await rooms.arbiter.restarts.recover(rooms.interrupted)
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())

@@ -164,7 +164,8 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and
     assert (desk.workspace / "a.txt").read_text() == "x"
 
 
-async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_who_asks(desk: Desk) -> None:
+def with_a_writer(desk: Desk) -> None:
+    """An agent that asks its parent's people before it writes."""
     played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})
     (desk.folder / "script.json").rename(desk.folder / "writer.json")
     manifests = {
@@ -175,6 +176,34 @@ async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_
         folder = desk.folder / "config" / "agents" / name
         folder.mkdir(parents=True, mode=0o755)
         (folder / "agent.toml").write_text(f'id = "{name}"\n{text}\n')
+
+
+async def test_a_client_that_goes_while_a_sub_agent_asks_leaves_nothing_that_waits_and_finds_out_where_it_worked(
+    desk: Desk,
+) -> None:
+    with_a_writer(desk)
+    editor = Editor()
+    editor.answering = lambda _call, _options: None
+    turns = ({"calls": [call("task", subagent_type="writer", prompt="Write.")]}, {"text": "never said"})
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        working = asyncio.create_task(ask(client, opened.session_id))
+        await editor.until(lambda: editor.asked)
+    with pytest.raises(ConnectionError):
+        await working
+    async with desk.connected({"text": "On."}) as (client, back):
+        await client.load_session(cwd=str(desk.workspace), session_id=opened.session_id)
+        told = back.call(0)
+        assert told["status"] == "failed" and told["rawOutput"]["data"]["agent"] == "writer"
+        with desk.reading(str(desk.workspace)) as reader:
+            facts = reader.get(told["rawOutput"]["data"]["session_id"])
+        assert facts is not None and facts.parked == ()
+        assert (await ask(client, opened.session_id)).stop_reason == "end_turn" and not back.asked
+    assert not (desk.workspace / "a.txt").exists()
+
+
+async def test_a_sub_agents_call_is_asked_about_in_the_session_of_the_user_with_who_asks(desk: Desk) -> None:
+    with_a_writer(desk)
     editor = Editor()
     editor.answering = lambda _call, _options: "allow_once"
     turns = ({"calls": [call("task", subagent_type="writer", prompt="Write.")]}, {"text": "${0.data}"})

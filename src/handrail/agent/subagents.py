@@ -131,7 +131,7 @@ class Subagents:
 
 async def _to_its_end(agent: Agent, task: str) -> RunOutcome:
     """Wait for the run. Whoever is cancelled meanwhile stops it, and waits until its calls are on record."""
-    work = asyncio.ensure_future(agent.complete(task))
+    work = asyncio.ensure_future(agent.complete(task, until="idle"))  # its own jobs end before it, or with it
     owed: asyncio.CancelledError | None = None
     while not work.done():
         try:

@@ -27,7 +27,7 @@ from handrail.contract.people import (
 )
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
-from handrail.record.log import CommitLog, Record
+from handrail.record.log import CommitLog, Interrupted, Record
 from handrail.store.approvals import ApprovalTable
 from handrail.store.database import Work
 from handrail.store.encoding import decode, encode
@@ -275,11 +275,10 @@ class Approvals:
             self._leaving.add(row.id)
             self._tell(replace(row, state="withdrawn", answered=True))
 
-    async def close_session(self, session_id: str) -> None:
-        """A session is closed for good: what its calls still waited for is refused, on record."""
+    async def close_session(self, session_id: str, why: str = "its session was closed", by: str = "user") -> None:
+        """Nobody goes on with a session: what its calls still waited for is refused, on record."""
         for row in self.unanswered(session_id):
-            text = "its session was closed before it could run; nothing was run"
-            result = Result.error("cancelled", text, stopped_by="user").to_dict()
+            result = Result.error("cancelled", f"{why} before it could run; nothing was run", stopped_by=by).to_dict()
             if await self._log.outcome_of(row.request.call_id) is None:
                 refused = {"step": "authorise", "result": result}
                 self._log.append([Record("refused", session_id, row.request.call_id, refused)])
@@ -290,14 +289,17 @@ class Approvals:
         for row in self._table.reader.due(self._clock()):
             await self.end(row, "expired", responded(row, {"choice": "expired"}))
 
-    def recover(self, interrupted: Iterable[tuple[str, str]]) -> None:
-        """At the start: what was asked in the middle of calls that are ``interrupted`` concerns nobody any more.
+    async def recover(self, interrupted: Iterable[Interrupted]) -> None:
+        """At the start: what was asked in the middle of calls that are ``interrupted``, or by sub-agents of the process
+        before, concerns nobody any more.
 
-        :param interrupted: pairs of session and call id
+        :raises LogUnavailable: when the log cannot tell
         """
-        for session_id, call_id in interrupted:
-            for row in self.of_call(session_id, call_id):
+        for lost in interrupted:
+            for row in self.of_call(lost.session_id, lost.call_id):
                 self.let_go(row)
+        for session_id in self._table.reader.below():
+            await self.close_session(session_id, "its sub-agent ended with Handrail", "parent")
 
     def close(self) -> None:
         """Look at the clock no more."""

@@ -81,7 +81,7 @@ class Arbiter:
         self.repeats = Repeats(log, shaper)
         bounds = JobLimits(grace_s=limits.grace_ms / 1000)
         self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
-        self.restarts = Restarts(self.jobs, self.call)
+        self.restarts = Restarts(self.jobs, self.approvals, self.call)
         self.runs = ToolRuns(locks, self.authorisation.asking, self.jobs, self._nested, self.carry_out)
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:

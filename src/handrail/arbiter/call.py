@@ -18,7 +18,7 @@ from handrail.arbiter.subscriptions import Subscriptions
 from handrail.catalog.interaction import Interaction
 from handrail.contract.arrivals import SessionDoor, Triggers
 from handrail.contract.call import ProposedCall
-from handrail.contract.delegation import AgentType, Delegates
+from handrail.contract.delegation import AgentType, Delegates, Handed
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
 from handrail.contract.notices import NoticeBox
@@ -194,6 +194,8 @@ class Call:
     """How many things it, and the calls that it has made, have asked of the client at the face."""
     hands_over: int = 0
     """How many sub-agents work for it now."""
+    handed: tuple[Handed, ...] = ()
+    """Those that have worked for it."""
     background: bool = False
     """It is answered with a job once it is decided that it may run."""
     decided: bool = False

@@ -6,10 +6,25 @@ from collections.abc import Sequence
 
 from handrail.arbiter.call import Call
 from handrail.arbiter.peers import not_counted
-from handrail.contract.delegation import NO_MODEL, AgentType, Delegation
+from handrail.contract.delegation import NO_MODEL, AgentType, Delegation, Handed
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
 from handrail.contract.result import Result
+
+
+def naming(result: Result, handed: Sequence[Handed]) -> Result:
+    """``result`` of a call that was cut short, with the sessions of the sub-agents that it handed work to: what they did
+    stands there."""
+    if not handed or result.ok:
+        return result
+    several = len(handed) > 1
+    sessions = ", ".join(f"{one.session_id} ({one.agent})" for one in handed)
+    text = (
+        f"{(result.error_text or '').rstrip('.')}. What its sub-agent{'s' if several else ''} did stands in session{'s' if several else ''} "
+        f"{sessions}; a fork of it goes on with that"
+    )
+    data: object = [one._asdict() for one in handed] if several else handed[0]._asdict()
+    return Result(result.type, data if result.data is None else result.data, text, result.metadata)
 
 
 class CallAgents:

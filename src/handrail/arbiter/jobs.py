@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
+from handrail.arbiter.delegating import naming
 from handrail.arbiter.execution import StopReason, uninterrupted
 from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
 from handrail.arbiter.locks import lock_names
@@ -28,6 +29,7 @@ from handrail.arbiter.repeats import recorded_result
 from handrail.arbiter.resources import Resources, shared
 from handrail.arbiter.sidecar import file_name
 from handrail.contract.call import Answer
+from handrail.contract.delegation import Tree
 from handrail.contract.doors import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.names import JOB_IDS, wire_name
@@ -89,6 +91,8 @@ class DetachedCalls:
         self._carry_out = carry_out
         self.limits = limits or JobLimits()
         self.clock = clock
+        self.tree: Tree | None = None
+        """Tells sub-agents' sessions apart from others; None where there are none."""
         self._ended = 0
         self._promoting: set[asyncio.Task[Job]] = set()
 
@@ -362,7 +366,8 @@ class DetachedCalls:
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
-            return Result.error("interrupted", text, job=row.id)
+            handed = () if self.tree is None else self.tree.begun_by(row.job.session_id, row.job.call_id)
+            return naming(Result.error("interrupted", text, job=row.id), handed)
         if (recorded := recorded_result(outcome)) is None:
             return Result.error(
                 "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Lane, LiveJob
 from handrail.arbiter.job_texts import state_of
 from handrail.arbiter.jobs import MOST_ATTEMPTS, NOT_BEGUN, DetachedCalls
@@ -12,7 +13,7 @@ from handrail.arbiter.outflow import OutputFile
 from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import ProposedCall
 from handrail.contract.result import Result
-from handrail.record.log import Record
+from handrail.record.log import Interrupted, Record
 from handrail.record.reading import LoggedRecord
 from handrail.registry.generation import Generation
 from handrail.store.jobs import JobRow
@@ -24,16 +25,21 @@ class Restarts:
     :param make: a call at the start of its way, by id, proposal, lane and generation
     """
 
-    def __init__(self, jobs: DetachedCalls, make: Callable[[str, ProposedCall, Lane, Generation], Call]) -> None:
+    def __init__(
+        self, jobs: DetachedCalls, approvals: Approvals, make: Callable[[str, ProposedCall, Lane, Generation], Call]
+    ) -> None:
         self._jobs = jobs
+        self._approvals = approvals
         self._make = make
 
-    async def recover(self) -> None:
-        """At start, when the log has been recovered: what became of those that a former process left. Those that may be run
-        again are, once their session is opened.
+    async def recover(self, interrupted: Iterable[Interrupted]) -> None:
+        """At start, when the log has been recovered: what became of those that a former process left, and of what it asked.
+        Those that may be run again are, once their session is opened; a sub-agent's never is.
 
+        :param interrupted: the calls that had begun
         :raises LogUnavailable: when the log cannot tell, or cannot take the records
         """
+        await self._approvals.recover(interrupted)
         for row in self._jobs.table.open():
             if (ended := await self._end_of(row)) is not None:
                 await self._jobs.table.commit(self._jobs.table.end(ended))
@@ -46,10 +52,11 @@ class Restarts:
         outcome = await self._jobs.log.outcome_of(row.job.call_id)
         ended = outcome is not None and outcome.kind != "interrupted"
         result = None if outcome is None or not ended else recorded_result(outcome)
-        if result is not None and not self._jobs.may_go_on(row, result):
+        below = self._jobs.tree is not None and self._jobs.tree.is_below(row.job.session_id)
+        if result is not None and (below or not self._jobs.may_go_on(row, result)):
             return row.moved(state_of(result), self._jobs.clock())
         oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
-        again = row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
+        again = not below and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
         if again and (result is not None or not ended):
             return None
         return await self._interrupt(row, outcome)

@@ -14,7 +14,7 @@ from typing import Any
 
 from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call
-from handrail.arbiter.delegating import CallAgents
+from handrail.arbiter.delegating import CallAgents, naming
 from handrail.arbiter.execution import (
     STOPPED_TEXT,
     Execution,
@@ -134,7 +134,7 @@ class ToolRuns:
         except Stopped as stopped:
             return self._stop_result(call, stopped.reason, budget_ms, _kept(runtime))
         except ToolError as error:
-            return Result.of(error)
+            return naming(Result.of(error), call.handed)
         except LogUnavailable as error:  # what it keeps in its session cannot be read or written
             if execution.reason is None:
                 return Result.error("unavailable", f"{spec.id} cannot go on: {error}", _kept(runtime))
@@ -184,18 +184,16 @@ class ToolRuns:
         assert call.entry is not None
         spec = call.entry.spec
         if reason != "timeout":
-            return Result.error(
-                "cancelled", f"{spec.id} was {STOPPED_TEXT[reason]}", kept, stopped_by=reason, **metadata
-            )
+            text = f"{spec.id} was {STOPPED_TEXT[reason]}"
+            return naming(Result.error("cancelled", text, kept, stopped_by=reason, **metadata), call.handed)
         if metadata:
             step = "it is still running and keeps its locks until it ends"
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
             step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
         else:
             step = "ask for less at once"
-        return Result.error(
-            "timeout", f"{spec.id} was ended after its time-out of {budget_ms:g} ms; {step}", kept, **metadata
-        )
+        text = f"{spec.id} was ended after its time-out of {budget_ms:g} ms; {step}"
+        return naming(Result.error("timeout", text, kept, **metadata), call.handed)
 
     def _leave_behind(self, call: Call, still: StillRunning, answered: Result) -> None:
         """Keep the locks of work that goes on after its answer, and record when it ends."""

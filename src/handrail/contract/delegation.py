@@ -82,6 +82,28 @@ class Child(NamedTuple):
     manifest: AgentManifest
 
 
+class Handed(NamedTuple):
+    """Which agent a call handed work to, and the session that it was done in."""
+
+    agent: str
+    session_id: str
+
+
+class Tree(Protocol):
+    """Which sessions are of sub-agents, and whose, as it is kept.
+
+    :raises LogUnavailable: by each, when the database cannot be read
+    """
+
+    def is_below(self, session_id: str) -> bool:
+        """Whether a session is a sub-agent's, so that nobody goes on with it."""
+        ...
+
+    def begun_by(self, session_id: str, call_id: str) -> Sequence[Handed]:
+        """Whom a call of a session handed work to, in the order in which they began."""
+        ...
+
+
 def usable(specs: list[ToolSpec], delegates: Delegates | None) -> list[ToolSpec]:
     """Those of ``specs`` that can do anything: without a model, nobody does a sub-agent's work."""
     if delegates is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from handrail.arbiter.call import Call
 from handrail.arbiter.peers import far_along
 from handrail.contract.agent import AgentManifest
-from handrail.contract.delegation import MAX_DEPTH, Child, Delegation
+from handrail.contract.delegation import MAX_DEPTH, Child, Delegation, Handed
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.peer import Buffers, Peer
@@ -84,6 +84,7 @@ class Family:
         if opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
         child = await opens(of, call_id, delegation)
+        call.handed = (*call.handed, Handed(delegation.agent, child.session.id))
         if call.watched:  # whoever watches the call sees what is done for it
             child.session.watch(partial(_tell, call, delegation.agent))
         return child

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from handrail.arbiter.delegating import naming
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import Answer
+from handrail.contract.delegation import Tree
 from handrail.contract.result import Result
 from handrail.record.log import CommitLog
 from handrail.registry.generation import Generation
@@ -26,11 +28,14 @@ _ANOTHERS = (
 _TOOL_GONE = "this call has ended, but its tool is not there any more, and so nobody can tell what may be shown of it"
 
 
-async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, session_id: str, call_id: str) -> Answer:
+async def recalled(
+    log: CommitLog, shaper: Shaper, generation: Generation, session_id: str, call_id: str, tree: Tree | None = None
+) -> Answer:
     """The answer to a call by what is on record.
 
     :param session_id: whose history it is part of
     :param generation: has the tool, which says what its model may see of a result
+    :param tree: knows whom it handed work to
     :raises LogUnavailable: when the log cannot tell
     """
     proposal = await log.proposal_of(call_id)
@@ -44,7 +49,7 @@ async def recalled(log: CommitLog, shaper: Shaper, generation: Generation, sessi
         # nothing at all is on record, records may also have been purged.
         result = _ended(_NO_RECORD) if proposal is None else Result.error("cancelled", _NOT_BEGUN, recorded=True)
     elif outcome.kind == "interrupted":
-        result = _ended(_INTERRUPTED)
+        result = naming(_ended(_INTERRUPTED), () if tree is None else tree.begun_by(session_id, call_id))
     elif (recorded := recorded_result(outcome)) is None:
         result = Result.error("unavailable", _REMOVED, recorded=True)
     else:

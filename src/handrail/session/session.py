@@ -234,7 +234,8 @@ class HeldSession:
         self._check_open()
         for call in await parked_calls(self._arbiter, self._lane, self._generation(), call_id):
             return await self._arbiter.carry_out(call)
-        return await recalled(self._arbiter.log, self._arbiter.shaper, self._generation(), self.id, call_id)
+        arbiter, generation = self._arbiter, self._generation()
+        return await recalled(arbiter.log, arbiter.shaper, generation, self.id, call_id, arbiter.jobs.tree)
 
     async def parked(self) -> list[str]:
         """The ids of the calls that :meth:`resume_parked` takes up.

@@ -67,7 +67,9 @@ class Clockwork:
         self._closed = False
 
     async def begin(self) -> None:
-        """Take up what a process before has left. What came due meanwhile fires once, and says that it is late."""
+        """Take up what a process before has left, but for its sub-agents', which ended with it. What came due meanwhile
+        fires once, and says that it is late."""
+        await self.table.remove_below()
         for trigger in self.table.all():
             self._keep(trigger)
         await self.due()

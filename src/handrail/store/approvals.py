@@ -64,6 +64,14 @@ class ApprovalReader:
         """Those of a session whose calls have no result yet, in the order they were asked."""
         return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
+    def below(self) -> list[str]:
+        """The sessions of sub-agents in which calls have no result yet that somebody was asked about."""
+        sql = (
+            "SELECT DISTINCT session FROM approval WHERE answered = 0 "
+            "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
+        )
+        return [str(session) for (session,) in self._rows(sql)]
+
     def of_call(self, session_id: str, call_id: str) -> list[Approval]:
         """Those of one call that has no result yet, in the order they were asked."""
         where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
+from handrail.contract.delegation import Handed
 from handrail.contract.errors import UsageError
 from handrail.store.connection import not_as_written, readable
 from handrail.store.database import Database, Statement, Value
@@ -100,6 +101,15 @@ class Sessions:
         with readable(self._database.path):
             where = "WHERE under = ? AND closed_ns IS NULL ORDER BY opened_ns, id"
             return session_rows(self._database.reading, where, (session_id,))
+
+    def is_below(self, session_id: str) -> bool:
+        """See :class:`handrail.contract.delegation.Tree`."""
+        row = self.get(session_id)
+        return row is not None and row.under is not None
+
+    def begun_by(self, session_id: str, call_id: str) -> list[Handed]:
+        """See :class:`handrail.contract.delegation.Tree`."""
+        return [Handed(row.agent, row.id) for row in self.under(session_id) if row.under_call == call_id]
 
     def all(self, *, limit: int = 1000) -> list[SessionRow]:
         """The most recently opened first.

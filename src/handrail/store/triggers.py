@@ -38,6 +38,17 @@ class TriggerTable:
         sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
         await self._database.commit(_STATEMENTS, [(sql, (trigger.session_id, trigger.name))])
 
+    async def remove_below(self) -> None:
+        """Those of sub-agents' sessions, and what they have of channels."""
+        below = "(SELECT id FROM session WHERE under IS NOT NULL)"
+        with readable(self._database.path):
+            sql = f"SELECT session, name FROM trigger_row WHERE session IN {below}"  # noqa: S608 - our own words
+            found = self._database.reading.execute(sql).fetchall()
+        if found:
+            readers = [("DELETE FROM channel_reader WHERE reader = ?", (f"trigger/{s}/{name}",)) for s, name in found]
+            sql = f"DELETE FROM trigger_row WHERE session IN {below}"  # noqa: S608
+            await self._database.commit(_STATEMENTS, [(sql, ()), *readers])
+
     async def remove_all(self, session_id: str) -> None:
         """A session is closed for good."""
         await self._database.commit(_STATEMENTS, [("DELETE FROM trigger_row WHERE session = ?", (session_id,))])

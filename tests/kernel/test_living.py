@@ -1,0 +1,214 @@
+"""A session whose sub-agents, jobs and triggers are at work: stopped by its user, gone on with, forked, left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_sub_agents import kernel_of, models, task
+
+from handrail import ApprovalAnswer, Runtime, tool
+from handrail.agent.events import CallAnswered
+from handrail.agent.loop import Agent
+from handrail.contract.result import Result
+from handrail.contract.session import Session
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+
+pytestmark = pytest.mark.proves("A-10")
+
+
+@dataclass
+class Shop:
+    """Tools whose runs are counted, and that do not end before they may."""
+
+    ran: list[str] = field(default_factory=list[str])
+    begun: asyncio.Event = field(default_factory=asyncio.Event)
+    may_end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def tools(self) -> list[Any]:
+        @tool(id="hold", side_effect="external", locks=[])
+        async def hold(name: str, runtime: Runtime) -> str:
+            """Hold the turn up."""
+            self.ran.append(name)
+            self.begun.set()
+            await asyncio.Event().wait()
+            return name
+
+        @tool(id="build", side_effect="external", mode="background", locks=[])
+        async def build(name: str, runtime: Runtime) -> str:
+            """Build in the background."""
+            self.ran.append(name)
+            await self.may_end.wait()
+            return f"{name} is built"
+
+        return [hold, build]
+
+
+HOLDER = 'role = "subagent"\ntools = ["hold"]\nrules = ["allow hold"]\nmodel = "played:holder"'
+QUIET = 'role = "subagent"\ntools = ["build", "add_timer"]\nrules = ["allow build", "allow add_timer"]\nmodel = "played:quiet"'
+TIMER = ("add_timer", {"interval": 3600, "prompt": "An hour has gone."})
+
+
+@dataclass
+class Busy:
+    """A session in which everything is at work: a sub-agent that it waits for, one in the background, a job, a trigger."""
+
+    kernel: HeldKernel
+    session: HeldSession
+    agent: Agent
+    shop: Shop
+    quiet: Pause
+    run: asyncio.Task[Any]
+
+    @property
+    def children(self) -> dict[str, HeldSession]:
+        return {child.family.manifest.id: child for child in self.session.family.children}
+
+
+@asynccontextmanager
+async def busy(folder: Path) -> AsyncGenerator[Busy]:
+    shop, pause = Shop(), Pause()
+    agents = {"holder": HOLDER, "quiet": QUIET}
+    async with kernel_of(
+        folder, agents, tools=shop.tools, rules=["allow build", "allow hold", "allow add_timer"]
+    ) as kernel:
+        session = await kernel.session("ses_busy")
+        begun = call_reply(("build", {"name": "site"}), task("quiet", background=True), TIMER)
+        top = PlayedModel(begun, call_reply(task("holder", "Hold.")), text_reply("Gone on."))
+        by_name = models(
+            holder=PlayedModel(call_reply(("hold", {"name": "held"}))),
+            quiet=PlayedModel([pause, *text_reply("Quietly done.")]),
+        )
+        agent = Agent(session, top, models=by_name)
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await shop.begun.wait()
+        await pause.reached.wait()
+        yield Busy(kernel, session, agent, shop, pause, run)
+
+
+async def states(session: Session) -> dict[str, str]:
+    return {job.tool_id: job.state for job in await session.jobs.list()}
+
+
+async def triggers(session: HeldSession) -> list[str]:
+    assert session.lane.triggers is not None
+    return [trigger.name for trigger in await session.lane.triggers.list()]
+
+
+async def told(session: Session) -> list[tuple[str, str]]:
+    assert session.notices is not None
+    return [(notice.kind, notice.text) for notice in await session.notices.pending()]
+
+
+async def test_a_user_who_stops_a_session_stops_its_turn_and_nothing_that_goes_on_by_itself(tmp_path: Path) -> None:
+    async with busy(tmp_path) as there:
+        session, holder = there.session, there.children["holder"]
+        there.agent.cancel()
+        assert (await there.run).status == "cancelled"
+        assert list(there.children) == ["quiet"], "the one that works for a job goes on"
+        assert await states(session) == {"build": "running", "task": "running"}
+        assert await triggers(session) == ["timer-1"]
+        await there.kernel.log.flush()
+        (held,) = there.kernel.log.reader.calls(session=holder.id)
+        assert held.error_text == "hold was aborted by parent"
+        answer = str(there.agent.messages[-1])
+        assert "task was stopped by the user" in answer and f'"session_id":"{holder.id}"' in answer
+        assert (await there.agent.complete("Go on.")).text == "Gone on.", "in the same process"
+        there.shop.may_end.set()
+        there.quiet.proceed.set()
+        for job in await session.jobs.list():
+            assert (await session.jobs.wait(job.id, timeout_ms=60_000) or Result.output(None)).ok
+        assert sorted(text.split(" (")[1].split(")")[0] for _, text in await told(session)) == ["build", "task"]
+    assert sorted(there.shop.ran) == ["held", "site"], "each once"
+
+
+async def test_a_session_goes_on_in_a_new_process_with_what_was_cut_short_and_what_still_waits(tmp_path: Path) -> None:
+    async with busy(tmp_path) as there:
+        quiet, holder = there.children["quiet"].id, there.children["holder"].id
+    assert (await there.run).status == "cancelled"
+    shop = Shop()
+    async with temporary_kernel(tmp_path, tools=shop.tools, rules=["allow build"]) as kernel:
+        session = await kernel.session("ses_busy")
+        assert await states(session) == {"build": "cancelled", "task": "cancelled"}
+        assert await triggers(session) == ["timer-1"]
+        heard = PlayedModel(text_reply("I see."))
+        assert (await Agent(session, heard).complete(None)).text == "I see."
+        said = str(heard.requests[0].messages)
+        assert f'"session_id":"{holder}"' in said and "the kernel is shutting down" in said
+        assert said.count("The job build_") == said.count("The job task_") == 1 and quiet in said
+        assert (await kernel.session(await kernel.fork(quiet), agent="quiet")).id != quiet
+    assert (shop.ran, there.shop.ran.count("site")) == ([], 1)
+
+
+async def test_a_fork_has_what_was_said_and_nothing_that_is_at_work_or_was_granted(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("later")])
+    async with busy(tmp_path) as there:
+        await there.session.suspend()
+        await there.run
+        session = await there.kernel.session("ses_busy", attendant=person)
+        asked = session.turn()
+        answers = await asked.call_all(
+            [("write", {"path": "a", "content": ""}), ("write", {"path": "b", "content": ""})]
+        )
+        assert [answer.result.ok for answer in answers] == [True, False]
+        forked = await there.kernel.session(await there.kernel.fork("ses_busy"))
+        assert (await forked.jobs.list(), await triggers(forked), await told(forked)) == ([], [], [])
+        assert await forked.parked() == [] and len(await session.parked()) == 1
+        assert (await forked.call("write", {"path": "a", "content": ""})).error_kind == "denied", "no grant came along"
+        ((build, task_),) = [[job.id for job in await session.jobs.list()]]
+        for job_id in (build, task_):
+            assert (await forked.call("read_job", {"job_id": job_id})).error_kind == "invalid_input"
+        model = PlayedModel(text_reply("A fork."))
+        assert (await Agent(forked, model).complete("And you?")).text == "A fork."
+        assert str(model.requests[0].messages).count("was stopped by the user") == 1
+        assert await states(session) == {"build": "running", "task": "running"}, "they stay with the other"
+        assert forked.family.children == []
+
+
+async def test_a_sub_agent_waits_for_its_jobs_and_is_told_of_them(tmp_path: Path) -> None:
+    shop = Shop()
+    shop.may_end.set()
+    async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools) as kernel:
+        quiet = PlayedModel(call_reply(("build", {"name": "part"})), text_reply("Begun."), text_reply("It is built."))
+        top = PlayedModel(call_reply(task("quiet")), text_reply("."))
+        session = await kernel.session()
+        answers = await _answers(Agent(session, top, models=models(quiet=quiet)))
+        assert answers[0].data["text"] == "It is built."
+        assert "part is built" in str(quiet.requests[-1].messages)
+
+
+@pytest.mark.parametrize("how", ["end", "stop"])
+async def test_what_a_sub_agent_began_ends_with_it(tmp_path: Path, how: str) -> None:
+    shop, pause = Shop(), Pause()
+    async with kernel_of(tmp_path, {"quiet": f"{QUIET}\n[budgets]\nturns = 1"}, tools=shop.tools) as kernel:
+        began = call_reply(("build", {"name": "part"}), TIMER, ("add_timer", {**TIMER[1], "name": "other"}))
+        quiet = PlayedModel(began[:-1] + ([pause] if how == "stop" else []) + began[-1:])
+        agent = Agent(
+            session := await kernel.session(),
+            PlayedModel(call_reply(task("quiet")), text_reply(".")),
+            models=models(quiet=quiet),
+        )
+        run = asyncio.ensure_future(agent.complete("Go."))
+        if how == "stop":
+            await pause.reached.wait()
+            child = session.family.children[0]
+            while len(await triggers(child)) < 2 or not await child.jobs.list():
+                await asyncio.sleep(0)
+            agent.cancel()
+        await run
+        (row,) = kernel.rooms.store.sessions.under(session.id)
+        assert [(job.session_id, job.state) for job in await kernel.jobs.list()] == [(row.id, "cancelled")]
+        assert kernel.rooms.store.triggers.all() == []
+
+
+async def _answers(agent: Agent) -> list[Result]:
+    return [event.answer.result async for event in agent.run("Go.") if isinstance(event, CallAnswered)]
