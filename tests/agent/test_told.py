@@ -208,3 +208,26 @@ async def test_a_turn_that_a_trigger_begins_can_ask_nobody_and_one_that_the_user
         assert person.requests == [] and "denied" in str(model.requests[3].messages[-1])
         assert (await agent.complete("write a")).text == "yes"
         assert len(person.requests) == 1 and (tmp_path / "ws" / "a").read_text() == "x"
+
+
+@pytest.mark.proves("P-10")
+async def test_what_a_trigger_began_asks_nobody_in_a_new_process_either_until_a_person_speaks(tmp_path: Path) -> None:
+    write = call_reply(("write", {"path": "a", "content": "x"}))
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(attendant=person)
+        await kernel.arrivals.notices.post(Notice("t/1", session.id, "trigger", "t", "write a", 1))
+        cut = await Agent(session, PlayedModel(write, [ProviderDenied("gone")])).complete(None)
+        assert cut.status == "failed"
+        await session.suspend()
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session(session.id, attendant=person)
+        agent = Agent(
+            session, PlayedModel(write, text_reply("no"), write, text_reply("nor now"), write, text_reply("yes"))
+        )
+        assert (await agent.complete(None)).text == "no"
+        await kernel.arrivals.notices.post(Notice("j/1", session.id, "job", "bash_1", "what that turn began", 1))
+        assert (await agent.complete(None)).text == "nor now"
+        assert person.requests == [] and not (tmp_path / "ws" / "a").exists()
+        assert (await agent.complete("write a")).text == "yes"
+        assert len(person.requests) == 1 and (tmp_path / "ws" / "a").exists()

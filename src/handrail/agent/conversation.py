@@ -57,6 +57,17 @@ class Conversation:
         self._loaded = history is None
         self.heard: set[str] = set()
         """Ids of the notices that were told in it."""
+        self._headless = self.carried = False
+        """``carried``: headless since before this one was loaded, which its session does not know."""
+
+    @property
+    def headless(self) -> bool:
+        """Whether nobody can be asked: what a trigger began stays so, until a user says something."""
+        return self._headless
+
+    @headless.setter
+    def headless(self, headless: bool) -> None:
+        self._headless, self.carried = headless, False
 
     @property
     def messages(self) -> tuple[Message, ...]:
@@ -79,6 +90,7 @@ class Conversation:
         self._messages, self._open = found.messages, found.open
         self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.heard = found.ids, found.next, found.heard
+        self._headless = self.carried = found.headless
         self._loaded = True
 
     async def save(self) -> None:
@@ -101,7 +113,7 @@ class Conversation:
         assert self._open is None, "calls before it have no answer"
         message = UserMessage(whole_characters(text))
         self.heard.update(ids)
-        self._add(message, notices=list(ids))
+        self._add(message, notices=list(ids), **({"headless": True} if self.headless else {}))
 
     def propose(self, reply: Reply, call_ids: Sequence[str]) -> None:
         """Take a reply whose calls are about to be proposed, or what there is of it; the same again, grown, takes its place.

@@ -2,7 +2,8 @@
 
 Each message is one JSON object with ``v`` (the form's version) and ``role``:
 
-- ``user``: ``text``; with ``notices``, it is not the user's word but tells of what these delivery ids stand for
+- ``user``: ``text``; with ``notices``, it is not the user's word but tells of what these delivery ids stand for; with
+  ``headless``, nobody could be asked then
 - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
 - ``results``: ``results``, each ``{"of": <wire id>, "text", "error"}``; with ``partial``, calls of the message before
@@ -86,6 +87,7 @@ class Restored:
     :param next: the first free position
     :param positions: of each message, where it is kept; ``open_at`` of the open reply
     :param heard: ids of the notices that were told in it
+    :param headless: nobody could be asked when the last thing was said or told to the model
     """
 
     messages: list[Message]
@@ -95,6 +97,7 @@ class Restored:
     heard: set[str] = field(default_factory=set[str])
     positions: list[int] = field(default_factory=list[int])
     open_at: int = 0
+    headless: bool = False
 
 
 def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = False) -> dict[str, Any]:
@@ -146,7 +149,14 @@ def restored(entries: Iterable[Entry]) -> Restored:
         if data.get("v") == VERSION:
             reading.take(position, data)
     return Restored(
-        reading.messages, reading.open, reading.ids, following, reading.heard, reading.positions, reading.open_at
+        reading.messages,
+        reading.open,
+        reading.ids,
+        following,
+        reading.heard,
+        reading.positions,
+        reading.open_at,
+        reading.headless,
     )
 
 
@@ -160,6 +170,7 @@ class _Reading:
         self.open_at = 0
         self.ids = WireIds()
         self.heard: set[str] = set()
+        self.headless = False
         self._renamed: dict[str, str] = {}
         """Of the open exchange: a call's id as it was kept, to the one it has now."""
 
@@ -171,6 +182,7 @@ class _Reading:
                 self._settle()
                 self.messages.append(UserMessage(whole_characters(text)))
                 self.positions.append(position)
+                self.headless = data.get("headless") is True
                 if "notices" in data:
                     self.heard.update(_texts(data, "notices"))
         elif role == "assistant":

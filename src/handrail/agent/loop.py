@@ -108,7 +108,6 @@ class Agent:
         self._counted = counted
         session.delegate_to(Subagents(self, models))
         self._run: Run | None = None
-        self._headless = False  # its last interaction, and so those that the ends of its jobs begin
         self._life: Life | None = None
 
     @property
@@ -241,17 +240,19 @@ class Agent:
                 await self._conversation.save()
                 await self._begin(run, task)
             return heard
-        messages = self._conversation.messages
-        if self.session.notices is not None and (told := await self.session.notices.pending()):
-            if not messages or isinstance(messages[-1], AssistantMessage):
-                await self._begin(run, "", headless=self._headless or not is_attended(told))
-        elif not messages or isinstance(messages[-1], AssistantMessage):
+        messages, notices = self._conversation.messages, self.session.notices
+        told = () if notices is None else await notices.pending()
+        ended = not messages or isinstance(messages[-1], AssistantMessage)
+        if ended and not told:
             raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")
+        headless = self._conversation.headless or (ended and not is_attended(told))
+        if ended or self._conversation.carried:  # a trigger's turn goes on as it began, in a new process too
+            await self._begin(run, "", headless=headless)
         return ()
 
     async def _begin(self, run: Run, text: str, *, headless: bool = False) -> None:
         try:
-            self._headless = headless
+            self._conversation.headless = headless
             await self.session.begin(text, headless=headless)
         except UsageError as closed:  # somebody stopped the session, or left it
             run.end("cancelled", str(closed))
