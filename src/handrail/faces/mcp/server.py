@@ -27,6 +27,7 @@ from handrail.faces.mcp.greeting import EXTENSIONS, instructions
 from handrail.faces.mcp.house import House
 from handrail.faces.mcp.listing import page_of, rendered, unwrapped, with_schemas
 from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
+from handrail.faces.mcp.skills import TOOL as SKILL
 from handrail.faces.mcp.tasks import Tasks
 from handrail.faces.mcp.tools import DOOR, DOOR_TOOL, as_tool, specs_of
 
@@ -167,6 +168,9 @@ class Doors:
             if not isinstance(found, Answer):
                 return found
             result = found.model
+            if found.tool_id == SKILL:  # in the stateless era somebody else may have been given it
+                given = visit.skills.whole(result)
+                result = given if line.modern else result
             if line.modern and self._house.serving.discovery == "core":
                 result = with_schemas(self._kernel, found.tool_id, result)
             if (waits := result.metadata.get("parked")) is not None:
@@ -308,7 +312,7 @@ class Doors:
         async with self._house.visited(context) as visit:
             line, wanted = _line(context, visit), params.notifications
             visit.lists("tools", lambda: tuple(self._tools(visit)))
-            visit.lists("prompts", self._prompts)
+            visit.lists("prompts", lambda: self._prompts(visit))
             visit.lists("resources", lambda: self._resources(visit))
             subscribed: list[str] = []
             visit.listening += 1
@@ -327,20 +331,29 @@ class Doors:
 
     # ── prompts, completion, logging ─────────────────────────────────────────────────────────────
 
-    def _prompts(self) -> Sequence[dict[str, Any]]:
-        return offered_by(self._kernel.generation).prompts
+    def _prompts(self, visit: Visit) -> Sequence[dict[str, Any]]:
+        offered = offered_by(self._kernel.generation).prompts
+        return [*offered, *visit.skills.listed({one["name"] for one in offered})]
 
     async def on_list_prompts(self, context: Context, params: types.PaginatedRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:
-            visit.lists("prompts", self._prompts)
-            return page_of("prompts", self._prompts(), params.cursor)
+            visit.lists("prompts", lambda: self._prompts(visit))
+            return page_of("prompts", self._prompts(visit), params.cursor)
 
     async def on_get_prompt(self, context: Context, params: types.GetPromptRequestParams) -> Any:
         async with self._house.visited(context) as visit:
-            line = _line(context, visit)
-            asked = {"name": params.name, "arguments": dict(params.arguments or {})}
+            line, arguments, about = _line(context, visit), dict(params.arguments or {}), {"name": params.name}
+            taken = {one["name"] for one in offered_by(self._kernel.generation).prompts}
+            if params.name not in taken and (skill := visit.skills.named(params.name, taken)) is not None:
+                task = visit.skills.check(arguments)
+                found = await self._carried_out(visit, line, params, ProposedCall(SKILL, {"name": skill.name}))
+                if not isinstance(found, Answer):
+                    return found
+                found = found._replace(model=visit.skills.whole(found.model))
+                return visit.skills.messages(skill, await self._data(visit, line, found, about), task)
+            asked = {"name": params.name, "arguments": arguments}
             found = await self._carried_out(visit, line, params, ProposedCall("prompt.get", asked))
-            return await self._whole(visit, line, found, {"name": params.name}) if isinstance(found, Answer) else found
+            return await self._whole(visit, line, found, about) if isinstance(found, Answer) else found
 
     async def on_complete(self, context: Context, params: types.CompleteRequestParams) -> dict[str, Any]:
         async with self._house.visited(context) as visit:

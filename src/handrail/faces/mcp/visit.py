@@ -17,6 +17,7 @@ from mcp.shared.exceptions import MCPError
 from mcp_types import INVALID_PARAMS
 
 from handrail.faces.mcp.offers import Outputs
+from handrail.faces.mcp.skills import SkillPrompts
 
 if TYPE_CHECKING:
     from mcp.server.session import ServerSession
@@ -38,6 +39,7 @@ class Visit:
         self.guest = guest
         self.level = 1
         self.outputs = Outputs(house.kernel, guest)
+        self.skills = SkillPrompts(house.kernel, guest)
         self.subscribed: dict[str, int] = {}
         """How often each resource is subscribed to."""
         self._house = house
