@@ -7,10 +7,13 @@ one is held back until more has come. Nothing here grows without bound.
 from __future__ import annotations
 
 import codecs
+import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.sidecar import MAX_SIDECAR
@@ -25,19 +28,27 @@ MAX_HELD = 256 * 1024
 MAX_READ = 1024 * 1024
 """Bytes of one look into a job's output."""
 MAX_LINES = 10_000
+KEPT_AT_LEAST = 4 * 1024 * 1024
+"""Bytes that are kept of an output of which the end matters."""
 _BLOCK = 64 * 1024
+_PUNCHED_EVERY = 1024 * 1024
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
 class OutputFile:
     """A job's output, in a file that its owner alone may write. Made with the first byte; at most 64 MiB, and its last line
     says so where there was more.
 
+    :param ring: keep the end instead of the beginning: the last 4 MiB at least, 5 at most. What was before becomes a hole
+        in the file, so a place in it stays what it was; where the file system knows no holes, the beginning is kept
     :ivar size: bytes that can be read
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, ring: bool = False) -> None:
         self.path = path
         self.size = 0
+        self._ring = ring
+        self._hole = 0
         self.dropped = 0
         self._descriptor = -1
         self._lost = False
@@ -45,7 +56,7 @@ class OutputFile:
     def write(self, text: str) -> None:
         """Add a piece. Where the disk is full, or the file is not to be had, it is dropped."""
         data = text.encode("utf-8", "backslashreplace")
-        if self._lost or self.dropped or self.size + len(data) > MAX_SIDECAR:
+        if self._lost or self.dropped or (self.size - self._hole + len(data) > MAX_SIDECAR and not self._ring):
             self._drop(data)
             return
         try:
@@ -57,9 +68,18 @@ class OutputFile:
                 written = os.write(self._descriptor, data)
                 self.size += written
                 data = data[written:]
+            if self._ring and self.size - self._hole >= KEPT_AT_LEAST + _PUNCHED_EVERY:
+                self._forget((self.size - KEPT_AT_LEAST) // _BLOCK * _BLOCK)
         except OSError:
             self._lost = True
             self.dropped += len(data)
+
+    def _forget(self, end: int) -> None:
+        """Make a hole of what is before ``end``."""
+        if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
+            self._ring = False  # no holes here
+        else:
+            self._hole = end
 
     def _drop(self, data: bytes) -> None:
         if not self.dropped and self._descriptor >= 0:
@@ -144,17 +164,19 @@ def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
     """
     with _opened(path) as file:
         start = min(max(cursor, 0), file.size)
+        asked, start = start, max(start, file.begins)
         data = file.at(start, min(max(max_bytes, 4), MAX_READ))
         if start + len(data) < file.size or grows:
             data = data[: _whole(data)]
         end = start + len(data)
-        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size)
+        return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, skipped=start - asked)
 
 
 def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
     """``count`` lines from line ``offset`` on; below 0 it counts from the end. Blocks. A last line without its end is one."""
     count = min(max(count, 1), MAX_LINES)
     with _opened(path) as file:
+        # Lines are counted from where the file begins now.
         first = max(file.lines() + offset, 0) if offset < 0 else offset
         start = file.start_of(first)
         end = file.end_of(start, count)
@@ -172,11 +194,14 @@ class _opened:
         self._path = path
         self._descriptor = -1
         self.size = 0
+        self.begins = 0
+        """Where what is kept begins."""
 
     def __enter__(self) -> _opened:
         with suppress(OSError, ValueError):
             self._descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             self.size = os.fstat(self._descriptor).st_size
+            self.begins = os.lseek(self._descriptor, 0, os.SEEK_DATA) if self.size else 0
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,14 +214,14 @@ class _opened:
     def lines(self) -> int:
         """How many there are."""
         count, last = 0, b"\n"
-        for place in range(0, self.size, _BLOCK):
+        for place in range(self.begins, self.size, _BLOCK):
             block = self.at(place, _BLOCK)
             count, last = count + block.count(b"\n"), block[-1:]
         return count + (last != b"\n")
 
     def start_of(self, line: int) -> int:
         """Where a line begins; the end where there are fewer."""
-        return self.end_of(0, line) if line > 0 else 0
+        return self.end_of(self.begins, line) if line > 0 else self.begins
 
     def end_of(self, start: int, count: int) -> int:
         """Where ``count`` lines end that begin at ``start``."""
@@ -211,6 +236,17 @@ class _opened:
                 place = block.index(b"\n", place + 1)
             return start + place + 1
         return self.size
+
+
+@lru_cache(maxsize=1)
+def _fallocate() -> Callable[[int, int, int, int], int]:
+    """fallocate(2), with offsets of 64 bits; nothing but an error where there is none."""
+    found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
+    if found is None:
+        return lambda *_: -1
+    found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
+    found.restype = ctypes.c_int
+    return found
 
 
 def _whole(data: bytes) -> int:

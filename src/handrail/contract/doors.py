@@ -48,12 +48,14 @@ class Job:
 @dataclass(frozen=True, slots=True)
 class JobOutput:
     """A piece of a job's output: ``text``, and the cursor (in bytes) to read on from; ``more`` while there is more or it
-    may still grow. ``first`` is the number of the first line, from 0, where lines were asked for."""
+    may still grow. ``first`` is the number of the first line, from 0, where lines were asked for. ``skipped`` is how many bytes
+    before ``text`` are not kept any more, though they were asked for."""
 
     text: str
     cursor: int
     more: bool
     first: int | None = None
+    skipped: int = 0
 
 
 class Jobs(Protocol):

@@ -32,7 +32,7 @@ a_job = shape(
     output_bytes=whole,
     rests=flag,
 )
-_output = shape(JobOutput, text=text, cursor=whole, more=flag, first=optional(whole))
+_output = shape(JobOutput, text=text, cursor=whole, more=flag, first=optional(whole), skipped=whole)
 
 
 def _result(value: Any) -> Result:

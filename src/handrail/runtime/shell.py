@@ -11,7 +11,7 @@ from pathlib import Path
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.runtime import Completed
-from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox
+from handrail.contract.sandbox import SHELL_ARGV, Process, Profile, Program, Sandbox, TerminalSize
 from handrail.runtime.guard import GuardedProcess, Vetoed, explained
 from handrail.runtime.roots import May, Roots, is_beneath, lost_root, visible
 from handrail.sandbox.limits import ended_by
@@ -60,17 +60,7 @@ class SandboxedShell:
         apart: bool = False,
         on_output: Callable[[bytes], None] | None = None,
     ) -> Completed:
-        given = _variables(command, environment or {})
-        argv = self._argv(command)
-        folder = self._folder(cwd)
-        if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
-            raise ToolError(
-                "a text with '<' or '>' in it is judged from the workspace's folder; leave cwd out and name files from "
-                "there, or give an argv",
-                kind="denied",
-            )
-        profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
-        process = await self._sandbox.start(self._capabilities, profile, Program(argv, merge_stderr=not apart))
+        process = await self.start(command, cwd=cwd, environment=environment, apart=apart)
         try:
             output, errors, dropped = await process.communicate(stdin, MAX_OUTPUT_BYTES, on_output)
             try:
@@ -82,16 +72,42 @@ class SandboxedShell:
                 said = (output + errors).decode("utf-8", "replace")
                 raise ToolError(error.text, kind=error.kind, data={"output": said} if said else None) from None
         except asyncio.CancelledError:
-            await _ended(process)
+            await ended(process)
             if on_output is not None and isinstance(process, GuardedProcess) and process.veto is not None:
                 on_output(f"\n[handrail: {process.veto.text}]\n".encode())
             raise
         finally:
-            await _ended(process)
+            await ended(process)
         said = errors or output
         bound = None if self._profile.tool in self._sandbox.tier.unconfined else ended_by(code, said)
         limit = bound.about if bound else None
         return Completed(code, output, dropped, -code if code < 0 else None, limit, explained(process, said), errors)
+
+    async def start(
+        self,
+        command: str | Sequence[str],
+        *,
+        cwd: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        apart: bool = False,
+        terminal: TerminalSize | None = None,
+    ) -> Process:
+        """Judge and start a program; whoever asks for it ends it. See :meth:`run`.
+
+        :param terminal: of this size, where it is to have one
+        """
+        given = _variables(command, environment or {})
+        argv = self._argv(command)
+        folder = self._folder(cwd)
+        if isinstance(command, str) and folder != self._profile.workspace and not _REDIRECTING.isdisjoint(command):
+            raise ToolError(
+                "a text with '<' or '>' in it is judged from the workspace's folder; leave cwd out and name files from "
+                "there, or give an argv",
+                kind="denied",
+            )
+        profile = dataclasses.replace(self._profile, cwd=folder, environment={**self._profile.environment, **given})
+        program = Program(argv, merge_stderr=not apart, terminal=terminal)
+        return await self._sandbox.start(self._capabilities, profile, program)
 
     async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
         denials = self._profile.denials
@@ -165,7 +181,7 @@ def _shell() -> tuple[str, ...]:
     return SHELL_ARGV if Path(SHELL_ARGV[0]).exists() else _SH
 
 
-async def _ended(process: Process) -> None:
+async def ended(process: Process) -> None:
     """End the process and all it started, also when this very task is being cancelled."""
     ending = asyncio.ensure_future(process.kill())
     cancelled: asyncio.CancelledError | None = None
