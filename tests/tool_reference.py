@@ -43,6 +43,8 @@ RESULTS: Mapping[str, str] = {
     "read_job": "job_id state text cursor more",
     "wait": "job_id state result",
     "stop_task": "job_id state note",
+    "tool.step": "state_id step",
+    "tool.close": "state_id closed",
     "scratchpad": "key replaced",
     "search_memory": "hits found searched",
     "send_message": "channel sent unread",

@@ -243,7 +243,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
     lasting = Lifetimes(
         int(settings.approvals.request_days * 24 * HOUR_NS), int(settings.approvals.grant_hours * HOUR_NS)
     )
-    limits = Limits(settings.limits.lock_wait_ms, settings.limits.grace_ms, lifetimes=lasting)
+    limits = Limits(**settings.limits.model_dump(), lifetimes=lasting)
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.jobs.tree = store.sessions
     programs = sandbox_of(config)

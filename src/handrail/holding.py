@@ -433,6 +433,7 @@ async def hold(
         rooms = await assemble(store, settings, brought.secrets or {})
         await rooms.arbiter.restarts.recover(rooms.interrupted)
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
+        await rooms.arbiter.states.recover()
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
         kernel = HeldKernel(rooms, own, brought.face, brought)

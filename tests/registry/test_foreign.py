@@ -182,14 +182,14 @@ def test_a_source_that_breaks_keeps_nobody_from_starting() -> None:
 def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
     source = ForeignSource("s", [Simple("connected"), Simple("off")])
     pins.approve("s", [Definition.of(source.tools[0].spec)])
-    mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", mode="stateful"))
+    mine = (Simple("plain"), Simple("keyed", secrets=("TOKEN",)), Simple("out"), Simple("later", cancellable="process"))
     generation = load(PythonSource(mine), source, pins=pins, disabled=["out", "no such tool"])
     found = {tool_id: (one.status, one.withheld) for tool_id, one in generation.entries.items()}
     assert found["plain"] == ("system", None)
     assert found["connected"] == ("connected", None)
     assert found["keyed"][0] == "available" and "TOKEN" in str(found["keyed"][1])
     assert found["out"] == ("disabled", 'its operator has put it out: [tools."out"] enabled = false')
-    assert found["later"][0] == "error" and "stateful" in str(found["later"][1])
+    assert found["later"][0] == "error" and "worker process" in str(found["later"][1])
     assert found["off"][0] == "quarantined"
 
 

@@ -167,7 +167,6 @@ def test_aliases_are_checked_against_all_names() -> None:
             "it has secret settings without a value: key (nobody set it",
         ),
         ({"config": {"a": ConfigKey("a"), "b": ConfigKey("b", default="x")}}, "settings that have no default (a)"),
-        ({"mode": "stateful"}, "mode is 'stateful'"),
     ],
 )
 @pytest.mark.proves("R-01", "K-03")

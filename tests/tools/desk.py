@@ -15,6 +15,7 @@ from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.offering import Offers
+from handrail.contract.opened import Opened
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Attendant
 from handrail.contract.requires import Capability, CapabilitySet, Variables, expand
@@ -68,6 +69,9 @@ class Doors:
 
     def offers(self, runtime: Runtime) -> Offers:
         raise ToolError("there are no offerings here", kind="unavailable")
+
+    def opened(self, runtime: Runtime) -> Opened:
+        raise ToolError("nothing is open here", kind="denied")
 
     def peer(self, require: Callable[[str], None]) -> PeerDoor:
         raise ToolError("there is no client here", kind="unavailable")

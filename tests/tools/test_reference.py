@@ -14,6 +14,8 @@ from tests.tools.githost import GitHost
 from tests.tools.repositories import made
 
 from handrail.agent.loop import Agent
+from handrail.contract.decorator import tool
+from handrail.contract.names import STATE_IDS
 from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
@@ -46,6 +48,8 @@ CALLS: dict[str, dict[str, Any]] = {
     "wait": {"job_id": "…"},
     "read_job": {"job_id": "…"},
     "stop_task": {"job_id": "…"},
+    "tool.step": {"id": "…"},
+    "tool.close": {"id": "…"},
     "scratchpad": {"action": "set", "key": "k", "value": "v"},
     "search_memory": {"query": "uno"},
     "send_message": {"channel": "c", "message": "hello"},
@@ -107,6 +111,13 @@ def test_a_row_says_all_that_the_tool_declares() -> None:
         assert all(f"`{alias}`" in name for alias, of in ALIASES.items() if of == tool_id)
 
 
+@tool(mode="stateful", side_effect="read", locks=[])
+async def pages() -> AsyncGenerator[int, None]:
+    """Go through two pages."""
+    yield 1
+    yield 2
+
+
 @pytest.fixture
 async def host(tmp_path: Path) -> AsyncGenerator[GitHost]:
     """A server with one repository, which may be pushed to."""
@@ -135,7 +146,7 @@ async def session(tmp_path: Path, host: GitHost) -> AsyncGenerator[Session]:
         "allow shell.run python3 -",
         f"allow net.fetch {host.authority}",
     ]
-    async with temporary_kernel(tmp_path, rules=rules) as kernel:
+    async with temporary_kernel(tmp_path, rules=rules, tools=[pages]) as kernel:
         opened = await kernel.session(agent="caller", attendant=ScriptedPerson(answers=[[["a"]]]))
         Agent(opened, PlayedModel(text_reply("Hello.")))
         yield opened
@@ -149,6 +160,8 @@ async def test_each_tool_gives_what_its_row_says_and_runs_where_it_says(session:
         more = {"url": host.url("x.git")} if tool_id == "git.push" else {}
         if "job_id" in arguments:
             more = {"job_id": (await session.jobs.list())[0].id}
+        elif tool_id in STATE_IDS:
+            more = {"id": (await session.call("pages", {})).data["state_id"]}
         elif tool_id == "jobs":
             assert (await session.call("bash", {"command": "echo later", "background": True})).ok
         result: Result = await session.call(tool_id, {**arguments, **more})

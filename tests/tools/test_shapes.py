@@ -157,6 +157,8 @@ TABLE = {
     "read_job": Row("job_id* cursor offset lines", "read", "read", (), capabilities=("jobs",)),
     "wait": Row("job_id* timeout_ms", "other", "read", (), capabilities=("jobs",)),
     "stop_task": Row("job_id*", "other", "write", (), capabilities=("jobs",)),
+    "tool.step": Row("id* input", "other", "external", ()),
+    "tool.close": Row("id*", "other", "external", ()),
     "git.status": Row(
         "repository untracked",
         "read",

@@ -29,6 +29,7 @@ from handrail.arbiter.requests import Lifetimes
 from handrail.arbiter.resources import Resources
 from handrail.arbiter.restarts import Restarts
 from handrail.arbiter.running import ToolRuns
+from handrail.arbiter.states import StateLimits, States
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.spec import ToolSpec
@@ -37,6 +38,7 @@ from handrail.registry.generation import Generation
 from handrail.store.approvals import ApprovalTable
 from handrail.store.jobs import JobTable
 from handrail.store.lease import Lease
+from handrail.store.states import StateTable
 
 _LOOK_AGAIN_S = 0.02
 _tuple: Any = tuple
@@ -51,6 +53,10 @@ class Limits:
     lock_wait_ms: int = 60_000
     grace_ms: int = 5_000
     """How long work that was told to end may take to do so before its caller is answered without it."""
+    state_idle_ms: int = 900_000
+    """How long what a stateful tool has open waits for its next step."""
+    open_states: int = 32
+    """Of one session."""
     max_backlog: int = 20_000
     """Records waiting for the disk before further calls wait for them."""
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
@@ -83,6 +89,9 @@ class Arbiter:
         self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
         self.restarts = Restarts(self.jobs, self.approvals, self.call)
         self.runs = ToolRuns(locks, self.authorisation.asking, self.jobs, self._nested, self.carry_out)
+        of_states = StateLimits(limits.open_states, limits.state_idle_ms / 1000, limits.grace_ms / 1000)
+        self.states = States(StateTable(log.database), log, of_states, self.runs.wait_for)
+        self.runs.states = self.states
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
         """The way of one call. Always returns exactly one answer; refusals are recorded like outcomes.
@@ -166,14 +175,17 @@ class Arbiter:
     def _validate(self, call: Call) -> ToolSpec:
         assert call.entry is not None
         spec = call.entry.spec
+        schema = call.entry.schema
         arguments, compact, fault = arguments_of(call.proposed)
+        if spec.mode == "stateful":
+            self.states.look(call, arguments)
         proposed = call.proposed.arguments if arguments is None else arguments
         fault = self._propose(call, proposed, compact) or fault
         if fault or arguments is None:
             problems = [fault]
         else:
             parsed = isinstance(call.proposed.arguments, (str, bytes))
-            problems = call.entry.schema.problems(arguments, parsed=parsed)
+            problems = schema.problems(arguments, parsed=parsed)
         if arguments is None or problems:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
             raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
@@ -184,6 +196,8 @@ class Arbiter:
             except ToolError as error:
                 raise Refusal("validate", error.kind, error.text) from None
         else:
+            if call.going is not None:
+                self.states.take(call)
             choose_locks(call, self.resources)
         return spec
 
@@ -207,6 +221,8 @@ class Arbiter:
             body["provider_id"] = call.proposed.provider_id
         if call.parent is not None:
             body["parent"] = call.parent.id
+        if call.going is not None:
+            body |= call.going.told
         call.note("proposed", body)
         if call.watched:
             call.emit("proposed", {"arguments": arguments})
@@ -343,7 +359,7 @@ class Arbiter:
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
         if call.asked:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended, and is told so
-            if call.granted and call.execution.reason == "shutdown" and again:
+            if call.granted and call.execution.reason == "shutdown" and again and not call.steps:
                 return self._park(call, call.granted[0].id)  # it may run yet, when its session is taken up again
             self.authorisation.asking.let_go(call.asked)
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **refusal.details)
@@ -354,6 +370,9 @@ class Arbiter:
 
     def _park(self, call: Call, approval_id: str) -> Shaped:
         """Answer the caller, and leave the call as it is: without an outcome, until its session is taken up again."""
+        if call.steps:
+            text = f"{call.tool_id} waits for a person, and what it goes on with would not be there any more; nothing was run"
+            return self._refuse(call, Refusal("authorise", "unavailable", text))
         text = f"{call.tool_id} waits for a person, as {approval_id}; nothing was run yet. It goes on when that was answered and its session is taken up again"
         result = call.answer_error("unavailable", text, parked=approval_id)
         call.flush()

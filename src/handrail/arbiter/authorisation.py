@@ -7,9 +7,12 @@ from collections.abc import Awaitable
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.asking import Asking
 from handrail.arbiter.call import Call, Lane, Refusal
-from handrail.arbiter.offers import judged_as
+from handrail.arbiter.offers import judged_as, reading
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.resources import Resources, shared
+from handrail.arbiter.typing import typed_into
+from handrail.contract.requires import CapabilitySet
+from handrail.policy.verdict import Step as PolicyStep
 from handrail.policy.verdict import Verdict
 
 
@@ -46,6 +49,9 @@ class Authorisation:
 
     async def _narrow(self, call: Call, verdict: Verdict) -> None:
         """What watchdogs and people make of it."""
+        if call.going is not None and call.going.kind == "close":
+            self._conclude(call, verdict)  # what was allowed to be opened may end
+            return
         assert call.entry is not None
         verdict = await self._watched(call, verdict)
         if verdict.action == "ask":
@@ -110,7 +116,12 @@ class Authorisation:
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
         origin = tool.origin
-        if tool.asks_source is not None:
+        if call.steps:
+            return self._judged_in_its_place(call)
+        if tool.types and (typed := typed_into(call)) is not None:
+            parent = None if caller is None or caller.verdict is None else caller.verdict.capabilities
+            return lane.authority.judge_typed(spec, call.arguments, typed, rules=lane.rules, parent=parent)
+        if tool.asks_source is not None or tool.goes_on is not None:
             spec, origin, call.at_source = judged_as(call.entry, call.arguments, call.generation)
         return lane.authority.judge(
             spec,
@@ -120,3 +131,25 @@ class Authorisation:
             parent=None if caller is None or caller.verdict is None else caller.verdict.capabilities,
             origin=origin,
         )
+
+    def _judged_in_its_place(self, call: Call) -> Verdict:
+        """A step is judged as a call of the tool that is open, and its own tool may be ruled out beside it. A state can
+        always be closed: what is denied by now, its end cannot touch either."""
+        going, entry, lane, caller = call.going, call.entry, call.lane, call.parent
+        assert going is not None and going.by is not None and entry is not None and call.arguments is not None
+        handed = None if caller is None or caller.verdict is None else caller.verdict.capabilities
+        rules, roots = lane.rules, lane.around.roots
+        asked = {"id": going.id, "input": going.sent} if going.kind == "step" else {"id": going.id}
+        own = lane.authority.judge(reading(going.by.spec), asked, rules=rules, roots=roots, parent=handed)
+        if own.action == "deny":
+            return own
+        verdict = lane.authority.judge(entry.spec, call.arguments, rules=rules, roots=roots, parent=handed)
+        if going.kind == "step":
+            if own.action == "ask" and verdict.action == "allow":
+                return verdict.narrowed("ask", own.reason, PolicyStep("rule", "ask", own.reason))
+            return verdict
+        if verdict.action != "deny":
+            return verdict
+        ends = verdict.noted(PolicyStep("rule", "allow", "what is open may end, without touching anything"))
+        ends.action, ends.capabilities = "allow", CapabilitySet()
+        return ends

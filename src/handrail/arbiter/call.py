@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
 from handrail.arbiter.failures import FailedCalls
@@ -23,6 +23,7 @@ from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
 from handrail.contract.notices import NoticeBox
 from handrail.contract.offering import Offering
+from handrail.contract.opened import StateEnd
 from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
@@ -37,6 +38,9 @@ from handrail.runtime.surface import Surroundings
 from handrail.store.jobs import JobRow
 
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
+
+if TYPE_CHECKING:
+    from handrail.arbiter.states import OpenState
 
 
 _tuple: Any = tuple
@@ -152,6 +156,32 @@ class LiveJob:
     task: asyncio.Task[None] | None = None
 
 
+@dataclass(eq=False, slots=True)
+class Going:
+    """What the call of a stateful tool opens, or goes on with.
+
+    :param kind: whether it opens a state, takes a step of one, or closes one
+    :param by: the tool that was called, where what runs is the one that is open
+    :param sent: what a step is sent
+    :param state: which is open; None where there is none
+    :param ended: how it had ended before
+    """
+
+    kind: Literal["open", "step", "close"]
+    id: str
+    by: Entry | None = None
+    sent: Any = None
+    state: OpenState | None = None
+    ended: StateEnd | None = None
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """For the record of its proposal, by which the calls of one state are found to belong together."""
+        if self.state is None and self.kind != "open":
+            return {}
+        return {"state": self.id} if self.by is None else {"state": self.id, "by": self.by.id}
+
+
 class Call:
     """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
 
@@ -188,6 +218,8 @@ class Call:
     """What they said yes to, to be used when it begins."""
     told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
     """The questions that were asked before it began, and their answers."""
+    going: Going | None = None
+    """What it opens or goes on with, where its tool is a stateful one."""
     at_source: tuple[Offering, str] | None = None
     """Which source's resource or prompt it was judged for, where it asks for one."""
     client_asks: int = 0
@@ -242,6 +274,11 @@ class Call:
             self.parent = parent
         if replayable:
             self.replayable = True
+
+    @property
+    def steps(self) -> bool:
+        """Whether it goes on with a state, which no later process has."""
+        return self.going is not None and self.going.state is not None
 
     @property
     def of_a_job(self) -> bool:

@@ -41,6 +41,8 @@ def choose_locks(call: Call, resources: Resources) -> None:
     try:
         call.background = in_background(call, spec, call.arguments)
         call.wants = resources.wants(spec, call.arguments, roots, background=call.background)
+        if call.steps and call.going is not None and call.parent is None:
+            call.wants = (*call.wants, (("open state", call.going.id), "X"))  # one step of it after the other
     except ToolError as error:
         raise Refusal("validate", error.kind, error.text) from None
 

@@ -30,20 +30,22 @@ def judged_as(
 ) -> tuple[ToolSpec, str | None, tuple[Offering, str] | None]:
     """As what a call is judged: the tool's spec, by whose rules, and what it is about where it asks a source for something.
 
-    The operator's own is only read. What a server gives is a request to that server, which rules name by
+    What is to go on with a state that there is not does nothing. The operator's own is only read. What a server gives is a request to that server, which rules name by
     ``mcp:SERVER:METHOD``.
     """
     request = entry.tool.asks_source
+    if entry.tool.goes_on is not None:
+        return reading(entry.spec), None, None
     if request is None:
         return entry.spec, entry.tool.origin, None
     found = offered(generation.offerings, request, arguments.get(request.argument))
     if found is None or not found[0].foreign:
-        return _reading(entry.spec), None, found
+        return reading(entry.spec), None, found
     return entry.spec, f"mcp:{found[0].source}:{request.method}", found
 
 
-def _reading(spec: ToolSpec) -> ToolSpec:
-    """The same object for the same spec, since what is prepared of it is kept by that."""
+def reading(spec: ToolSpec) -> ToolSpec:
+    """``spec`` as that of a tool that only reads: the same object for the same spec, since what is prepared of it is kept by that."""
     if spec.side_effect == "read":
         return spec
     kept = _read.get(id(spec))

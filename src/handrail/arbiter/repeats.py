@@ -66,7 +66,7 @@ class Repeats:
             return None  # nothing was run, and what stood in the way may be over
         else:
             result = recorded.with_metadata(recorded=True)
-            entry = call.generation.resolve(call.proposed.name)
+            entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
             at_face, model = (result, result) if entry is None else self._shaper.views(entry.spec, result)
             return Answer(call.id, call.proposed.name, at_face, model)
         result = call.answer_error(kind, f"the key of call {call.id} {text}")

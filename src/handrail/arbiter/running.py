@@ -32,6 +32,7 @@ from handrail.arbiter.outflow import Outflow
 from handrail.arbiter.output import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.states import CallOpened, States
 from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool
@@ -78,6 +79,8 @@ class ToolRuns:
         self.jobs = jobs
         self.nested = nested
         self.carry_out = carry_out
+        self.states: States | None = None
+        """What stateful tools have open."""
         self._late: dict[asyncio.Task[Any], str] = {}
 
     async def run(self, call: Call) -> object:
@@ -184,10 +187,13 @@ class ToolRuns:
         assert call.entry is not None
         spec = call.entry.spec
         if reason != "timeout":
-            text = f"{spec.id} was {STOPPED_TEXT[reason]}"
+            over = f"; the state {call.going.id} has ended with that" if call.steps and call.going is not None else ""
+            text = f"{spec.id} was {STOPPED_TEXT[reason]}{over}"
             return naming(Result.error("cancelled", text, kept, stopped_by=reason, **metadata), call.handed)
         if metadata:
             step = "it is still running and keeps its locks until it ends"
+        elif call.steps and call.going is not None:
+            step = f"the state {call.going.id} has ended with that"
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
             step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
         else:
@@ -217,6 +223,11 @@ class ToolRuns:
                 self.locks.release(grant)
 
         still.task.add_done_callback(over)
+
+    def wait_for(self, task: asyncio.Task[Any], name: str) -> None:
+        """Keep the end of a kernel waiting for this work, too."""
+        self._late[task] = name
+        task.add_done_callback(lambda ended: self._late.pop(ended, None))
 
     async def settled(self) -> None:
         """Wait for work that was left behind, and say so where that takes long. Without bound: whoever has the workspace
@@ -276,6 +287,10 @@ class _Doors:
 
     def offers(self, runtime: Runtime) -> CallOffers:
         return CallOffers(self.of, runtime)
+
+    def opened(self, runtime: Runtime) -> CallOpened:
+        assert self.runs.states is not None
+        return CallOpened(self.of, self.runs.states, runtime)
 
     def peer(self, require: Callable[[str], None]) -> CallPeer:
         return CallPeer(self.of, require)

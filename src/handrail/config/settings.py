@@ -42,6 +42,12 @@ class LimitSettings(_Table):
     grace_ms: Annotated[
         int, Field(gt=0, le=_HOUR_MS, description="How long a stopped call may take to end by itself, in milliseconds.")
     ] = 5_000
+    state_idle_ms: Annotated[
+        int, Field(gt=0, le=_WEEK_MS, description="How long what a stateful tool has open waits for a step.")
+    ] = 900_000
+    open_states: Annotated[
+        int, Field(gt=0, le=1_000, description="How many states of stateful tools one session may have open.")
+    ] = 32
 
 
 class ApprovalSettings(_Table):

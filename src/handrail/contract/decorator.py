@@ -13,7 +13,7 @@ import asyncio
 import functools
 import inspect
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 import pydantic
@@ -54,6 +54,7 @@ class ToolOptions(TypedDict, total=False):
     timeout_argument: str
     idempotent: bool
     mode: Mode
+    step_parameters: Mapping[str, Any]
     background_argument: str
     concurrency_safe: bool
     promotable: bool
@@ -179,8 +180,7 @@ def _made(function: Callable[..., Any], options: ToolOptions, names: Mapping[str
             close = nearest(option, ToolOptions.__annotations__)
             hint = f"did you mean {close[0]!r}?" if close else f"there are {', '.join(ToolOptions.__annotations__)}"
             raise UsageError(f"@tool on {shown}: unknown option {option!r}; {hint}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise UsageError(f"@tool on {shown}: it yields; return the whole value, and report steps by runtime.progress()")
+    _check_steps(function, shown, stateful=options.get("mode") == "stateful")
     documented = read_docstring(underlying(function).__doc__)
     description = options.get("description") or documented.summary
     if not description:
@@ -235,8 +235,34 @@ def _locks(given: Sequence[str | LockSpec], shown: str) -> tuple[LockSpec, ...]:
         raise UsageError(f"@tool on {shown}: {error}") from None
 
 
+def _check_steps(function: Callable[..., Any], shown: str, *, stateful: bool) -> None:
+    if stateful and not _yields(function):
+        raise UsageError(f"@tool on {shown}: a stateful tool yields its steps; write it as async def, with yield")
+    if not stateful and (_yields(function) or inspect.isgeneratorfunction(function)):
+        raise UsageError(
+            f"@tool on {shown}: it yields; return the whole value and report steps by runtime.progress(), or say "
+            'mode="stateful" where each step is to be a call of its own'
+        )
+
+
+def _yields(function: Callable[..., Any]) -> bool:
+    return inspect.isasyncgenfunction(function) or inspect.isasyncgenfunction(type(function).__call__)
+
+
 def _is_async(function: Callable[..., Any]) -> bool:
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    by_call = type(function).__call__
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(by_call) or _yields(function)
+
+
+def yields(tool: Tool) -> bool:
+    """Whether what a tool does is an async generator, to be gone through by :func:`steps_of`."""
+    return _yields(tool.function if isinstance(tool, FunctionTool) else tool.execute)
+
+
+def steps_of(tool: Tool, arguments: dict[str, Any], runtime: Runtime) -> AsyncGenerator[object, Any]:
+    """The steps of one call of a tool that :func:`yields`. Nothing of it has run."""
+    begun: Any = tool.begun(arguments, runtime) if isinstance(tool, FunctionTool) else tool.execute(arguments, runtime)
+    return begun
 
 
 def _jsonable(value: object, tool_id: str) -> object:

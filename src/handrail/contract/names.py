@@ -36,6 +36,9 @@ SESSION_INTERNAL = (
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
 JOB_IDS = ("jobs", "read_job", "wait", "stop_task")
 """Built-in tools for jobs, which come into a model's view with its first one."""
+STATE_IDS = ("tool.step", "tool.close")
+"""Built-in tools that go on with what a stateful tool has opened; they come into a model's view with the first one. The
+shipped rules allow them by their names, and they are judged as the tool that is open."""
 OFFER_IDS = (
     *("resource.list", "resource.read", "resource.subscribe", "resource.unsubscribe"),
     *("prompt.list", "prompt.get", "prompt.complete"),

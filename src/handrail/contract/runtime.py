@@ -16,6 +16,7 @@ from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.offering import Offers
+from handrail.contract.opened import Opened
 from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
@@ -390,6 +391,11 @@ class Runtime(Protocol):
     @property
     def offers(self) -> Offers:
         """What sources have beside tools."""
+        ...
+
+    @property
+    def opened(self) -> Opened:
+        """What this call goes on with; only for the built-in tools that do."""
         ...
 
     def progress(

@@ -128,6 +128,15 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     return Schema(parameters, validator)
 
 
+def of_step(step_parameters: Mapping[str, Any], name: str = "input") -> dict[str, Any]:
+    """A schema of the one argument ``name``, which is to be what a stateful tool's steps may be sent. It may refer to its
+    own parts."""
+    own = dict(step_parameters)
+    dialect = str(own.pop("$schema", _NEWEST))
+    own = _closed(own, dialect) if own.get("type") == "object" else own
+    return {"$schema": dialect, "type": "object", "properties": {name: {"$id": "urn:handrail:step", **own}}}
+
+
 def path_text(path: Path) -> str:
     """``a.b[2]`` for a JSON path; the empty text for the root. Odd keys are quoted, long ones counted: a part of a secret
     would not be found as one."""

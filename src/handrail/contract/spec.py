@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
 from handrail.contract.names import fault_in_id, wire_name
+from handrail.contract.opened import STEP_INPUT
 from handrail.contract.requires import CAPABILITIES, NOTHING, Requires
 
 SideEffect = Literal["read", "write", "external"]
@@ -103,6 +104,8 @@ class ToolSpec:
     """The argument, in milliseconds, by which a caller may ask for less time than ``timeout_ms``."""
     idempotent: bool = False
     mode: Mode = "direct"
+    step_parameters: Mapping[str, Any] | None = None
+    """A JSON Schema of what a step of a stateful tool is sent; None: any JSON."""
     background_argument: str | None = None
     """The boolean argument by which a caller asks for the call to run in the background."""
     concurrency_safe: bool = True
@@ -110,6 +113,9 @@ class ToolSpec:
     locks_background: tuple[LockSpec, ...] = ()
     cancellable: Literal["cooperative", "process"] = "cooperative"
     persistent: bool = False
+    open_ended: bool = False
+    """Its jobs go on until somebody ends them: a run does not wait for them, and of their output the end is kept. Said in
+    code only, never by a manifest."""
     only_its_command: bool = False
     """It does nothing but run its one command through ``runtime.shell``: a call whose command is proved to change
     nothing then runs read-only, beside others. Said in code only, never by a manifest."""
@@ -243,7 +249,8 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("llm.name", problem))
     if not spec.description.strip():
         found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
-    for place, value in (("llm.description", spec.description), ("llm.parameters", spec.parameters)):
+    told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
+    for place, value in (*told.items(), ("runtime.step_parameters", spec.step_parameters)):
         if problem := _unseen_in(value):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
@@ -266,6 +273,7 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         found.append(("runtime.background_argument", f"{argument!r} is not one of the parameters that are a boolean"))
     if argument is not None and spec.mode != "direct":
         found.append(("runtime.background_argument", f"its mode is {spec.mode!r} anyway; drop one of the two"))
+    found += _faults_in_steps(spec, known)
     for capability, template in spec.targets.items():
         if capability not in CAPABILITIES:
             found.append((f"runtime.targets.{capability}", f"is not a capability; there are {', '.join(CAPABILITIES)}"))
@@ -291,6 +299,19 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
         if capability in spec.requires.capabilities and spec.effective_locks:
             found.append(("runtime.locks", f"a tool that waits for {what} may hold no locks; declare locks: []"))
     return found
+
+
+def _faults_in_steps(spec: ToolSpec, known: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    if spec.mode != "stateful":
+        if spec.step_parameters is not None:
+            yield "runtime.step_parameters", 'only a tool with the mode "stateful" has steps; leave it out'
+        return
+    if spec.promotable:
+        yield "runtime.promotable", "a stateful tool's steps stay in their turns; drop one of the two"
+    if spec.output_schema is not None:
+        yield "runtime.output_schema", "a stateful tool gives a state and a step; leave it out"
+    if STEP_INPUT in known:
+        yield f"llm.parameters.{STEP_INPUT}", "is the name of what steps are sent; choose another"
 
 
 def _plain(value: object) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Sequence
 from typing import Any
 
 from handrail.contract.offering import SourceRequest
+from handrail.contract.opened import GoesOn
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 
@@ -33,12 +34,25 @@ class Tool(abc.ABC):
     asks_source: SourceRequest | None = None
     """What a call of it asks of a source of resources and prompts, by which it is judged. Only built-in tools do."""
 
+    goes_on: GoesOn | None = None
+    """Which state a call of it goes on with, as whose tool's it is judged. Only built-in tools do."""
+
+    steps_elsewhere = False
+    """It stands in for a stateful tool whose generator is in another process."""
+
+    types = False
+    """What it is sent is typed into a terminal of its session, whose program decides how it is judged. Only a built-in tool
+    does."""
+
     own_secrets: frozenset[str] | None = None
     """The names of the secrets that it gets where it runs. None: those of the kernel that it is called by."""
 
     @abc.abstractmethod
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         """Carry out one call with validated ``args``.
+
+        A tool of ``mode="stateful"`` yields here, as an async generator: each step is a call of its own, and ``runtime``
+        that of whichever runs. What the next step is sent is what ``yield`` gives, None where it is sent nothing.
 
         :return: JSON-able data, or a whole :class:`~handrail.contract.result.Result`
         :raises ToolError: for a failure the model should read about

@@ -10,6 +10,7 @@ from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import NO_MODEL, Agents, AgentType, Delegates, Delegation
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
+from handrail.contract.opened import Opened
 from handrail.contract.result import Result
 from handrail.contract.skills import Skill, Skills
 from handrail.contract.transcript import Transcript
@@ -127,6 +128,10 @@ class ByCallOnly:
     @property
     def offers(self) -> Offers:
         raise _by_call("gets what a source offers", "resource.read")
+
+    @property
+    def opened(self) -> Opened:
+        raise _by_call("goes on with a state", "tool.step")
 
     @property
     def channels(self) -> Channels:

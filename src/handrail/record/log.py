@@ -44,6 +44,7 @@ Kind = Literal[
     "intended",
     "committed",
     "interrupted",
+    "state-ended",  # what a stateful tool had open ended without a call: its time, its session, its tool
     "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
     "provided",  # a model's provider carried out a tool of its own
     "redacted",

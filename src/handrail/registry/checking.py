@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from handrail.contract.schema import InvalidSchema, Schema, compile_schema
+from handrail.contract.schema import InvalidSchema, Schema, compile_schema, of_step
 from handrail.contract.spec import ToolSpec, faults_in
 
 T = TypeVar("T")
@@ -23,6 +23,8 @@ class Checked:
     problems: tuple[tuple[str, str], ...]
     schema: Schema | None
     definition_hash: str
+    step: Schema | None = None
+    """Of what a step is sent, as the argument ``input``; None where the spec says nothing of it."""
 
 
 class OfSpecs(Generic[T]):
@@ -53,12 +55,20 @@ class OfSpecs(Generic[T]):
 
 def _check(spec: ToolSpec) -> Checked:
     problems = faults_in(spec)
-    schema: Schema | None = None
+    schema = step = None
     try:
         schema = compile_schema(spec.parameters)
     except InvalidSchema as error:
         problems += [(f"llm.parameters.{where}".rstrip("."), problem) for where, problem in error.problems]
-    return Checked(tuple(problems), schema, "" if problems else spec.definition_hash)
+    if spec.step_parameters is not None:
+        try:
+            step = compile_schema(of_step(spec.step_parameters))
+        except InvalidSchema as error:
+            faults = [
+                (where.removeprefix("properties.input").lstrip("."), problem) for where, problem in error.problems
+            ]
+            problems += [(f"runtime.step_parameters.{where}".rstrip("."), problem) for where, problem in faults]
+    return Checked(tuple(problems), schema, "" if problems else spec.definition_hash, step)
 
 
 checked = OfSpecs(_check, keeps=lambda made: not made.problems)

@@ -55,6 +55,7 @@ class Entry:
     :param untrusted: where what it gives comes from, where that is not the operator's: a foreign source, the network
     :param blocking: its code holds a thread, which a cancellation does not end
     :param foreign: whose words its description and schema are, where those are not the operator's
+    :ivar inline: its code is short enough to be awaited in its caller's own task: a read that is stopped where it waits
     """
 
     spec: ToolSpec
@@ -79,8 +80,9 @@ class Entry:
         object.__setattr__(self, "id", self.spec.id)
         object.__setattr__(self, "wire_name", wire_name(self.spec.id))
         object.__setattr__(self, "asks_first", type(self.tool).questions is not Tool.questions)
-        short = self.spec.side_effect == "read" and not self.spec.promotable and not self.blocking
-        object.__setattr__(self, "inline", short)
+        spec = self.spec
+        reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
+        object.__setattr__(self, "inline", reads and not self.blocking)
 
 
 @dataclass(frozen=True, slots=True)

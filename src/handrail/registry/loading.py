@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from handrail.contract.decorator import yields
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.sandbox import Tier
@@ -241,7 +242,18 @@ def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
         found.append(("provider_support", "only an agent's manifest names what a provider carries out; leave it out"))
     if tool.trusted:
         found += _faults_of_python(tool.spec)
+        if (fault := _fault_in_steps(tool)) is not None:
+            found.append(("runtime.mode", fault))
     return found
+
+
+def _fault_in_steps(tool: Tool) -> str | None:
+    """What a tool does and what its mode says have to agree."""
+    if tool.goes_on is not None or tool.steps_elsewhere:
+        return None
+    if tool.spec.mode == "stateful":
+        return None if yields(tool) else "is 'stateful', and its execute does not yield; make it an async generator"
+    return 'its execute yields; say "stateful" where each step is to be a call of its own' if yields(tool) else None
 
 
 def _faults_of_python(spec: ToolSpec) -> list[tuple[str, str]]:

@@ -86,10 +86,9 @@ def reasons_to_withhold(
                 + (f": {why}" if why else ""),
             )
         )
-    if spec.mode == "stateful":
-        reasons.append(
-            Reason("error", f"its mode is {spec.mode!r}, and only direct and background tools are carried out")
-        )
+    if spec.mode == "stateful" and not tool.trusted:
+        text = f"its mode is {spec.mode!r}, which only Python tools can have: an executable that keeps something between calls is persistent"
+        reasons.append(Reason("error", text))
     if tool.trusted and spec.cancellable == "process":
         reasons.append(
             Reason("error", "it asks for a worker process of its own, and functions run in this process only")

@@ -11,6 +11,7 @@ from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ToolError
 from handrail.contract.offering import Offers
+from handrail.contract.opened import Opened
 from handrail.contract.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
 from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
@@ -116,6 +117,13 @@ class Doors(Protocol):
     def offers(self, runtime: Runtime) -> Offers:
         """
         :param runtime: what an offering is handed
+        """
+        ...
+
+    def opened(self, runtime: Runtime) -> Opened:
+        """
+        :param runtime: what the tool that is open is handed
+        :raises ToolError: ``denied`` for a call that goes on with no state
         """
         ...
 
@@ -368,6 +376,10 @@ class CallRuntime:
     def offers(self) -> Offers:
         self._require_named("offers")
         return self._doors.offers(self)
+
+    @property
+    def opened(self) -> Opened:
+        return self._doors.opened(self)
 
     def progress(
         self,

@@ -372,6 +372,7 @@ class HeldSession:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(1 + 3 * self._arbiter.limits.grace_ms / 1000):
                 await self._lane.answered()
+        await self._arbiter.states.end_session(self.id)
         for reader in self._readers:
             reader.end()
 

@@ -104,6 +104,17 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         "CREATE INDEX job_of_session ON job (session, created_ns)",
         "CREATE INDEX job_open ON job (created_ns) WHERE state IN ('pending', 'running')",
         "CREATE INDEX job_ended ON job (ended_ns)",
+        # What calls of stateful tools have opened; `ended` is how it ended, '' while it is open.
+        """CREATE TABLE opened (
+            id TEXT PRIMARY KEY,
+            session TEXT NOT NULL,
+            call TEXT NOT NULL,
+            tool TEXT NOT NULL,
+            opened_ns INTEGER NOT NULL,
+            ended_ns INTEGER,
+            ended TEXT NOT NULL
+        ) WITHOUT ROWID""",
+        "CREATE INDEX opened_of_session ON opened (session, opened_ns)",
         # What sessions' agents are to be told, and whether they were; `id` is the delivery's, so that it comes once.
         """CREATE TABLE notice (
             number INTEGER PRIMARY KEY,

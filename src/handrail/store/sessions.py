@@ -253,7 +253,7 @@ class _Statements:
             elif change[0] == "close":
                 _, session, at_ns = change
                 yield "UPDATE session SET closed_ns = ?, holder = NULL WHERE id = ?", (at_ns, session)
-                for table in ("state", "message", "session_rule", "seen", "notice", "job"):
+                for table in ("state", "message", "session_rule", "seen", "notice", "job", "opened"):
                     yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
             else:
                 _, session, tool, key, value = change

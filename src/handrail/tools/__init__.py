@@ -16,6 +16,7 @@ from handrail.tools.plan import Todo
 from handrail.tools.scratchpad import Scratchpad
 from handrail.tools.shell import Bash, Python
 from handrail.tools.skill import SkillTool
+from handrail.tools.stateful import STATE_TOOLS
 from handrail.tools.structured import JsonRead, JsonWrite
 from handrail.tools.transcript import SearchMemory
 from handrail.tools.triggers import TRIGGER_TOOLS
@@ -27,6 +28,7 @@ BUILTINS: tuple[Tool, ...] = (
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,
+    *STATE_TOOLS,
     *GIT_TOOLS,
     *OFFER_TOOLS,
 )
