@@ -73,6 +73,7 @@ upstreams: setup ## nine public MCP servers from npm and PyPI, all at once behin
 
 soak: setup ## the big counts
 	@$(BIN)/python -m pytest -m slow --timeout 1800
+	@$(BIN)/python -m pytest -m hypothesis --hypothesis-profile thorough --timeout 1800
 
 lint: setup ## style, types, room order, generated documents
 	$(BIN)/ruff check .

@@ -11,7 +11,9 @@ from tests.loading import pytest_collection as pytest_collection
 from tests.loading import pytest_collection_finish as pytest_collection_finish
 from tests.scheduling import pytest_xdist_make_scheduler as pytest_xdist_make_scheduler
 
-settings.register_profile("handrail", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# What holds for every value is tried on few of them each time, others every time, and on many by `make soak`.
+settings.register_profile("handrail", deadline=None, max_examples=35, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("thorough", settings.get_profile("handrail"), max_examples=500)
 settings.load_profile("handrail")
 
 _IDENTITY = {

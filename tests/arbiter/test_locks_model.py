@@ -112,7 +112,7 @@ class Locks(RuleBasedStateMachine):
 
 
 TestLocks = Locks.TestCase
-TestLocks.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
+TestLocks.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])

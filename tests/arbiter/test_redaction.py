@@ -14,7 +14,7 @@ from urllib.parse import quote, quote_plus
 
 import orjson
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.arbiter.redaction import Redactor
@@ -152,7 +152,6 @@ def ways(value: str) -> dict[str, str]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
 @given(values)
 def test_a_value_is_found_in_every_form(value: str) -> None:
     redactor = Redactor({"key": value})
@@ -175,7 +174,6 @@ def test_only_what_is_numbered_right_is_read_as_its_character() -> None:
     ]  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
 @given(values, st.integers(0, 120), st.sampled_from([64, 76]), st.sampled_from(["\n", "\r\n"]))
 def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int, end: str) -> None:
     """Source: MIME and PEM wrap their lines at 76 and 64 characters."""
@@ -189,7 +187,6 @@ def test_a_value_is_found_in_wrapped_base64(value: str, before: int, width: int,
             assert len(line) < 8 or line not in shown or line not in inner
 
 
-@settings(max_examples=100, deadline=None)
 @given(values, st.data())
 def test_a_stream_shows_every_form_as_the_whole_text_would(value: str, data: st.DataObject) -> None:
     redactor = Redactor({"key": value})

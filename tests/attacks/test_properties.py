@@ -54,7 +54,7 @@ _PATHS = st.tuples(st.sampled_from(["", "", "", "/", "//", "./", "WS/", "WS_secr
 
 @pytest.mark.attack("files")
 @pytest.mark.proves("S-03")
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @given(_PATHS)
 @example("magic/proc/self/cwd/../key")
 @example("in/../../key")
@@ -106,7 +106,7 @@ _URLS = st.tuples(
 
 
 @pytest.mark.attack("network")
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @given(_URLS)
 def test_the_host_that_is_judged_is_the_host_that_another_reader_would_dial(url: str) -> None:
     """What two readers could take differently is refused; what is taken is one name or one address."""
@@ -157,7 +157,7 @@ def _book(rules: list[tuple[str, list[str]]]) -> list[str]:
 
 
 @pytest.mark.attack("permission")
-@settings(max_examples=200)
+@settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS, st.sampled_from([" && ", "; ", " | ", "\n", " || "]))
 def test_a_compound_is_decided_as_the_strictest_of_its_parts(
     desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]], joint: str
@@ -169,7 +169,7 @@ def test_a_compound_is_decided_as_the_strictest_of_its_parts(
 
 
 @pytest.mark.attack("permission")
-@settings(max_examples=200)
+@settings(max_examples=3 * settings().max_examples)
 @given(_RULES, _COMMANDS)
 def test_one_more_deny_never_makes_anything_milder(
     desk: Desk, rules: list[tuple[str, list[str]]], commands: list[list[str]]

@@ -60,7 +60,7 @@ PARTS = [
 texts = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=14).map("".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_spelling_out_twice_is_spelling_out_once(text: str) -> None:
     shown = neutralised(text)
@@ -68,14 +68,14 @@ def test_spelling_out_twice_is_spelling_out_once(text: str) -> None:
     assert not found(shown)
 
 
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_nothing_is_lost(text: str) -> None:
     if restored(text) == text:  # nothing in it has the form of an escape
         assert restored(neutralised(text)) == text
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(texts)
 def test_the_quick_look_misses_nothing(text: str) -> None:
     if neutralised(text) is not text:
@@ -83,7 +83,7 @@ def test_the_quick_look_misses_nothing(text: str) -> None:
             assert may_have_any(orjson.dumps(value))
 
 
-@settings(max_examples=300)
+@settings(max_examples=3 * settings().max_examples)
 @given(texts, st.data())
 def test_what_is_copied_from_what_was_shown_is_found_in_the_text(text: str, data: st.DataObject) -> None:
     view = Shown(text)

@@ -79,7 +79,7 @@ SCOPES = st.sampled_from(["project", "project", "session", "session", "manifest"
 
 
 @pytest.mark.proves("F-11", "P-03")
-@settings(max_examples=400)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.data(), st.sampled_from(CALLS))
 def test_whatever_untrusted_rules_say_no_decision_gets_milder(
     desk: Desk, data: st.DataObject, call: tuple[ToolSpec, dict[str, Any], tuple[str, ...]]

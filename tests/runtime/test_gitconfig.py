@@ -113,7 +113,7 @@ _TOKENS = [
 ]
 
 
-@settings(max_examples=150)
+@settings(max_examples=3 * settings().max_examples)
 @given(st.lists(st.sampled_from(_TOKENS), max_size=24))
 def test_any_text_is_read_as_git_reads_it_or_refused(
     tmp_path_factory: pytest.TempPathFactory, tokens: list[str]

@@ -287,7 +287,7 @@ PIECES = st.sampled_from(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=3 * settings().max_examples)
 @given(pieces=st.lists(PIECES, min_size=1, max_size=8))
 def test_no_plain_text_has_a_syntax_error(pieces: list[str]) -> None:
     text = " ".join(pieces) if len(pieces) % 2 else "".join(pieces)

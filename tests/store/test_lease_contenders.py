@@ -79,4 +79,4 @@ class Contenders(RuleBasedStateMachine):
 
 
 TestContenders = pytest.mark.proves("L-07")(Contenders.TestCase)
-TestContenders.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestContenders.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
