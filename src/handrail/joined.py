@@ -48,7 +48,7 @@ from handrail.record.log import Interrupted
 from handrail.record.reading import LogReader
 from handrail.registry.generation import Difference, Generation
 from handrail.runtime.secrets import SecretStore
-from handrail.runtime.surface import NOBODY_TO_ASK
+from handrail.runtime.session_doors import NOBODY_TO_ASK
 from handrail.session.session import new_session_id
 from handrail.store.approvals import ApprovalReader
 from handrail.store.database import open_reader

@@ -16,7 +16,19 @@ from handrail.contract.runtime import Runtime
 
 _DOORS = frozenset(
     {
-        *("files", "search", "shell", "net", "secrets", "state", "people", "channels", "triggers", "transcript"),
+        *(
+            "files",
+            "search",
+            "shell",
+            "net",
+            "secrets",
+            "state",
+            "people",
+            "channels",
+            "triggers",
+            "transcript",
+            "terminals",
+        ),
         *("catalog", "jobs", "agents", "skills", "cancellation", "peer", "offers"),
     }
 )

@@ -187,7 +187,7 @@ class DetachedCalls:
             exposure=spec.exposure,
             prompt_mask=spec.prompt_mask,
         )
-        live = LiveJob(row, call, OutputFile(path), Result.output(None), self._not_locked(call, spec))
+        live = LiveJob(row, call, OutputFile(path, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec))
         live.told = self._told(live)
         return live
 
@@ -248,7 +248,8 @@ class DetachedCalls:
         return Answer(call.id, call.tool_id, live.told, for_model(live.told))
 
     def start(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
-        if (box := live.call.lane.notices) is not None:
+        entry = live.call.entry
+        if (box := live.call.lane.notices) is not None and not (entry is not None and entry.spec.open_ended):
             box.expect(live.row.id)
         live.task = asyncio.get_running_loop().create_task(self._run(live, predecessors))
 

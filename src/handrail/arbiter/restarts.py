@@ -93,6 +93,7 @@ class Restarts:
     @staticmethod
     def _adopt(live: LiveJob, lane: Lane) -> None:
         call = live.call
+        lane.around.terminals = call.lane.around.terminals
         call.lane, call.watched = lane, lane.listeners
         lane.running[call.id] = call
         if lane.notices is not None:

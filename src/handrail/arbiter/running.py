@@ -281,6 +281,10 @@ class _Doors:
     def jobs(self) -> Jobs:
         return SessionJobs(self.runs.jobs, self.of.lane)
 
+    @property
+    def job_id(self) -> str | None:
+        return None if self.of.job is None else self.of.job.row.id
+
     def log(self, level: LogLevel, data: Any, logger: str | None) -> None:
         if self.of.watched:
             on_the_loop(self.of, partial(self.of.emit, "log", said(level, data, logger)))

@@ -31,6 +31,7 @@ SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
     *("info", "agent.*"),
     *("scratchpad", "scratchpad.*", "search_memory", "jobs", "read_job", "wait", "stop_task"),
+    *("terminal.read", "terminal.resize", "terminal.stop"),
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""

@@ -36,6 +36,7 @@ NAMED_CAPABILITIES: Mapping[str, str] = {
     "state": "keep values in the session",
     "call": "call other tools through the arbiter",
     "jobs": "look at the session's jobs, wait for them and stop them",
+    "terminals": "open terminals, and type into those of the session",
     "agents": "hand work to sub-agents",
     "skills": "read the session's skills",
     "channels": "send and read messages over channels",

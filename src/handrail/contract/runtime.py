@@ -21,6 +21,7 @@ from handrail.contract.peer import LogLevel, PeerDoor
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 from handrail.contract.skills import Skills
+from handrail.contract.terminals import Terminals
 from handrail.contract.transcript import Transcript
 
 FileKind = Literal["file", "directory", "symlink", "other"]
@@ -386,6 +387,11 @@ class Runtime(Protocol):
     @property
     def peer(self) -> PeerDoor:
         """The client at the face, where that can do more than call. What is asked of it needs a capability each."""
+        ...
+
+    @property
+    def terminals(self) -> Terminals:
+        """Programs of the session that are typed to."""
         ...
 
     @property

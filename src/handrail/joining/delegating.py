@@ -13,6 +13,7 @@ from handrail.contract.offering import Offers
 from handrail.contract.opened import Opened
 from handrail.contract.result import Result
 from handrail.contract.skills import Skill, Skills
+from handrail.contract.terminals import Terminals
 from handrail.contract.transcript import Transcript
 from handrail.joining import mirror
 from handrail.joining.framing import Message
@@ -136,6 +137,10 @@ class ByCallOnly:
     @property
     def channels(self) -> Channels:
         raise _by_call("reaches channels", "send_message")
+
+    @property
+    def terminals(self) -> Terminals:
+        raise _by_call("reaches terminals", "terminal.start")
 
     @property
     def triggers(self) -> Triggers:

@@ -107,6 +107,12 @@ class Authority:
         """
         return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
 
+    def judge_typed(
+        self, spec: ToolSpec, arguments: Mapping[str, Any], typed: Target, *, rules: RuleBook, parent: CapabilitySet | None
+    ) -> Verdict:
+        """As :meth:`judge`, for what is typed into a shell that runs: a target that only its terminal makes of the arguments."""
+        return self._prepare(spec, rules, parent, None).judge_targets(arguments, (typed,))
+
     def watchers(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
         """The watchdogs that look at calls of this tool; some only where calls of the session have failed."""
         found = self._watching.get(id(spec))

@@ -33,15 +33,15 @@ from handrail.contract.runtime import (
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
 from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec
+from handrail.contract.terminals import Terminals
 from handrail.contract.transcript import Transcript
 from handrail.runtime.files import RootedFiles, SeenFiles
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.runtime.secrets import NO_SECRETS, DeclaredSecrets, SecretStore, secret_settings
+from handrail.runtime.session_doors import SessionPeople, ToolState
 from handrail.runtime.shell import SandboxedShell
-
-NOBODY_TO_ASK = "question is unavailable: no user is attached to this session"
-"""The one fixed text of a headless session's ``question``."""
+from handrail.runtime.terminals import CallTerminals, SessionTerminals
 
 
 class Values(Protocol):
@@ -79,6 +79,7 @@ class Surroundings:
     """The HOME of a tool's own; None where all have the session's scratch."""
     quarantine: str = ""
     """Where what programs made under protected names is moved to."""
+    terminals: SessionTerminals = field(default_factory=SessionTerminals)
     transcript: Transcript | None = None
 
     def profile(self, *, workspace_writable: bool = True, readable: tuple[str, ...] = ()) -> Profile:
@@ -113,6 +114,11 @@ class Doors(Protocol):
     def output(self, piece: str | bytes) -> None: ...
 
     def jobs(self) -> Jobs: ...
+
+    @property
+    def job_id(self) -> str | None:
+        """The job that the call is, where it is one."""
+        ...
 
     def offers(self, runtime: Runtime) -> Offers:
         """
@@ -320,12 +326,12 @@ class CallRuntime:
     @property
     def state(self) -> State:
         self._require_named("state")
-        return _ToolState(self._around, self.tool_id)
+        return ToolState(self._around, self.tool_id)
 
     @property
     def people(self) -> People:
         self._require_named("ask")
-        return _People(self._around, self._doors)
+        return SessionPeople(self._around, self._doors)
 
     @property
     def catalog(self) -> Catalog:
@@ -363,6 +369,12 @@ class CallRuntime:
     def jobs(self) -> Jobs:
         self._require_named("jobs")
         return self._doors.jobs()
+
+    @property
+    def terminals(self) -> Terminals:
+        self._require_named("terminals")
+        doors = self._doors
+        return CallTerminals(self._around.terminals, lambda: self.shell, doors.may(), doors.output, doors.job_id)
 
     @property
     def cancellation(self) -> Cancellation:
@@ -424,30 +436,3 @@ class CallRuntime:
                 f"its author adds it to requires, as in {example}",
                 kind="denied",
             )
-
-
-@dataclass(frozen=True, slots=True)
-class _ToolState:
-    """One tool's values in one session."""
-
-    around: Surroundings
-    tool_id: str
-
-    async def get(self, key: str) -> Any:
-        return await self.around.values.get(self.around.session_id, self.tool_id, key)
-
-    async def put(self, key: str, value: Any) -> None:
-        await self.around.values.put(self.around.session_id, self.tool_id, key, value)
-
-
-@dataclass(frozen=True, slots=True)
-class _People:
-    around: Surroundings
-    doors: Doors
-
-    async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
-        if (known := self.doors.answered(questions)) is not None:
-            return known
-        if self.around.attendant is None:
-            raise ToolError(NOBODY_TO_ASK, kind="unavailable")
-        return await self.doors.ask(questions)

@@ -18,6 +18,7 @@ from handrail.tools.shell import Bash, Python
 from handrail.tools.skill import SkillTool
 from handrail.tools.stateful import STATE_TOOLS
 from handrail.tools.structured import JsonRead, JsonWrite
+from handrail.tools.terminal import TERMINAL_TOOLS
 from handrail.tools.transcript import SearchMemory
 from handrail.tools.triggers import TRIGGER_TOOLS
 
@@ -28,6 +29,7 @@ BUILTINS: tuple[Tool, ...] = (
     *CHANNEL_TOOLS,
     *TRIGGER_TOOLS,
     *JOB_TOOLS,
+    *TERMINAL_TOOLS,
     *STATE_TOOLS,
     *GIT_TOOLS,
     *OFFER_TOOLS,

@@ -20,7 +20,7 @@ from handrail.faces.acp import showing
 from handrail.faces.cli.preview import preview
 from handrail.faces.cli.terminal import one_line, request_lines
 from handrail.faces.mcp.forms import TITLED_SINCE, question_answers, question_form
-from handrail.runtime.surface import NOBODY_TO_ASK
+from handrail.runtime.session_doors import NOBODY_TO_ASK
 
 OptionKind = schema.PermissionOptionKind
 

@@ -1,0 +1,212 @@
+"""Terminals as a model uses them: started, typed into, read, resized and stopped, in the sandbox of a real session."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_agents import confined
+from tests.tools.test_jobs import left_over
+
+from handrail import Kernel, Session
+from handrail.contract.result import Result
+from handrail.runtime.terminals import MOST_TERMINALS
+from handrail.testing.kernels import temporary_kernel
+
+PYTHON = "python3 -q"
+SHELL = "bash --noprofile --norc"
+RULES = [
+    *(f"allow terminal.start {command}" for command in (PYTHON, SHELL, "cat", "yes", "./program.sh *")),
+    "allow terminal.send",
+    "allow bash *",
+]
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        yield kernel
+
+
+@pytest.fixture
+async def session(kernel: Kernel) -> Session:
+    return await kernel.session()
+
+
+async def data(session: Session, name: str, /, **arguments: Any) -> dict[str, Any]:
+    result = await session.call(f"terminal.{name}", arguments)
+    assert result.ok, result.error_text
+    return result.data
+
+
+async def refused(session: Session, name: str, /, **arguments: Any) -> Result:
+    result = await session.call(f"terminal.{name}", arguments)
+    assert not result.ok, result.data
+    return result
+
+
+async def shown(session: Session, terminal: str, mark: str) -> str:
+    """What it shows from where the last look ended, up to ``mark``."""
+    text = ""
+    while mark not in text:
+        read = await data(session, "read", id=terminal)
+        text += read["text"]
+        assert read["state"] == "running" or mark in text, (text, read)
+    return text
+
+
+async def ended(session: Session, terminal: str) -> dict[str, Any]:
+    read = await data(session, "read", id=terminal)
+    while read["state"] == "running":
+        read = await data(session, "read", id=terminal)
+    return read
+
+
+def program(tmp_path: Path, text: str) -> None:
+    script = tmp_path / "ws" / "program.sh"
+    script.write_text(f"#!/bin/bash\n{text}\n")
+    script.chmod(0o755)
+
+
+@confined
+@pytest.mark.proves("X-11", "X-12")
+async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session) -> None:
+    answered = await data(session, "start", command=PYTHON, name="a python")
+    terminal = answered["job_id"]
+    assert answered["state"] == "running" and "workspace:X" in answered["note"]
+    await shown(session, terminal, ">>> ")
+    assert (await data(session, "send", id=terminal, text="kept = 6 * 7\n"))["sent_bytes"] == 13
+    await shown(session, terminal, ">>> ")
+    await data(session, "send", id=terminal, text="print(kept)", keys="enter")
+    assert "\n42\n" in await shown(session, terminal, ">>> ")
+    await data(session, "send", id=terminal, text="import time; time.sleep(1000)\n")
+    await data(session, "send", id=terminal, keys="ctrl-c")
+    assert "KeyboardInterrupt" in await shown(session, terminal, ">>> ")
+    (job,) = (await session.call("jobs", {})).data["jobs"]
+    assert job["job_id"] == terminal and "a python" in job["about"]
+    await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
+    end = await ended(session, terminal)
+    assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
+    assert not await session.notices.pending(), "its end was told by the look"  # type: ignore[union-attr]
+    gone = await refused(session, "send", id=terminal, text="x\n")
+    assert gone.error_kind == "conflict" and "exit code 7" in str(gone.error_text)
+    assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)
+    assert (await data(session, "stop", id=terminal))["note"] == "it had ended before, as done"
+    assert "42" in (await data(session, "read", id=terminal, cursor=0))["text"]
+    assert (await data(session, "read", id=terminal, lines=1))["text"].endswith("SystemExit(7)\n")
+
+
+@confined
+@pytest.mark.proves("X-11")
+async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "ws" / "deep").mkdir()
+    terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
+    await data(session, "send", id=terminal, text="pwd\nstty size\n")
+    assert "deep\n" in (text := await shown(session, terminal, "30 100")) and text
+    await data(session, "resize", id=terminal, columns=90, rows=20)
+    await data(session, "send", id=terminal, text="stty size\n")
+    await shown(session, terminal, "20 90")
+    await data(session, "send", id=terminal, keys="ctrl-d")
+    assert (await ended(session, terminal))["exit_code"] == 0
+
+
+@confined
+async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: Kernel, session: Session) -> None:
+    other = await kernel.session()
+    theirs = (await data(other, "start", command="cat"))["job_id"]
+    for name in ("send", "read", "resize", "stop"):
+        more = {"send": {"keys": "enter"}, "resize": {"columns": 80, "rows": 24}}.get(name, {})
+        for unknown in (theirs, "terminal__start_00000000"):
+            told = await refused(session, name, id=unknown, **more)
+            assert told.error_kind == "invalid_input" and "there is no job" in str(told.error_text)
+    assert (await data(other, "stop", id=theirs))["state"] == "cancelled"
+    no_terminal = (await session.call("bash", {"command": "echo x", "background": True})).data["job_id"]
+    assert "no terminal" in str((await refused(session, "read", id=no_terminal)).error_text)
+    for wrong in ({"columns": 19}, {"rows": 201}, {"columns": 10**9}, {"command": ""}):
+        assert (await refused(session, "start", **wrong)).error_kind == "invalid_input"
+    for wrong in ({}, {"text": "\x03"}, {"text": "\x1b[A"}, {"keys": "ctrl-1"}, {"keys": "enter " * 65}, {"text": ""}):
+        assert (await refused(session, "send", id="x", **wrong)).error_kind == "invalid_input", wrong
+    assert (await refused(session, "read", id="x", cursor=1, lines=1)).error_kind == "invalid_input"
+    outside = (await data(session, "start", command="cat", cwd=".."))["job_id"]
+    end = await ended(session, outside)
+    assert end["state"] == "failed" and "outside" in end["error"]
+
+
+@confined
+@pytest.mark.proves("X-11", "O-01")
+async def test_a_flood_is_bounded_told_and_interrupted(session: Session) -> None:
+    terminal = (await data(session, "start", command="yes"))["job_id"]
+    first = await data(session, "read", id=terminal)
+    assert first["text"].startswith("y\ny\n")
+    while (job := await session.jobs.get(terminal)).output_bytes < 6 * 1024 * 1024:
+        await asyncio.sleep(0.05)
+    read = await data(session, "read", id=terminal, cursor=0, wait_ms=0)
+    assert read["dropped_bytes"] >= 1024 * 1024 and read["text"].strip("y\n") == "" and read["more"]
+    assert read["cursor"] == read["dropped_bytes"] + len(read["text"])
+    assert os.stat(_output_of(session, job.id)).st_blocks * 512 < 6 * 1024 * 1024
+    await data(session, "send", id=terminal, keys="ctrl-c")
+    assert (await ended(session, terminal))["exit_code"] == 130
+
+
+def _output_of(session: Session, job_id: str) -> str:
+    table = session._arbiter.jobs.table  # type: ignore[attr-defined]
+    return table.get(job_id).output
+
+
+@confined
+@pytest.mark.proves("S-05", "X-08")
+async def test_nothing_of_a_terminal_outlives_its_stop_or_its_session(session: Session, tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    program(tmp_path, "trap '' HUP TERM INT QUIT TSTP\nsetsid sleep infinity &\necho up\nwhile :; do sleep 1000; done")
+    deaf = (await data(session, "start", command=f"./program.sh {mark}"))["job_id"]
+    await shown(session, deaf, "up\n")
+    waiting = asyncio.create_task(session.call("terminal.read", {"id": deaf, "wait_ms": 10**9}))
+    await data(session, "send", id=deaf, keys="ctrl-c ctrl-backslash")
+    assert left_over(mark)
+    assert (await data(session, "stop", id=deaf))["state"] == "cancelled"
+    assert (await waiting).ok and left_over(mark) == []
+    last = (await data(session, "start", command=f"./program.sh {mark}"))["job_id"]
+    await shown(session, last, "up\n")
+    await session.close()
+    assert left_over(mark) == []
+
+
+@confined
+@pytest.mark.proves("O-07", "S-06", "O-04")
+async def test_what_it_shows_is_whole_characters_without_secrets_and_neutral(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=RULES, secrets={"TOKEN": "s3cr3t-t0k3n"}) as kernel:
+        session = await kernel.session()
+        program(
+            tmp_path,
+            r"stty raw -echo; printf 's3cr3t-'; read -rn1; printf 't0k3n \xe2\x82'; read -rn1; printf '\xac \xff\x00 \x1b[31mred|'; env; read -rn1",
+        )
+        terminal = (await data(session, "start", command="./program.sh x"))["job_id"]
+        assert (await data(session, "read", id=terminal, wait_ms=300))["text"] == "", "it may be a secret's beginning"
+        await data(session, "send", id=terminal, keys="enter")
+        text = await shown(session, terminal, " ")
+        await data(session, "send", id=terminal, keys="enter")
+        text += await shown(session, terminal, "TERM=")
+        assert "s3cr3t" not in text and "t0k3n" not in text and "\u20ac \ufffd" in text and "TERM=dumb" in text
+        answer = await session.turn().call_all([("terminal.read", {"id": terminal, "cursor": 0})])
+        assert "\x1b" not in str(answer[0].model.data), "a model sees no control sequence"
+        await data(session, "stop", id=terminal)
+
+
+@confined
+async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(session: Session, tmp_path: Path) -> None:
+    program(tmp_path, "stty raw -echo; echo up; sleep infinity")
+    blocked = (await data(session, "start", command="./program.sh x"))["job_id"]
+    cats = [(await data(session, "start", command="cat"))["job_id"] for _ in range(MOST_TERMINALS - 1)]
+    await asyncio.gather(*(data(session, "resize", id=cat, columns=80, rows=24) for cat in cats))
+    await shown(session, blocked, "up")
+    end = await ended(session, (await data(session, "start", command="cat"))["job_id"])
+    assert end["state"] == "failed" and f"{MOST_TERMINALS} terminals" in end["error"]
+    too_long = await refused(session, "send", id=cats[0], text="x" * 4096 + "\n")
+    assert "4,095" in str(too_long.error_text)
+    await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
+    assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
