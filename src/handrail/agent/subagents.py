@@ -112,14 +112,14 @@ class Subagents:
 
         :raises ToolError: ``unavailable`` where it cannot be had
         """
-        if manifest.model is None or manifest.model == self._of.model.name:
+        if manifest.model is None or (manifest.model == self._of.model.name and manifest.base_url is None):
             return None
         try:
             if self._models is not None:
                 return self._models(manifest.model)
-            from handrail.agent.providers import open_model
+            from handrail.agent.providers import open_beside
 
-            return open_model(manifest.model)
+            return open_beside(self._of.model, manifest.model, manifest.base_url)
         except HandrailError as error:
             logger.warning("the model of the agent %s cannot be had: %s", manifest.id, error)
             raise ToolError(

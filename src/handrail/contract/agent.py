@@ -133,6 +133,9 @@ class AgentManifest(_Table):
     """The operator's instructions, after what the system text says anyway."""
     model: str | None = None
     """``PROVIDER:NAME``, where the run names none."""
+    base_url: str | None = Field(default=None, pattern=r"\A(https?://[^\s]+)?\z")
+    """Where that model is: another server that speaks the provider's API, or ``""`` for the provider's own. None: for a
+    sub-agent's where its parent's is, if they are of one provider."""
     requires: AgentRequires = AgentRequires()
     tools: tuple[str, ...] = ("*",)
     """Patterns of tool ids. What none of them matches is not there for this agent; an empty list leaves no tools."""

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 from handrail.agent.model import Model
 from handrail.agent.text_calls import TextForm
@@ -19,6 +21,38 @@ SERVICES: Mapping[str, tuple[str, str]] = {
 }
 """By the word before the colon: the variable that has the key, and the SDK's module."""
 FORMS = f"{', '.join(f'{kind}:NAME' for kind in SERVICES)} or script:FILE"
+
+
+class _Way(NamedTuple):
+    """How the models of one provider are reached."""
+
+    base_url: str | None
+    text_calls: TextForm | None
+
+
+_ways: WeakKeyDictionary[Model, Mapping[str, _Way]] = WeakKeyDictionary()
+"""By a model that was opened here, and by provider: its own way, and those of the models that it was opened beside."""
+
+
+def open_beside(model: Model, spec: str, base_url: str | None = None) -> Model:
+    """The model of a sub-agent, whose parent works with ``model``: where both are of one provider it is reached in the same
+    way, on the same server and with its calls in the same form.
+
+    :param base_url: another server than the parent's; ``""`` for the provider's own
+    :raises HandrailError: see :func:`open_model`
+    """
+    ways = _ways.get(model, {})
+    way = ways.get(_provider(spec), _Way(None, None))
+    if base_url is not None:
+        way = _Way(base_url or None, None)
+    opened = open_model(spec, base_url=way.base_url, text_calls=way.text_calls)
+    _ways[opened] = {**ways, **_ways[opened]}
+    return opened
+
+
+def _provider(spec: str) -> str:
+    """Whose model it is, whichever of its APIs it is asked through."""
+    return spec.partition(":")[0].partition("-")[0]
 
 
 def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm | None = None) -> Model:
@@ -38,10 +72,16 @@ def open_model(spec: str, *, base_url: str | None = None, text_calls: TextForm |
     :raises StartError: when an SDK or a key is missing; the text says what to install or set
     :raises LoadError: when a script is faulty, with all its faults
     """
+    model = _opened(spec, base_url)
     if text_calls is not None:
         from handrail.agent.providers.textual import TextualModel
 
-        return TextualModel(open_model(spec, base_url=base_url), text_calls)
+        model = TextualModel(model, text_calls)
+    _ways[model] = {_provider(spec): _Way(base_url, text_calls)}
+    return model
+
+
+def _opened(spec: str, base_url: str | None) -> Model:
     kind, colon, name = spec.partition(":")
     if not colon or not name or kind not in (*SERVICES, "script"):
         raise UsageError(f"{spec!r} is not a model; write {FORMS}")

@@ -83,7 +83,8 @@ def command(
                 "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
                 "HANDRAIL_MODEL, or the agent's model"
             )
-        return open_model(spec, base_url=base_url, text_calls=text_calls)
+        its_own = manifest.base_url if model is None else None
+        return open_model(spec, base_url=base_url or its_own or None, text_calls=text_calls)
 
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
         return opened(replace(setting, workspace=folder), face="acp")

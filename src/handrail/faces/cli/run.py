@@ -149,7 +149,8 @@ async def _run(
             raise click.UsageError(
                 "name a model: --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
             )
-        model = open_model(spec, base_url=asked.base_url, text_calls=asked.text_calls)
+        its_own = manifest.base_url if asked.model is None else None
+        model = open_model(spec, base_url=asked.base_url or its_own or None, text_calls=asked.text_calls)
         try:
             session = await _session(setting, kernel, begin)
             view = JsonView() if setting.json else LiveView()
