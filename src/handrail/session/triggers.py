@@ -60,6 +60,8 @@ class Clockwork:
         self._of: dict[str, dict[str, Trigger]] = {}
         self._heap: list[tuple[int, Id]] = []
         self._watching: dict[Id, _Watch] = {}
+        self._adding: dict[Id, asyncio.Future[None]] = {}
+        """Those that are not durable yet."""
         self._timer: asyncio.TimerHandle | None = None
         self._firing: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
@@ -91,15 +93,21 @@ class Clockwork:
         :param name: None gives it the next that is free, after its own
         :raises ToolError: ``conflict`` for a name that is taken, ``limit`` where its session has too many
         """
-        async with self._changing:
-            named = replace(trigger, name=self._free(trigger, name), prompt=self._redactor.text(trigger.prompt))
-            await self.table.put(named)
-            self._keep(named)
-        self._wind()
+        named = replace(trigger, name=self._free(trigger, name), prompt=self._redactor.text(trigger.prompt))
+        id = (named.session_id, named.name)
+        adding = self._adding[id] = asyncio.ensure_future(self._put(named))
+        adding.add_done_callback(lambda _: self._adding.pop(id))
+        await asyncio.shield(adding)  # whoever is cut off finds it in the list: what is durable is known here, too
         return named
 
+    async def _put(self, trigger: Trigger) -> None:
+        await self.table.put(trigger)
+        self._keep(trigger)
+        self._wind()
+
     def _free(self, trigger: Trigger, name: str | None) -> str:
-        taken = self._of.get(trigger.session_id, {})
+        taken = {name for session, name in self._adding if session == trigger.session_id}
+        taken |= self._of.get(trigger.session_id, {}).keys()
         if len(taken) >= MAX_IN_SESSION:
             raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
         if name is None:
@@ -123,6 +131,8 @@ class Clockwork:
 
     async def remove_all(self, session_id: str) -> None:
         """A session is closed for good."""
+        if adding := [put for (session, _), put in self._adding.items() if session == session_id]:
+            await asyncio.wait(adding)
         async with self._changing:
             triggers = self.of(session_id)
             if triggers:

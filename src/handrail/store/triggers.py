@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, get_args
 
-from handrail.contract.arrivals import Trigger
+from handrail.contract.arrivals import Trigger, TriggerKind
 from handrail.store.connection import readable
 from handrail.store.database import Database, OneRow, Statement
 from handrail.store.encoding import decode, encode
@@ -61,12 +61,11 @@ def _trigger(body: object) -> Trigger | None:
         trigger = Trigger(**data)
     except (ValueError, RecursionError, TypeError):
         return None
-    values: Mapping[str, Any] = asdict(trigger)
-    numbers = [values[key] or 0 for key in ("created_ns", "fired", "every_ns", "next_ns")]
-    texts = [values[key] or "" for key in ("name", "session_id", "prompt", "cron", "channel", "sender")]
-    known = values["kind"] in ("timer", "schedule", "channel")
+    numbers = (trigger.created_ns, trigger.fired, trigger.every_ns or 0, trigger.next_ns or 0)
+    names = (trigger.name, trigger.session_id, trigger.prompt, trigger.cron or "", trigger.channel or "")
+    texts = (*names, trigger.sender or "")
     sound = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
-    return trigger if known and sound else None
+    return trigger if sound and trigger.kind in get_args(TriggerKind) else None
 
 
 class _Statements:
