@@ -13,6 +13,7 @@ from handrail.store.database import Database, OneRow, Statement
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
+_KINDS = get_args(TriggerKind)
 
 
 class TriggerTable:
@@ -61,11 +62,11 @@ def _trigger(body: object) -> Trigger | None:
         trigger = Trigger(**data)
     except (ValueError, RecursionError, TypeError):
         return None
-    numbers = (trigger.created_ns, trigger.fired, trigger.every_ns or 0, trigger.next_ns or 0)
-    names = (trigger.name, trigger.session_id, trigger.prompt, trigger.cron or "", trigger.channel or "")
-    texts = (*names, trigger.sender or "")
+    kept: Any = trigger  # whatever the row held
+    numbers = (kept.created_ns, kept.fired, kept.every_ns or 0, kept.next_ns or 0)
+    texts = (kept.name, kept.session_id, kept.prompt, kept.cron or "", kept.channel or "", kept.sender or "")
     sound = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
-    return trigger if sound and trigger.kind in get_args(TriggerKind) else None
+    return trigger if sound and kept.kind in _KINDS else None
 
 
 class _Statements:
