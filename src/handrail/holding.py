@@ -17,7 +17,7 @@ from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Lane
 from handrail.arbiter.delegating import check_type
 from handrail.arbiter.logs import redacted_logs
-from handrail.arbiter.looking import JobView
+from handrail.arbiter.looking import WorkspaceView
 from handrail.arbiter.offers import judged_as
 from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
@@ -108,8 +108,8 @@ class HeldKernel(Kernel):
         return self.rooms.arbiter.approvals
 
     @property
-    def jobs(self) -> JobView:
-        return JobView(self.rooms.arbiter.jobs)
+    def jobs(self) -> WorkspaceView:
+        return WorkspaceView(self.rooms.arbiter.jobs, self._lanes, self.rooms.arbiter.shaper)
 
     @property
     def log(self) -> CommitLog:
@@ -343,7 +343,7 @@ class HeldKernel(Kernel):
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
     def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self._lane)
+        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self._lane, self.jobs)
         return {
             **approvals.handlers(self.approvals),
             **of_jobs,

@@ -34,7 +34,7 @@ from handrail.joining.describing import describe, usable
 from handrail.joining.doors import findings
 from handrail.joining.executing import Bench
 from handrail.joining.framing import Message
-from handrail.joining.jobs import RemoteJobs, jobs_over
+from handrail.joining.jobs import RemoteWorkspaceJobs
 from handrail.joining.membership import Membership
 from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.peers import asked
@@ -217,8 +217,8 @@ class JoinedKernel(Kernel):
         return self._log
 
     @property
-    def jobs(self) -> RemoteJobs:
-        return jobs_over(self.membership)
+    def jobs(self) -> RemoteWorkspaceJobs:
+        return RemoteWorkspaceJobs(self.membership)
 
     @property
     def approvals(self) -> JoinedApprovals:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.doors import Findings, Jobs
+from handrail.contract.doors import Findings, WorkspaceJobs
 from handrail.contract.errors import UsageError
 from handrail.contract.modes import Mode
 from handrail.contract.offering import Offering
@@ -168,8 +168,8 @@ class Kernel(ABC):
 
     @property
     @abstractmethod
-    def jobs(self) -> Jobs:
-        """The calls that outlive their turn, of every session and process."""
+    def jobs(self) -> WorkspaceJobs:
+        """The calls that outlive their turn, of every session and process, and those that could."""
 
     @property
     @abstractmethod

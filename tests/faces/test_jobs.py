@@ -40,6 +40,45 @@ async def test_a_second_process_asks_the_holder(handrail: Program, tmp_path: Pat
         assert (stopped.code, stopped.out) == (0, f"{job_id}: cancelled\n")
 
 
+gates: list[asyncio.Event] = []
+
+
+@tool(id="slow", side_effect="external", promotable=True, locks=[])
+async def slow(name: str) -> str:
+    """Take long, where somebody waits."""
+    gates[0].set()
+    await gates[1].wait()
+    return f"done {name}"
+
+
+@pytest.mark.proves("X-04")
+async def test_a_running_call_is_promoted_from_another_process(handrail: Program, tmp_path: Path) -> None:
+    gates[:] = [asyncio.Event(), asyncio.Event()]
+    async with Kernel.open(
+        handrail.workspace,
+        state=handrail.state,
+        tools=[slow],
+        rules=["allow slow"],
+        secrets={"KEY": "s3cr3t-of-a-test"},
+    ) as kernel:
+        session = await kernel.session()
+        calling = asyncio.create_task(session.call("slow", {"name": "a"}))
+        await gates[0].wait()
+        listed = await asyncio.to_thread(handrail, "jobs", "promote", "--json")
+        (running,) = map(json.loads, listed.out.splitlines())
+        assert (running["tool_id"], running["session_id"], running["about"]) == ("slow", session.id, "a")
+        other = await asyncio.to_thread(handrail, "jobs", "promote", f"{session.id}/9.9")
+        assert other.code == 1 and f"{running['call_id']} can be promoted" in other.err
+        promoted = await asyncio.to_thread(handrail, "jobs", "promote", running["call_id"])
+        job_id = (await calling).data["job_id"]
+        assert (promoted.code, promoted.out) == (0, f"{job_id}: running\n"), "whoever waited is answered with the job"
+        assert await kernel.jobs.promotable() == []
+        assert (await kernel.jobs.promote(running["call_id"])).id == job_id, "twice is once"
+        gates[1].set()
+        result = await kernel.jobs.wait(job_id, timeout_ms=60_000)
+        assert result is not None and result.ok
+
+
 @confined
 def test_a_call_in_the_background_is_waited_for_by_the_process_that_runs_it(here: Here) -> None:
     arguments = json.dumps({"command": "echo hi", "background": True})
@@ -58,3 +97,4 @@ def test_what_cannot_be_asked_is_refused_with_words(here: Here) -> None:
     unknown = here("jobs", "read", "bash_0")
     assert unknown.code == 1 and "no job" in unknown.err
     assert "no jobs" in here("jobs").err
+    assert "no call is running" in here("jobs", "promote").err

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from handrail.arbiter import outflow
-from handrail.arbiter.call import Lane, LiveJob
-from handrail.arbiter.job_texts import notice_id
+from handrail.arbiter.call import Call, Lane, LiveJob
+from handrail.arbiter.job_texts import about, notice_id
 from handrail.arbiter.jobs import DetachedCalls
-from handrail.contract.doors import Job, JobOutput
+from handrail.arbiter.output import Shaper
+from handrail.contract.doors import Job, JobOutput, RunningCall
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.result import Result
 from handrail.store.jobs import JobRow
@@ -93,6 +94,38 @@ class JobView:
         except (OSError, ValueError):
             size = 0
         return replace(row.job, output_bytes=size, rests=not row.job.ended and row.id not in self._jobs.live)
+
+
+class WorkspaceView(JobView):
+    """Implements :class:`~handrail.contract.doors.WorkspaceJobs`.
+
+    :param lanes: those of all open sessions
+    :param shaper: takes the secrets out of what is told of a call
+    """
+
+    def __init__(self, jobs: DetachedCalls, lanes: Callable[[], Iterable[Lane]], shaper: Shaper) -> None:
+        super().__init__(jobs)
+        self._lanes = lanes
+        self._shaper = shaper
+
+    async def promotable(self) -> Sequence[RunningCall]:
+        return [
+            RunningCall(call.id, call.session_id, call.tool_id, self._about(call), int(call.elapsed_ms))
+            for lane in self._lanes()
+            for call in lane.in_flight
+            if call.parent is None and call.begun and call.entry is not None and call.entry.spec.promotable
+        ]
+
+    async def promote(self, call_id: str) -> Job:
+        for lane in self._lanes():
+            if call_id in lane.running:
+                return await self._jobs.promote(lane, call_id)
+        there = ", ".join(call.call_id for call in (await self.promotable())[:_MOST_NAMED])
+        text = f"no call {call_id[:80]!r} is running; {there or 'none'} can be promoted now"
+        raise ToolError(text, kind="invalid_input")
+
+    def _about(self, call: Call) -> str:
+        return about(self._shaper.redact(call.arguments), call.entry.spec) if call.entry is not None else ""
 
 
 class SessionJobs(JobView):

@@ -88,6 +88,35 @@ class Jobs(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class RunningCall:
+    """A call that somebody waits for and that could go on in the background.
+
+    :param about: its arguments, as one short line for people
+    """
+
+    call_id: str
+    session_id: str
+    tool_id: str
+    about: str
+    elapsed_ms: int
+
+
+class WorkspaceJobs(Jobs, Protocol):
+    """Those of a whole workspace, and the calls that could become some."""
+
+    async def promotable(self) -> Sequence[RunningCall]:
+        """The calls of all sessions and processes that can be promoted now."""
+        ...
+
+    async def promote(self, call_id: str) -> Job:
+        """Let one go on in the background; see :meth:`handrail.contract.session.Session.promote`.
+
+        :raises ToolError: as that does; ``invalid_input`` names those that can be promoted
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
 class Category:
     """A group of tools under one name. ``tool_count`` is of those that can be called now and are not in view anyway."""
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, Protocol, get_args
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.jobs import DetachedCalls
-from handrail.arbiter.looking import JobView
-from handrail.contract.doors import Job, JobOutput, Jobs, JobState
+from handrail.arbiter.looking import JobView, WorkspaceView
+from handrail.contract.doors import Job, JobOutput, Jobs, JobState, RunningCall
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.result import Result
 from handrail.joining.values import Malformed, Reader, an_object, each, flag, one_of, optional, shape, text, whole
@@ -32,6 +32,7 @@ a_job = shape(
     output_bytes=whole,
     rests=flag,
 )
+_running = each(shape(RunningCall, call_id=text, session_id=text, tool_id=text, about=text, elapsed_ms=whole))
 _output = shape(JobOutput, text=text, cursor=whole, more=flag, first=optional(whole), skipped=whole)
 
 
@@ -114,19 +115,39 @@ class RemoteJobs:
         return await self._ask("jobs.stop", job_id=job_id)
 
 
+class RemoteWorkspaceJobs(RemoteJobs):
+    """Implements :class:`~handrail.contract.doors.WorkspaceJobs`."""
+
+    def __init__(self, holder: Asks) -> None:
+        super().__init__(_asking(holder, None))
+        self._holder = holder
+
+    async def promotable(self) -> Sequence[RunningCall]:
+        return _running(await self._holder.request("jobs.promotable", {}, repeatable=True))
+
+    async def promote(self, call_id: str) -> Job:
+        body = {"session": None, "call": call_id}
+        return a_job(await self._holder.request("jobs.promote", body, repeatable=True))
+
+
 class Asks(Protocol):
     """Asks the holder (:meth:`handrail.joining.membership.Membership.request`)."""
 
     async def request(self, op: str, body: Any = None, *, repeatable: bool = False) -> Any: ...
 
 
-def jobs_over(holder: Asks, session_id: str | None = None) -> RemoteJobs:
-    """The jobs of a session, or of the whole workspace. Asked of the next holder where one goes: each is done twice as once."""
+def jobs_over(holder: Asks, session_id: str) -> RemoteJobs:
+    """The jobs of a session."""
+    return RemoteJobs(_asking(holder, session_id))
+
+
+def _asking(holder: Asks, session_id: str | None) -> Callable[..., Awaitable[Any]]:
+    """Asks the next holder where one goes: each is done twice as once."""
 
     async def ask(op: str, **given: Any) -> Any:
         return GIVES[op](await holder.request(op, {"session": session_id, **given}, repeatable=True))
 
-    return RemoteJobs(ask)
+    return ask
 
 
 class WithJobs:
@@ -148,15 +169,19 @@ class WithJobs:
 REQUESTS: Mapping[str, Mapping[str, Reader[Any]]] = MappingProxyType(
     {
         **{op: {"session": optional(text), **takes} for op, takes in TAKES.items()},
-        "jobs.promote": {"session": text, "call": text},
+        "jobs.promote": {"session": optional(text), "call": text},
+        "jobs.promotable": {},
     }
 )
 
 
-def handlers(jobs: DetachedCalls, lane_of: Callable[[str], Lane | None]) -> Mapping[str, Callable[..., Awaitable[Any]]]:
+def handlers(
+    jobs: DetachedCalls, lane_of: Callable[[str], Lane | None], every: WorkspaceView
+) -> Mapping[str, Callable[..., Awaitable[Any]]]:
     """What the holder does for those that joined, by its name in :data:`REQUESTS`.
 
     :param lane_of: that of an open session, by its id
+    :param every: those of the workspace
     """
 
     def of(op: str) -> Callable[..., Awaitable[Any]]:
@@ -165,9 +190,14 @@ def handlers(jobs: DetachedCalls, lane_of: Callable[[str], Lane | None]) -> Mapp
 
         return handled
 
-    async def promoted(session: str, call: str) -> Any:
+    async def promotable() -> Any:
+        return [asdict(one) for one in await every.promotable()]
+
+    async def promoted(session: str | None, call: str) -> Any:
+        if session is None:
+            return asdict(await every.promote(call))
         if (lane := lane_of(session)) is None:
             raise UsageError(f"session {session[:80]!r} is not open")
         return asdict(await jobs.promote(lane, call))
 
-    return {**{op: of(op) for op in TAKES}, "jobs.promote": promoted}
+    return {**{op: of(op) for op in TAKES}, "jobs.promote": promoted, "jobs.promotable": promotable}

@@ -1,4 +1,4 @@
-"""``handrail jobs``: the calls of a workspace that run in the background; read, wait for or stop one, from any terminal."""
+"""``handrail jobs``: the calls of a workspace that run in the background, from any terminal; and one that could is put there."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from handrail.faces.cli.show import amount, columns, note, out, out_json, shown_
 if TYPE_CHECKING:
     from handrail.contract.doors import Job, Jobs
 
-ACTIONS = ("list", "read", "wait", "stop")
+ACTIONS = ("list", "read", "wait", "stop", "promote")
 _AT_ONCE_MS = 10_000
 _PIECE = 256 * 1024
 
 
 @click.command("jobs")
-@click.argument("action", required=False, default="list", type=click.Choice(ACTIONS), metavar="[list|read|wait|stop]")
+@click.argument("action", required=False, default="list", type=click.Choice(ACTIONS), metavar=f"[{'|'.join(ACTIONS)}]")
 @click.argument("job_id", required=False, metavar="[ID]")
 @click.option("--session", "session_id", metavar="ID", help="list: those of one session.")
 @click.option("--running", is_flag=True, help="list: those that have not ended.")
@@ -42,6 +42,8 @@ def command(
 ) -> int:
     """List the jobs of this workspace, the oldest first; read what one has written, wait for its result, or stop it.
 
+    promote CALL has a call that somebody waits for go on in the background, as a job; without a CALL it lists those that can.
+
     It works beside a running Handrail, which is asked. wait ends with the job's own exit code, and never stops it.
     """
     given = {"--lines": lines, "--follow": follow or None, "--timeout": timeout, "--session": session_id}
@@ -55,6 +57,8 @@ def command(
         if job_id is not None:
             raise click.UsageError("list takes no job; handrail jobs read ID shows what one has written")
         return drive(lambda _: _list(setting, session_id, running=running))
+    if action == "promote":
+        return drive(lambda _: _promote(setting, job_id))
     if job_id is None:
         raise click.UsageError(f"name a job: handrail jobs {action} ID; handrail jobs lists those there are")
     return drive(lambda _: _about_one(setting, action, job_id, lines, timeout, follow=follow))
@@ -81,6 +85,34 @@ async def _list(setting: Setting, session_id: str | None, *, running: bool) -> i
 def _row(job: Job) -> tuple[str, str, str, str]:
     again = f" (attempt {job.attempt})" if job.attempt > 1 else ""
     return job.id, job.state + again, amount(job.output_bytes), job.about
+
+
+async def _promote(setting: Setting, call_id: str | None) -> int:
+    from handrail.contract.errors import ToolError
+
+    async with opened(setting) as kernel:
+        if call_id is None:
+            found = await kernel.jobs.promotable()
+            if setting.json:
+                for call in found:
+                    out_json(asdict(call))
+            elif found:
+                rows = [(call.call_id, call.tool_id, f"{call.elapsed_ms / 1000:.0f} s", call.about) for call in found]
+                for line in columns([("CALL", "TOOL", "SINCE", "ABOUT"), *rows]):
+                    out(line)
+            else:
+                note("no call is running that can go on in the background; bash and task can")
+            return OUTPUT
+        try:
+            job = await kernel.jobs.promote(call_id)
+        except ToolError as error:
+            note(f"{error.kind}: {error}")
+            return ERROR
+    if setting.json:
+        out_json(asdict(job))
+    else:
+        out(f"{job.id}: {job.state}")
+    return OUTPUT
 
 
 async def _about_one(
