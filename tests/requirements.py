@@ -35,6 +35,7 @@ ROWS: dict[str, str] = {
     "R-11": "Each tool has a status with its reason: system, connected, available, disabled, offline, error or quarantined.",
     "R-12": "A foreign tool's name, description and schema count as a person approved them; a change turns it off until the difference was looked at.",
     "R-09c": "Installed packages add sources of tools by entry point.",
+    "R-09e": "Installed packages add what opens the databases of state by entry point, of which an operator chooses one by name for new workspaces.",
     "R-09d": "Installed packages add what encodes texts for the search by entry point, of which an operator chooses one by name.",
     "R-09a": "Installed packages add tools by entry point.",
     "R-09b": "Installed packages add sandboxes by entry point, of which an operator chooses one by name.",

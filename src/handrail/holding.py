@@ -427,6 +427,7 @@ async def hold(
             allow_home=allow_home,
             protocol=PROTOCOL if joinable else 0,
             socket=socket,
+            engine=settings.settings.state.store,
         )
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)

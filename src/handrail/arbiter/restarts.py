@@ -56,7 +56,9 @@ class Restarts:
         if result is not None and (below or not self._jobs.may_go_on(row, result)):
             return row.moved(state_of(result), self._jobs.clock())
         oldest = self._jobs.clock() - self._jobs.limits.keep.age_ns
-        again = not below and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
+        again = (
+            not below and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS and row.job.created_ns > oldest
+        )
         if again and (result is not None or not ended):
             return None
         return await self._interrupt(row, outcome)

@@ -15,6 +15,7 @@ from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import Requires
 from handrail.contract.rule_texts import GivenRule
 from handrail.contract.sandbox import Limits
+from handrail.store.engines import OWN as OWN_STORE
 
 FILE_NAME = WORKSPACE_FILE
 _HOUR_MS = 3_600_000
@@ -126,6 +127,18 @@ class SandboxSettings(_Table):
             tmp_bytes=self.tmp_mib * _MIB,
             shm_bytes=self.shm_mib * _MIB,
         )
+
+
+class StateSettings(_Table):
+    """``[state]``: where it is kept is said by ``--state`` and ``HANDRAIL_STATE``."""
+
+    store: Annotated[
+        str,
+        Field(
+            pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",
+            description="What opens the databases of workspaces that have none yet: sqlite, or what an installed package offers by that name.",
+        ),
+    ] = OWN_STORE
 
 
 class SearchSettings(_Table):
@@ -316,6 +329,9 @@ class Settings(_Table):
             description="What the programs of a call may use up, and what of their confinement you do without. Not in a workspace's file."
         ),
     ] = SandboxSettings()
+    state: Annotated[StateSettings, Field(description="How state is kept. Not in a workspace's file.")] = (
+        StateSettings()
+    )
     catalog: Annotated[CatalogSettings, Field(description="What a model sees of many tools.")] = CatalogSettings()
     search: Annotated[SearchSettings, Field(description="What finds tools by meaning. Not in a workspace's file.")] = (
         SearchSettings()
@@ -344,6 +360,7 @@ OPERATORS = {
     "tools": "cannot set up tools: whoever wrote it would choose which of your secrets they are given",
     "search": "cannot choose what searches: whoever wrote it would choose where the texts of tools and requests are sent",
     "mcp": "cannot name MCP servers: whoever wrote it would choose which programs are started with which of your secrets",
+    "state": "cannot say how state is kept: whoever wrote it would choose what holds the record of what was done",
     "sandbox": "cannot change the sandbox: whoever wrote it would choose what confines the programs that they wrote",
 }
 """Keys that a workspace's file cannot have, trusted or not, and why."""

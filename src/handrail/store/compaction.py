@@ -6,6 +6,9 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+from handrail.contract.errors import StartError
+from handrail.store.engines import connected
+
 _PATIENCE_S = 5
 _WORTHWHILE = 0.25
 """The share of a file that is free before it is written anew."""
@@ -31,7 +34,7 @@ def compact(path: Path) -> Compaction:
     before = _size(path)
     problem: str | None = None
     try:
-        connection = sqlite3.connect(path, isolation_level=None, timeout=_PATIENCE_S)
+        connection = connected(path, path, isolation_level=None, timeout=_PATIENCE_S)
         try:
             connection.execute("PRAGMA secure_delete = ON")
             problem = _emptied(connection)
@@ -46,7 +49,7 @@ def compact(path: Path) -> Compaction:
                 problem = _emptied(connection)
         finally:
             connection.close()
-    except sqlite3.Error as error:
+    except (sqlite3.Error, StartError) as error:
         problem = f"the file could not be made smaller: {error}"
     return Compaction(before, _size(path), problem)
 

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from handrail.contract.errors import LogUnavailable, StartError
+from handrail.store.engines import connected
 from handrail.store.folders import unwritable
 from handrail.store.schema import APPLICATION_ID, MIGRATIONS, VERSION
 from handrail.store.writer import SinkUnavailable
@@ -57,8 +58,8 @@ def open_reader(path: Path) -> sqlite3.Connection:
 
 
 def _read_only(path: Path, how: str) -> sqlite3.Connection:
-    connection = sqlite3.connect(
-        f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False
+    connection = connected(
+        path, f"{path.absolute().as_uri()}?{how}", uri=True, isolation_level=None, check_same_thread=False
     )
     # Damaged text is shown as what it is; a reader that stopped at it could not show the rest.
     connection.text_factory = _readable
@@ -191,7 +192,8 @@ def is_busy(error: Exception) -> bool:
 
 
 def _connect(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(
+    connection = connected(
+        path,
         path,
         timeout=_PATIENCE_S,
         isolation_level=None,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from handrail.store.channels import ChannelTable
 from handrail.store.database import Database
+from handrail.store.engines import settle
 from handrail.store.folders import Folders, prepare
 from handrail.store.jobs import JobTable
 from handrail.store.lease import Lease
@@ -47,15 +48,19 @@ class Store:
         clock: Callable[[], int] = time.time_ns,
         protocol: int = 0,
         socket: str = "",
+        engine: str | None = None,
     ) -> Store:
         """Prepare the folders, take the lease (which makes the database and counts the token), open the database.
 
         :param protocol: version of what is spoken to those who join; 0: nobody can
         :param socket: name of the socket in the workspace's private folder where this process is joined
+        :param engine: what is to open its database (:mod:`handrail.store.engines`); None for whatever has made it
         :raises WorkspaceHeld: when another process holds the workspace
         :raises StartError: with what is wrong and the next step
         """
         folders = prepare(workspace, state, allow_home=allow_home)
+        if engine is not None:
+            settle(folders.database, engine)
         lease = Lease.acquire(folders, face=face, clock=clock, protocol=protocol, socket=socket)
         try:
             database = Database.open(folders, lease)

@@ -1,0 +1,142 @@
+"""The database of a workspace opened by what an installed package offers."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import LoadError, StartError
+from handrail.config import load
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+from handrail.store import engines
+from handrail.store.compaction import compact
+from handrail.store.folders import locate
+from handrail.testing.kernels import temporary_kernel
+
+PAGE = 16384
+opened: list[str] = []
+
+
+def large_pages(database: str, **options: Any) -> sqlite3.Connection:
+    """An engine whose databases can be told from others: their pages are larger."""
+    opened.append(database)
+    connection = sqlite3.connect(database, **options)
+    if "mode=ro" not in database:
+        connection.execute(f"PRAGMA page_size = {PAGE}")
+    return connection
+
+
+def something_else(database: str, **options: Any) -> object:
+    return database, options
+
+
+def failing(database: str, **options: Any) -> object:
+    raise RuntimeError(f"no key for {database} and {len(options)} options")
+
+
+@pytest.fixture(autouse=True)
+def offers(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """What packages offer, by name."""
+    offered = {"large": "large_pages"}
+    opened.clear()
+    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+    def points() -> list[metadata.EntryPoint]:
+        return [
+            metadata.EntryPoint(name, f"{__name__}:{value}" if ":" not in value else value, engines.GROUP)
+            for name, value in offered.items()
+        ]
+
+    monkeypatch.setattr(engines, "installed", points)
+    yield offered
+    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+
+
+def page_size(database: Path) -> int:
+    return int.from_bytes(database.read_bytes()[16:18], "big")
+
+
+async def carried_out(folder: Path, store: str | None = "large") -> Path:
+    """One call on record; gives the database."""
+    settings = "" if store is None else f'[state]\nstore = "{store}"\n'
+    async with temporary_kernel(folder, settings=settings) as kernel:
+        (Path(kernel.workdir) / "a.txt").write_text("there")
+        result = await (await kernel.session()).call("read", {"path": "a.txt"})
+        assert result.data["text"] == "there"
+        return locate(kernel.workdir, folder / "state").database
+
+
+@pytest.mark.proves("R-09e")
+async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path) -> None:
+    database = await carried_out(tmp_path)
+    assert page_size(database) == PAGE
+    opened.clear()
+    with LogReader.at(database) as reader:  # whoever looks later is told nothing of the configuration
+        assert verify(reader).ok
+    assert len(opened) == 1 and "mode=ro" in opened[0]
+    opened.clear()
+    assert compact(database).problem is None
+    assert opened == [str(database)]
+    assert await carried_out(tmp_path) == database
+
+
+@pytest.mark.proves("R-09e")
+async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offers: dict[str, str]) -> None:
+    await carried_out(tmp_path)
+    with pytest.raises(StartError, match=r"made by the store 'large', and \[state\] store asks for 'sqlite'"):
+        await carried_out(tmp_path, None)
+    offers.clear()
+    engines._engine.cache_clear()  # pyright: ignore[reportPrivateUsage]
+    with pytest.raises(StartError, match=r"no store 'large'.*there are: sqlite"):
+        await carried_out(tmp_path)
+
+
+async def test_plain_state_stays_plain(tmp_path: Path) -> None:
+    database = await carried_out(tmp_path, None)
+    assert page_size(database) != PAGE and not opened and not database.with_name("store").exists()
+    with pytest.raises(StartError, match="made by the store 'sqlite'"):
+        await carried_out(tmp_path)
+    database.rename(database.with_name("kept"))
+    assert page_size(await carried_out(tmp_path)) == PAGE
+
+
+@pytest.mark.parametrize(
+    ("store", "value", "wanted"),
+    [
+        ("larg", "large_pages", r"no store 'larg'.*there are: sqlite, large"),
+        ("large", "handrail.no_such_module:connect", "cannot be used: ModuleNotFoundError"),
+        ("large", "PAGE", "is none: expected a function"),
+        ("large", "something_else", "gave tuple for .*; expected sqlite3.Connection"),
+        ("large", "failing", "cannot open .*: RuntimeError: no key for"),
+    ],
+)
+async def test_a_store_that_is_none_stops_the_start_in_words(
+    tmp_path: Path, offers: dict[str, str], store: str, value: str, wanted: str
+) -> None:
+    offers["large"] = value
+    with pytest.raises(StartError, match=wanted):
+        await carried_out(tmp_path, store)
+
+
+def test_a_name_that_somebody_else_could_have_written_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("large")
+    (tmp_path / "store").chmod(0o666)
+    with pytest.raises(StartError, match="cannot be read as your own"):
+        engines.connected(tmp_path / "handrail.db", tmp_path / "handrail.db")
+    assert not (tmp_path / "handrail.db").exists()
+
+
+def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    workspace.mkdir()
+    (workspace / "handrail.toml").write_text('[state]\nstore = "large"\n')
+    (tmp_path / "own.toml").write_text("")
+    folders = locate(workspace, tmp_path / "state")
+    with pytest.raises(LoadError, match="cannot say how state is kept"):
+        load(tmp_path / "own.toml", folders=folders, environment={})
