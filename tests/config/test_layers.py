@@ -30,7 +30,7 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
-    tables = ("sandbox.", "catalog.", "search.", "mcp.", "limits.state", "limits.open")
+    tables = ("sandbox.", "state.", "catalog.", "search.", "mcp.", "limits.state", "limits.open")
     untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in keys() if key.startswith(tables))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),
@@ -159,6 +159,7 @@ def test_every_setting_has_a_variable_and_a_flag(layers: Layers) -> None:
         "sandbox.unix_sockets": ("true", True),
         "sandbox.without": ('["landlock"]', ["landlock"]),
         "sandbox.unconfined": ('["bash"]', ["bash"]),
+        "state.store": ("vault", "vault"),
         "search.embedder": ("endpoint", "endpoint"),
         "search.url": ("https://vectors.example/v1", "https://vectors.example/v1"),
         "search.model": ("small", "small"),
