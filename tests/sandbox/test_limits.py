@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from tests.sandbox.conftest import Ground
 from tests.sandbox.test_cgroups import FORKS
 
 from handrail.contract.sandbox import Limits
+from handrail.sandbox import memory
 from handrail.sandbox.limits import ended_by, rlimits
 
 MIB = 1024 * 1024
@@ -102,6 +104,26 @@ async def test_no_core_is_dumped_and_the_hosts_crash_handler_is_not_started(grou
 async def test_where_the_machine_runs_out_of_memory_sandboxes_go_first(ground: Ground) -> None:
     ran = await ground.bash("cat /proc/self/oom_score_adj; echo 0 > /proc/self/oom_score_adj")
     assert ran.out.split() == ["500"] and ran.errors
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="for anybody but root the launcher says it of itself")
+async def test_however_late_the_mark_comes_nobody_in_the_sandbox_was_there_before_it(
+    ground: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = list[int]()
+
+    def late(pid: int) -> None:
+        at_rest = 0
+        while at_rest < 100:  # it waits for the mark, or else for those whom it has started
+            at_rest = at_rest + 1 if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S" else 0
+            os.sched_yield()
+        begun.extend(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
+        mark(pid)
+
+    mark = memory.taken_first
+    monkeypatch.setattr(memory, "taken_first", late)
+    ran = await ground.bash("cat /proc/self/oom_score_adj /proc/1/oom_score_adj")
+    assert ran.out.split() == ["500", "500"] and begun == []
 
 
 @pytest.mark.parametrize(

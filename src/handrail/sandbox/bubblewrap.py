@@ -252,7 +252,11 @@ class Bubblewrap:
         )
 
     def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
-        """Start the sandbox of a plan; its program waits to be begun."""
+        """Start the sandbox of a plan; its program waits to be begun.
+
+        Bubblewrap reads all its options before it starts anybody. The first come from where nothing comes but an end,
+        and that when it has been marked: so whoever it starts is born with the mark.
+        """
         first = self._first or launcher.find()
         if first is None:
             raise ToolError(
@@ -264,6 +268,7 @@ class Bubblewrap:
             raise ValueError(f"descriptors {sorted(given)}: 0, 1 and 2 are the process's own")
         ours: dict[str, int] = {}
         theirs: dict[int, int] = {}
+        held_back = socket.socketpair() if os.geteuid() == 0 else None
         try:
             if plan.terminal is not None:
                 ours["stdin"], theirs[0] = terminal.opened(plan.terminal)
@@ -297,8 +302,13 @@ class Bubblewrap:
                 filtered = ["--seccomp", str(number + 5)]
             for descriptor in ours.values():
                 os.set_blocking(descriptor, False)
+            gate: list[str] = []
+            if held_back is not None:
+                theirs[number + 7] = held_back[1].detach()
+                gate = ["--args", str(number + 7)]
             command = [
                 "bwrap",
+                *gate,
                 *("--args", str(number + 3)),
                 *("--json-status-fd", str(number + 4)),
                 *filtered,
@@ -313,10 +323,16 @@ class Bubblewrap:
                 processes = None  # theirs the kernel counts
             bound = None if plan.limits.call_memory_bytes is None else memory_of_all()
             pid = _spawned(cgroups.groups_for(processes, bound), program, command, {**theirs, **given})
+            if held_back is not None:
+                memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
             confined = Confined(pid, Ends(**{"stderr": None, **ours}))  # pyright: ignore[reportArgumentType]
             ours = {}
             return confined
         finally:
+            if held_back is not None:
+                held_back[0].shutdown(socket.SHUT_WR)  # a copy of this process may have it open too
+                for end in held_back:
+                    end.close()
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
@@ -409,10 +425,7 @@ def _spawned(groups: tuple[Path, ...], binary: str, command: Sequence[str], desc
         return spawn(program, argv, {}, descriptors)
 
     try:
-        pid = cgroups.started(groups, binary, command, start)
-        if os.geteuid() == 0:  # its /proc is read-only from the launcher on
-            memory.taken_first(pid)
-        return pid
+        return cgroups.started(groups, binary, command, start)
     except OSError as error:
         why = "too long a command line" if error.errno == errno.E2BIG else error.strerror
         raise ToolError(f"the sandbox could not be started: {why}", kind="backend") from error

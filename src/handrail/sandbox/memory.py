@@ -101,11 +101,10 @@ def in_use() -> Use:
 def taken_first(pid: int) -> None:
     """Where the machine runs out of memory, have the kernel take it from this process first, and from all that it starts.
 
-    Each is marked before its children are looked for, so a child that is missed has the mark of its parent.
+    For one that has started nobody yet: these are born with its mark.
     """
-    for member in _members(pid):
-        with contextlib.suppress(OSError):  # it has ended
-            Path(f"/proc/{member}/oom_score_adj").write_bytes(_SCORE)
+    with contextlib.suppress(OSError):  # it has ended
+        Path(f"/proc/{pid}/oom_score_adj").write_bytes(_SCORE)
 
 
 def beyond(first: int, bound: int) -> int | None:
