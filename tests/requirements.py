@@ -98,6 +98,7 @@ ROWS: dict[str, str] = {
     "X-08": "A stop reaches whatever runs, with grace and then without; user, time-out and shutdown are told apart.",
     "X-09": "A call starts when its block closes in the model's stream, once, in the reply's order; what is not closed never runs, and a crash in the middle leaves every started call known and answered.",
     "X-10": "Progress, and what a tool writes so far, flow to the face while a call runs, over the socket too.",
+    "X-11": "A program is typed to in a terminal of its own in the sandbox: started, sent text and named keys, read by a cursor that says what is not kept, resized and stopped; what is typed is judged, and it is a job of its session.",
     "X-12": "A call in the background takes the locks that its tool names for that, and its answer and its result say which it does without.",
     "X-13": "Waiting for a person is a state of the call: no locks, no time-out, parked when its process ends, never an orphan.",
     "O-01": "An output over its limit is cut to a head, with the whole in a file that the session can read.",

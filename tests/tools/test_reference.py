@@ -15,7 +15,7 @@ from tests.tools.repositories import made
 
 from handrail.agent.loop import Agent
 from handrail.contract.decorator import tool
-from handrail.contract.names import STATE_IDS
+from handrail.contract.names import STATE_IDS, TERMINAL_IDS
 from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
@@ -48,6 +48,11 @@ CALLS: dict[str, dict[str, Any]] = {
     "wait": {"job_id": "…"},
     "read_job": {"job_id": "…"},
     "stop_task": {"job_id": "…"},
+    "terminal.start": {"command": "cat"},
+    "terminal.send": {"id": "…", "keys": "enter"},
+    "terminal.read": {"id": "…"},
+    "terminal.resize": {"id": "…", "columns": 80, "rows": 24},
+    "terminal.stop": {"id": "…"},
     "tool.step": {"id": "…"},
     "tool.close": {"id": "…"},
     "scratchpad": {"action": "set", "key": "k", "value": "v"},
@@ -160,6 +165,8 @@ async def test_each_tool_gives_what_its_row_says_and_runs_where_it_says(session:
         more = {"url": host.url("x.git")} if tool_id == "git.push" else {}
         if "job_id" in arguments:
             more = {"job_id": (await session.jobs.list())[0].id}
+        elif tool_id in TERMINAL_IDS and "id" in arguments:
+            more = {"id": (await session.jobs.list())[-1].id}
         elif tool_id in STATE_IDS:
             more = {"id": (await session.call("pages", {})).data["state_id"]}
         elif tool_id == "jobs":

@@ -32,7 +32,7 @@ from handrail.contract.call import Answer
 from handrail.contract.delegation import Tree
 from handrail.contract.doors import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
-from handrail.contract.names import JOB_IDS, wire_name
+from handrail.contract.names import JOB_IDS, TERMINAL_IDS, wire_name
 from handrail.contract.result import Result
 from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog, Record
@@ -241,7 +241,8 @@ class DetachedCalls:
         owed, call.execution.owed = call.execution.owed, None
         self.start(live, predecessors)
         if call.lane.catalog is not None:
-            call.lane.catalog.bring(call.generation, JOB_IDS)
+            kept_open = call.entry is not None and call.entry.spec.open_ended
+            call.lane.catalog.bring(call.generation, (*JOB_IDS, *TERMINAL_IDS) if kept_open else JOB_IDS)
         call.emit("detached", {"job": live.row.id})
         if owed is not None:
             raise owed

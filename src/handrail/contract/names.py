@@ -35,6 +35,8 @@ SESSION_INTERNAL = (
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),
 )
 """Built-in tools that touch nothing but the session itself; what the shipped rules allow by these names is theirs alone."""
+TERMINAL_IDS = ("terminal.start", "terminal.send", "terminal.read", "terminal.resize", "terminal.stop")
+"""Built-in tools for programs that are typed to; likewise."""
 JOB_IDS = ("jobs", "read_job", "wait", "stop_task")
 """Built-in tools for jobs, which come into a model's view with its first one."""
 STATE_IDS = ("tool.step", "tool.close")

@@ -26,6 +26,7 @@ def default_rules(readable: Iterable[str] = ()) -> tuple[Rule, ...]:
     """
     texts = [f"allow {permission}" for permission in (*SESSION_INTERNAL, *OFFER_IDS)]
     texts += [f"ask {tool} channel=shared/*" for tool in ("send_message", "wait_channel")]  # other sessions' too
+    texts.append("allow terminal.send id=* keys=ctrl-c")  # to interrupt is to stop
     for root in ("", *(escape(folder.rstrip("/")) + "/" for folder in readable)):
         texts.append(f"allow fs.read {root.rstrip('/') or '**'}")  # the folder itself and all in it
         texts += [f"ask fs.read {root}**/{name}" for name in SECRET_LIKE]

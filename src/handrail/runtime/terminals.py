@@ -244,5 +244,6 @@ class CallTerminals:
 
 
 def typed_value(text: str, *, open_line: bool) -> str:
-    """A shell's text as it is judged: what is added to a line that is not empty is no command by itself."""
-    return f"…{text}" if open_line else text
+    """A shell's text as it is judged: what is added to a line that is not empty is no command by itself, and reads as
+    something that cannot be judged, so that no rule takes it for one."""
+    return f"$(…){text}" if open_line else text

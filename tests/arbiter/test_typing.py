@@ -1,0 +1,123 @@
+"""What is typed into a terminal is judged: into a shell as a shell's text, into anything else as the text that it is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.test_agents import confined
+
+from handrail import Kernel, Session
+from handrail.arbiter.typing import runs_a_shell
+from handrail.contract.people import ApprovalAnswer
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+SHELL = "bash --noprofile --norc"
+START = (f"allow terminal.start {SHELL}", "allow terminal.start python3 -q", "allow terminal.start cat")
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[Kernel]:
+    async with temporary_kernel(tmp_path, rules=START) as kernel:
+        yield kernel
+
+
+async def opened(session: Session, command: str) -> str:
+    job_id = (await session.call("terminal.start", {"command": command})).data["job_id"]
+    assert (await session.call("terminal.resize", {"id": job_id, "columns": 100, "rows": 30})).ok, "it is up"
+    return job_id
+
+
+async def sent(session: Session, terminal: str, **what: str) -> str:
+    result = await session.call("terminal.send", {"id": terminal, **what})
+    assert result.ok or result.error_kind in ("denied", "conflict"), result.error_text
+    return "typed" if result.ok else f"{result.error_kind}: {result.error_text}"
+
+
+@confined
+@pytest.mark.proves("X-11", "P-05")
+async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_asks(kernel: Kernel) -> None:
+    session = await kernel.session(rules=["allow terminal.send", "deny shell.run rm *"])
+    shell = await opened(session, SHELL)
+    for clear in ("true\n", "echo one; echo two\n", "echo -n\npwd\n"):
+        assert await sent(session, shell, text=clear) == "typed"
+    assert await sent(session, shell, text="pwd", keys="enter") == "typed"
+    for denied in ("rm -rf x\n", "true && rm x\n", "timeout 5 rm x\n", "true | rm x"):
+        assert "deny shell.run rm *" in await sent(session, shell, text=denied), denied
+    for text, why in (
+        ("pwd", "not a whole line"),
+        ("echo $(id)\n", ""),
+        ("python3 -c 'x'\n", ""),
+        ("echo a > b\n", "depends on the folder"),
+        ("echo !x\n", "interactive shell"),
+        ("^a^b\n", ""),
+        ("ls \t\n", "interactive shell"),
+        ("for x in a; do\n", ""),
+    ):
+        told = await sent(session, shell, text=text)
+        assert told.startswith("denied") and why in told, (text, told)
+    assert await sent(session, shell, keys="up") == "typed"
+    assert "in the terminal's line already" in await sent(session, shell, text="true\n")
+    assert await sent(session, shell, keys="ctrl-c") == "typed"
+    assert await sent(session, shell, text="true\n") == "typed"
+
+
+@confined
+@pytest.mark.proves("X-11", "P-02")
+async def test_other_programs_are_sent_what_rules_about_the_text_let_through(kernel: Kernel) -> None:
+    session = await kernel.session(rules=["allow terminal.send id=* text=print*", "deny shell.run rm *"])
+    python = await opened(session, "python3 -q")
+    assert await sent(session, python, text="print('a' if 1 else 2)\n") == "typed"
+    assert (await sent(session, python, text="import os\n")).startswith("denied")
+    assert await sent(session, python, keys="ctrl-c") == "typed", "to interrupt is to stop, and asks nobody"
+    assert (await sent(session, python, keys="up enter")).startswith("denied")
+    shell = await opened(session, SHELL)
+    assert (await sent(session, shell, text="print $(id)\n")).startswith("denied"), (
+        "a shell's text is parsed all the same"
+    )
+
+
+@confined
+@pytest.mark.proves("X-11", "P-07")
+async def test_a_person_sees_what_is_typed_and_may_allow_exactly_that(kernel: Kernel) -> None:
+    person = ScriptedPerson([ApprovalAnswer("session"), ApprovalAnswer("once")])
+    session = await kernel.session(attendant=person)
+    shell = await opened(session, SHELL)
+    assert await sent(session, shell, text="git status\n") == "typed"
+    assert await sent(session, shell, text="git status\n") == "typed"
+    (asked,) = person.requests
+    assert asked.arguments["text"] == "git status\n" and "shell.run `git status" in asked.targets[0]
+    assert await sent(session, shell, text="git push\n") == "typed"
+    assert [request.arguments["text"] for request in person.requests[1:]] == ["git push\n"]
+
+
+@confined
+@pytest.mark.proves("P-01")
+async def test_a_line_that_was_judged_whole_is_not_typed_behind_another(kernel: Kernel) -> None:
+    session = await kernel.session(rules=["allow terminal.send"])
+    shell = await opened(session, SHELL)
+    proposed: list[tuple[str, dict[str, Any]]] = [
+        ("terminal.send", {"id": shell, "keys": "up"}),
+        ("terminal.send", {"id": shell, "text": "true\n"}),
+    ]
+    first, second = await session.call_all(proposed)
+    assert first.ok and second.error_kind == "conflict"
+    assert "not what it was when this was judged" in str(second.error_text)
+
+
+def test_a_terminal_whose_program_is_not_clear_is_taken_for_a_shell() -> None:
+    for shell in (
+        SHELL,
+        "sh",
+        "/bin/zsh -i",
+        "env X=1 dash",
+        "timeout 5 bash",
+        "cd x; bash",
+        "$SHELL",
+        "python3 -q; bash",
+    ):
+        assert runs_a_shell(shell), shell
+    for other in ("python3 -q", "cat", "sqlite3 a.db", "gdb ./a.out"):
+        assert not runs_a_shell(other), other
