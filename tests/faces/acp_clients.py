@@ -183,6 +183,7 @@ class Desk:
         headless: bool = False,
         rules: Sequence[str] = (),
         hello: bool = True,
+        named: Mapping[str, Callable[[AgentManifest], Model]] | None = None,
     ) -> AsyncGenerator[tuple[ClientSideConnection, Editor]]:
         """A client that has said hello, until it hangs up."""
         serving = Serving(
@@ -192,6 +193,8 @@ class Desk:
             lambda manifest: Budget.of(manifest.budgets),
             only,
             headless,
+            lambda _: ("first", *(named or {})),
+            lambda name: (named or {})[name](cast("Any", None)),
         )
         ours, theirs = memory_transport_pair()
         served = asyncio.create_task(serve(cast("Any", ours), serving))

@@ -28,7 +28,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.faces.acp.asking import Person
 from handrail.faces.acp.buffers import Editor
 from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, task_of
-from handrail.faces.acp.places import Opening, Places
+from handrail.faces.acp.places import McpServer, Opening, Places, remarks_on
 from handrail.faces.acp.screens import Screens, how_shown
 from handrail.faces.acp.telling import Telling, Update
 from handrail.faces.acp.transport import INVALID_REQUEST, Checked, Messages
@@ -43,7 +43,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 T = TypeVar("T")
-McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | schema.McpServerStdio
 
 PAGE = 50
 """Sessions on one page of their list."""
@@ -60,6 +59,8 @@ class Serving:
     :param budget: bounds of each prompt
     :param only: the one workspace that may be worked in, canonical; None for any
     :param headless: nobody is asked
+    :param models: the names of those that an editor may choose from, for an agent; the one that it begins with first
+    :param named: opens one of them
     """
 
     opening: Opening
@@ -68,6 +69,8 @@ class Serving:
     budget: Callable[[AgentManifest], Budget]
     only: str | None = None
     headless: bool = False
+    models: Callable[[AgentManifest], Sequence[str]] = lambda _: ()
+    named: Callable[[str], Model] | None = None
 
 
 def answered(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -181,7 +184,9 @@ class Desk:
     ) -> schema.NewSessionResponse:
         folder = self._folder(cwd, additional_directories)
         conversation = await self._enter(folder, None, mcp_servers)
-        return schema.NewSessionResponse(session_id=conversation.session.id, modes=conversation.modes)
+        return schema.NewSessionResponse(
+            session_id=conversation.session.id, modes=conversation.modes, config_options=conversation.options
+        )
 
     @answered
     async def load_session(
@@ -194,7 +199,7 @@ class Desk:
         folder = self._folder(cwd, additional_directories)
         conversation = await self._again(folder, session_id, mcp_servers)
         await conversation.replay()
-        return schema.LoadSessionResponse(modes=conversation.modes)
+        return schema.LoadSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
     @answered
     async def resume_session(
@@ -206,7 +211,7 @@ class Desk:
     ) -> schema.ResumeSessionResponse:
         folder = self._folder(cwd, additional_directories)
         conversation = await self._again(folder, session_id, mcp_servers)
-        return schema.ResumeSessionResponse(modes=conversation.modes)
+        return schema.ResumeSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
     @answered
     async def fork_session(
@@ -219,7 +224,9 @@ class Desk:
         folder = self._folder(cwd, additional_directories)
         self._facts(folder, session_id, may_be_open=True)
         conversation = await self._enter(folder, None, mcp_servers, fork=session_id)
-        return schema.ForkSessionResponse(session_id=conversation.session.id, modes=conversation.modes)
+        return schema.ForkSessionResponse(
+            session_id=conversation.session.id, modes=conversation.modes, config_options=conversation.options
+        )
 
     @answered
     async def list_sessions(self, cwd: str | None = None, cursor: str | None = None) -> schema.ListSessionsResponse:
@@ -264,6 +271,14 @@ class Desk:
     async def set_session_mode(self, session_id: str, mode_id: str) -> schema.SetSessionModeResponse:
         self._conversation(session_id).set_mode(mode_id)
         return schema.SetSessionModeResponse()
+
+    @answered
+    async def set_config_option(
+        self, config_id: str, session_id: str, value: str | bool
+    ) -> schema.SetSessionConfigOptionResponse:
+        conversation = self._conversation(session_id)
+        await conversation.choose(config_id, value)
+        return schema.SetSessionConfigOptionResponse(config_options=conversation.options)
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -363,6 +378,7 @@ class Desk:
             raise
         conversation.remarks += remarks_on(kernel, servers or ())
         self._open[conversation.session.id] = conversation
+        asyncio.get_running_loop().call_soon(conversation.announce)  # once the client knows which session it is of
         return conversation
 
     async def _converse(
@@ -402,14 +418,22 @@ class Desk:
         if editor is not None:
             editor.session_id = session.id
         session.watch(telling.happened)
-        agent = Agent(
-            session,
-            model,
-            workspace=session.workdir,
-            instructions=kernel.agent.prompt,
-            budget=self._serving.budget(kernel.agent),
+        serving, manifest = self._serving, kernel.agent
+
+        def working(model: Model) -> Agent:
+            bounds = serving.budget(manifest)
+            return Agent(session, model, workspace=session.workdir, instructions=manifest.prompt, budget=bounds)
+
+        def other(name: str) -> tuple[Agent, Model]:
+            assert serving.named is not None
+            opened = serving.model(manifest) if name == models[0] else serving.named(name)
+            return working(opened), opened
+
+        models = tuple(serving.models(manifest) if serving.named is not None else ()) or ("",)
+        mode, begins_with = read_mode(kernel.rules.mode), models[0]
+        return Conversation(
+            session, working(model), model, telling, folder, mode, models=models, working=other, named=begins_with
         )
-        return Conversation(session, agent, model, telling, folder, read_mode(kernel.rules.mode))
 
     async def _leave(self, session_id: str) -> None:
         conversation = self._open.pop(session_id)
@@ -417,20 +441,6 @@ class Desk:
             await conversation.leave()
         finally:
             await self._places.leave(conversation.folder)
-
-
-def remarks_on(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
-    """What is said of the MCP servers that a client names: those that the operator has configured under the same name are
-    there already; another one is not started because a client says so."""
-    own = {status.name for status in kernel.mcp.servers}
-    others = sorted({server.name[:80] for server in servers} - own)
-    if not others:
-        return []
-    names = ", ".join(repr(name) for name in others)
-    return [
-        f"[These MCP servers of the editor are not used: {names}. Handrail starts none that nobody has installed, enabled "
-        "and given its hosts here: put them under [mcp.servers] of handrail.toml, or see handrail mcp import --help.]"
-    ]
 
 
 def _info(folder: str, facts: SessionFacts) -> schema.SessionInfo:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -21,7 +21,7 @@ from handrail.contract.errors import HandrailError
 from handrail.contract.modes import Mode
 from handrail.contract.result import Result
 from handrail.contract.session import Session
-from handrail.faces.acp import showing
+from handrail.faces.acp import choosing, showing
 from handrail.faces.acp.telling import Telling
 from handrail.policy.modes import MEANINGS, MODES, read_mode
 
@@ -36,6 +36,8 @@ _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
 class Conversation:
     """
     :param folder: the workspace, canonical
+    :param models: what the user may choose from, the one that it begins with first
+    :param working: an agent for the session with another of them
     :param remarks: what the user is to know before the first answer
     """
 
@@ -45,6 +47,10 @@ class Conversation:
     telling: Telling
     folder: str
     mode: Mode
+    models: Sequence[str] = ()
+    working: Callable[[str], tuple[Agent, Model]] | None = None
+    named: str = ""
+    """The model that answers."""
     remarks: list[str] = field(default_factory=list[str])
     _running: asyncio.Task[schema.PromptResponse] | None = None
     _cancelled: bool = False
@@ -64,6 +70,42 @@ class Conversation:
             raise RequestError(INVALID_PARAMS, str(error)) from None
         self.session.set_mode(self.mode)
         self.telling.tell(schema.CurrentModeUpdate(session_update="current_mode_update", current_mode_id=self.mode))
+        self._optioned()
+
+    # ── what is chosen ───────────────────────────────────────────────────────────────────────────
+
+    @property
+    def options(self) -> list[choosing.Option]:
+        return choosing.options(self.mode, self.named, self.models)
+
+    async def choose(self, option: str, value: str | bool) -> None:
+        """
+        :raises RequestError: for an option or a value that there is not, and for another model while this one works
+        """
+        known = {one.id: one for one in self.options}
+        if option not in known or not isinstance(value, str):
+            raise RequestError(INVALID_PARAMS, f"{option[:80]!r} takes one of its values; there are {', '.join(known)}")
+        if option == choosing.MODE:
+            self.set_mode(value)
+        elif value not in self.models or self.working is None:
+            raise RequestError(INVALID_PARAMS, f"no model {value[:80]!r} is offered here: {', '.join(self.models)}")
+        elif self._running is not None:
+            raise RequestError(INVALID_PARAMS, "the model is at work; cancel the prompt, or wait for its answer")
+        elif value != self.named:
+            before = self.model
+            self.agent, self.model = self.working(value)
+            self.named = value
+            await before.aclose()
+            self._optioned()
+
+    def _optioned(self) -> None:
+        update = schema.ConfigOptionUpdate(session_update="config_option_update", config_options=self.options)
+        self.telling.tell(update)
+
+    def announce(self) -> None:
+        """Tell what can be picked by a slash command."""
+        if self.telling.has("skill") and (skills := self.session.skills):
+            self.telling.tell(choosing.commands(skills))
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
@@ -75,7 +117,7 @@ class Conversation:
         if self._running is not None:
             raise RequestError(INVALID_PARAMS, "this session is working on a prompt; cancel it, or wait for its answer")
         self._cancelled = False
-        running = self._running = asyncio.create_task(self._work(task))
+        running = self._running = asyncio.create_task(self._work(choosing.picked(task, self.session)))
         running.add_done_callback(self._over)
         return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
 

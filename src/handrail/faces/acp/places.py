@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from acp import schema
+
 if TYPE_CHECKING:
     from handrail.kernel import Kernel
 
+McpServer = schema.HttpMcpServer | schema.SseMcpServer | schema.AcpMcpServer | schema.McpServerStdio
 Opening = Callable[[str], "AbstractAsyncContextManager[Kernel]"]
 
 
@@ -85,3 +88,17 @@ class Places:
             place.leave.set()
         if tasks:
             await asyncio.wait(tasks)
+
+
+def remarks_on(kernel: Kernel, servers: Sequence[McpServer]) -> list[str]:
+    """What is said of the MCP servers that a client names: those that the operator has configured under the same name are
+    there already; another one is not started because a client says so."""
+    own = {status.name for status in kernel.mcp.servers}
+    others = sorted({server.name[:80] for server in servers} - own)
+    if not others:
+        return []
+    names = ", ".join(repr(name) for name in others)
+    return [
+        f"[These MCP servers of the editor are not used: {names}. Handrail starts none that nobody has installed, enabled "
+        "and given its hosts here: put them under [mcp.servers] of handrail.toml, or see handrail mcp import --help.]"
+    ]

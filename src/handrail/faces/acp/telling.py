@@ -25,6 +25,8 @@ Update = (
     | schema.ToolCallProgress
     | schema.AgentPlanUpdate
     | schema.CurrentModeUpdate
+    | schema.ConfigOptionUpdate
+    | schema.AvailableCommandsUpdate
     | schema.SessionInfoUpdate
 )
 Send = Callable[[Update], Awaitable[None]]
@@ -113,6 +115,10 @@ class Telling:
         """A tool's id by any of its names; the name where there is no such tool."""
         spec = self._spec_of(name)
         return name if spec is None else spec.id
+
+    def has(self, name: str) -> bool:
+        """Whether there is such a tool."""
+        return self._spec_of(name) is not None
 
     def introduce(self, request: ApprovalRequest) -> None:
         """A call that is about to be asked about, where the client has not heard of it: a sub-agent's."""

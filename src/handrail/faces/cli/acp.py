@@ -37,6 +37,13 @@ if TYPE_CHECKING:
     envvar="HANDRAIL_MODEL",
     help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
 )
+@click.option(
+    "--offer",
+    "offered",
+    multiple=True,
+    metavar="MODEL",
+    help="Another model that the editor may change to. Can be repeated.",
+)
 @click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
 @click.option(
     "--text-calls",
@@ -53,6 +60,7 @@ def command(
     context: click.Context,
     setting: Setting,
     model: str | None,
+    offered: tuple[str, ...],
     base_url: str | None,
     text_calls: TextForm | None,
     max_turns: int | None,
@@ -86,6 +94,16 @@ def command(
         its_own = manifest.base_url if model is None else None
         return open_model(spec, base_url=base_url or its_own or None, text_calls=text_calls)
 
+    def models(manifest: AgentManifest) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((model or manifest.model or "", *offered)))
+
+    def named(name: str) -> Model:
+        from handrail.agent.providers import open_model
+
+        provider = name.partition(":")[0]
+        same = model is not None and model.partition(":")[0] == provider  # what is at that address speaks its API only
+        return open_model(name, base_url=base_url if same else None, text_calls=text_calls)
+
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
         return opened(replace(setting, workspace=folder), face="acp")
 
@@ -94,7 +112,7 @@ def command(
 
     given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
     only = str(Path(setting.workspace).resolve()) if given else None
-    serving = Serving(opening, kept, chosen, budget, only, setting.headless)
+    serving = Serving(opening, kept, chosen, budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
         note("handrail acp: waiting for an ACP client on stdin; end with Ctrl-C or Ctrl-D")
     return drive(lambda _: _serve(serving))
