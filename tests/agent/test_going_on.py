@@ -53,7 +53,7 @@ def results_of(agent: Agent) -> list[tuple[str, bool]]:
     return [(r.text, r.is_error) for m in agent.messages if isinstance(m, ResultsMessage) for r in m.results]
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_a_call_that_waits_for_a_person_ends_the_run_and_its_answer_begins_the_next() -> None:
     history = KeptHere()
     session = RecordingSession(parks, history)

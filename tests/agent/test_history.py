@@ -86,7 +86,7 @@ def faults_in(messages: list[Message]) -> list[str]:
     return faults_in_openai_request(openai) + faults_in_anthropic_request(anthropic)
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 @given(conversations())
 def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> None:
     found = restored(rows_of(messages))
@@ -95,7 +95,7 @@ def test_any_list_of_messages_comes_back_as_it_was(messages: list[Message]) -> N
     assert found.next == len(messages)
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 @given(conversations(), st.data())
 def test_any_part_of_the_rows_gives_a_history_that_a_provider_takes(
     messages: list[Message], data: st.DataObject

@@ -238,7 +238,7 @@ asyncio.run(main())
 """
 
 
-@pytest.mark.proves("X-09", "G-05", "A-10a")
+@pytest.mark.proves("X-09", "G-05", "A-10")
 async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_and_answered_and_none_runs_again(
     tmp_path: Path,
 ) -> None:

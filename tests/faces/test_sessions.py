@@ -47,7 +47,7 @@ def talked(here: Here, tmp_path: Path) -> str:
     return json.loads(done.out.splitlines()[0])["id"]
 
 
-@pytest.mark.proves("A-10a", "F-02a")
+@pytest.mark.proves("A-10", "F-02a")
 def test_a_session_is_listed_shown_and_gone_on_with(here: Here, tmp_path: Path, talked: str) -> None:
     (facts,) = listed(here)
     assert (facts["id"], facts["state"], facts["messages"], facts["task"]) == (
@@ -69,7 +69,7 @@ def test_a_session_is_listed_shown_and_gone_on_with(here: Here, tmp_path: Path, 
     assert len(listed(here)) == 1
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path: Path, talked: str) -> None:
     go_on = script(tmp_path, "on.toml", GO_ON)
     assert here("run", "go on", "--fork", talked, "--model", go_on).code == 0
@@ -131,7 +131,7 @@ text = "I saw what became of it."
 """
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 def test_a_run_killed_in_the_middle_of_its_calls_goes_on_with_what_is_known_of_each(
     handrail: Program, here: Here, tmp_path: Path
 ) -> None:
@@ -235,7 +235,7 @@ def check_gone_on_with(handrail: Program, here: Here, model: str, session_id: st
         assert verify(reader).ok
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 @pytest.mark.parametrize("lines", [1, 3, 4, 6, 8, 10])
 def test_a_run_killed_after_any_line_it_printed_goes_on(
     handrail: Program, here: Here, tmp_path: Path, lines: int
@@ -259,7 +259,7 @@ def test_a_hundred_runs_killed_anywhere_are_each_gone_on_with(handrail: Program,
         check_gone_on_with(handrail, here, go_on, latest["id"])
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes_on(
     handrail: Program, here: Here, tmp_path: Path
 ) -> None:

@@ -217,7 +217,7 @@ async def test_a_session_is_open_in_one_process_at_a_time(tmp_path: Path) -> Non
         assert (await again.call("glob", {"pattern": "*"})).ok
 
 
-@pytest.mark.proves("L-07", "A-10a")
+@pytest.mark.proves("L-07", "A-10")
 async def test_leaving_suspends_sessions_and_the_next_process_goes_on_with_them(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held:
         async with second(tmp_path) as joined:

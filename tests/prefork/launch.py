@@ -50,7 +50,8 @@ def main() -> None:
         signal.signal(number, pass_on)
     code = _number(door)
     if code < 0:
-        signal.signal(-code, signal.SIG_DFL)
+        if -code != signal.SIGKILL:  # which is never anything else
+            signal.signal(-code, signal.SIG_DFL)
         os.kill(os.getpid(), -code)
     os._exit(code)
 

@@ -53,7 +53,7 @@ async def talk(session: Session, *replies: Any, task: str | None = "go on") -> A
     return agent
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session()
@@ -68,7 +68,7 @@ async def test_a_conversation_goes_on_with_everything_that_was_said(tmp_path: Pa
         assert model.requests[0].messages == (*first.messages, UserMessage("and?"))
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_know_it(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1")
@@ -86,7 +86,7 @@ async def test_call_ids_go_on_after_the_last_turn_also_where_the_log_does_not_kn
         assert len(agent.messages) == 10
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 @pytest.mark.parametrize("kept", range(1, 6))
 async def test_a_history_cut_off_anywhere_goes_on_with_every_call_answered_from_the_log(
     tmp_path: Path, kept: int
@@ -132,7 +132,7 @@ async def test_without_a_task_a_session_goes_on_where_it_stopped_unless_it_was_a
             await talk(session, task=None)
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_since(tmp_path: Path) -> None:
     rules = [*RULES, "allow write", "allow fs.write"]
     async with opened(tmp_path, rules=rules) as kernel:
@@ -150,7 +150,7 @@ async def test_what_was_read_may_be_edited_after_a_restart_unless_it_changed_sin
         assert (await session.call("write", {"path": "b.txt", "content": "new"})).error_kind == "conflict"
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_path: Path) -> None:
     todos = [{"id": "1", "content": "go on", "status": "pending"}]
     async with opened(tmp_path) as kernel:
@@ -183,7 +183,7 @@ async def test_todos_and_folders_come_back_and_go_only_when_it_is_closed(tmp_pat
         assert (await talk(session, text_reply("hello"))).messages[0] == UserMessage("go on")
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fork(tmp_path: Path) -> None:
     person = ScriptedPerson([ApprovalAnswer("session")])
     async with opened(tmp_path, rules=["ask test.count"]) as kernel:
@@ -200,7 +200,7 @@ async def test_an_answer_for_this_session_comes_back_with_it_and_not_with_its_fo
         ).error_kind == "denied"  # came with the door, not with the session
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_a_fork_begins_with_what_was_said_and_goes_its_own_way(tmp_path: Path) -> None:
     async with opened(tmp_path) as kernel:
         session = await kernel.session("ses_1", topic="counting")
@@ -238,7 +238,7 @@ async def test_a_call_left_open_in_the_parent_is_not_run_in_its_fork(tmp_path: P
         assert "forked from" in results.results[0].text and results.results[0].is_error
 
 
-@pytest.mark.proves("A-10a")
+@pytest.mark.proves("A-10")
 async def test_no_secret_is_kept_with_what_was_said(tmp_path: Path) -> None:
     async with opened(tmp_path, secrets={"horse": SECRET}) as kernel:
         session = await kernel.session("ses_1")

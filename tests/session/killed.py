@@ -1,0 +1,188 @@
+"""A process that kills itself (SIGKILL) at one named step of a job, a question, an approval or a sub-agent; and the agent,
+tools and person that its successor goes on with.
+
+Run as ``killed.py FOLDER CASE STEP``. A step is a function of the program, entered or just left, for the first time: what
+is durable then is what it is at that very step, and nothing else in the process goes on for a moment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import inspect
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, cast
+
+from handrail import ApprovalAnswer, tool
+from handrail.agent.loop import Agent
+from handrail.agent.model import BlockEvent, Finished, TextDelta
+from handrail.contract.tool import Tool
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+
+SESSION = "ses_killed"
+JOBS = "handrail.arbiter.jobs:DetachedCalls"
+ASKING = "handrail.arbiter.approvals:Approvals"
+BEFORE, AFTER = "before", "after"
+OF_A_JOB: Mapping[str, tuple[str, str]] = {
+    "proposed": (BEFORE, f"{JOBS}.detach"),
+    "detached": (AFTER, f"{JOBS}._keep"),
+    "answered": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+    "intended": (BEFORE, "handrail.arbiter.running:ToolRuns.run"),
+    "running": (BEFORE, ""),
+    "ended": (BEFORE, f"{JOBS}._end"),
+    "row ended": (BEFORE, f"{JOBS}.tell"),
+    "notice written": (AFTER, "handrail.session.notices:Noticeboard.post"),
+    "notice given": (BEFORE, "handrail.session.notices:SessionNotices.take"),
+    "notice taken": (AFTER, "handrail.session.notices:SessionNotices.take"),
+}
+OF_ASKING: Mapping[str, tuple[str, str]] = {
+    "asked": (AFTER, f"{ASKING}.ask"),
+    "decided": (AFTER, f"{ASKING}._decided"),
+    "taken up": (AFTER, f"{ASKING}.use"),
+    "running": (BEFORE, ""),
+    "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
+}
+OF_A_TASK: Mapping[str, tuple[str, str]] = {
+    "created": (AFTER, "handrail.holding:HeldKernel.open_child"),
+    "in the model's turn": (BEFORE, ""),
+    "asked": (AFTER, f"{ASKING}.ask"),
+    "running": (BEFORE, ""),
+    "told": (BEFORE, "handrail.session.session:HeldSession.suspend"),
+    "done": (BEFORE, "handrail.agent.subagents:_result"),
+}
+STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "job": OF_A_JOB,
+    "job that may be run again": OF_A_JOB,
+    "approval": OF_ASKING,
+    "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
+    "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
+    "task in the background": {
+        **OF_A_TASK,
+        **{step: OF_A_JOB[step] for step in ("detached", "ended", "row ended", "notice written", "notice given")},
+    },
+}
+"""By case, each step at which the process is killed."""
+QUESTION = ("question", {"questions": [{"question": "Which colour?"}]})
+CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "job": ("once", {"name": "work"}),
+    "job that may be run again": ("again", {"name": "work"}),
+    "approval": ("pay", {"name": "work"}),
+    "question": QUESTION,
+    "task": ("task", {"subagent_type": "worker", "prompt": "Work."}),
+    "task in the background": ("task", {"subagent_type": "worker", "prompt": "Work.", "background": True}),
+}
+RULES = ("allow once", "allow again")
+AGENTS = {
+    "default": "[delegable]\npresence = true",
+    "worker": 'role = "subagent"\ntools = ["pay"]\nmodel = "played:worker"',
+}
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Death(Pause):
+    """A place in a model's reply at which the process is killed."""
+
+    async def wait(self) -> None:
+        die()
+
+
+def tools_in(folder: Path, step: str = "") -> list[Tool]:
+    """Each leaves a line in the file ``effects`` when it runs."""
+
+    async def ran(name: str) -> str:
+        with (folder / "effects").open("a") as file:
+            file.write(f"{name}\n")
+        if step == "running":
+            die()
+        return f"{name} is done"
+
+    @tool(id="once", side_effect="external", mode="background", locks=[])
+    async def once(name: str) -> str:
+        """Work once."""
+        return await ran(name)
+
+    @tool(id="again", side_effect="external", mode="background", locks=[], idempotent=True)
+    async def again(name: str) -> str:
+        """Work as often as needed."""
+        return await ran(name)
+
+    @tool(id="pay", side_effect="external", locks=[])
+    async def pay(name: str) -> str:
+        """Work that has to be approved."""
+        return await ran(name)
+
+    return [once, again, pay]
+
+
+@asynccontextmanager
+async def workplace(folder: Path, step: str = "") -> AsyncGenerator[HeldKernel]:
+    for agent, text in AGENTS.items():
+        place = folder / "config" / "agents" / agent
+        place.mkdir(parents=True, exist_ok=True, mode=0o755)
+        (place / "agent.toml").write_text(f'id = "{agent}"\n{text}')
+    async with temporary_kernel(folder, tools=tools_in(folder, step), rules=RULES) as kernel:
+        yield kernel
+
+
+def person() -> ScriptedPerson:
+    """Says yes to everything."""
+    return ScriptedPerson([ApprovalAnswer("once")] * 5, [[["blue"]]] * 5)
+
+
+def agent_in(session: HeldSession, case: str, step: str = "") -> Agent:
+    """The one that is killed."""
+    replies = [call_reply(CALLS[case]), *(text_reply(f"Reply {n}.") for n in range(1, 4))]
+    working: list[BlockEvent | Pause] = [TextDelta("I begin."), Finished("end")]
+    if step == "in the model's turn":
+        working.insert(1, Death())
+    worker = PlayedModel(call_reply(("pay", {"name": "work"})), working)
+    return Agent(session, PlayedModel(*replies), models=lambda _: worker)
+
+
+def kill_at(step: tuple[str, str]) -> None:
+    """Have this process killed where the function is entered, or has done its work, for the first time."""
+    when, name = step
+    if not name:
+        return
+    module, _, path = name.partition(":")
+    *owners, attribute = path.split(".")
+    owner: Any = importlib.import_module(module)
+    for part in owners:
+        owner = getattr(owner, part)
+    found = cast("Callable[..., Any]", getattr(owner, attribute))
+
+    @wraps(found)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        if when == AFTER:
+            await found(*args, **kwargs)
+        die()
+
+    @wraps(found)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        die()
+
+    setattr(owner, attribute, awaited if inspect.iscoroutinefunction(found) else called)
+
+
+async def live(folder: Path, case: str, step: str) -> None:
+    """Work until the step comes; returning from here means that it never did."""
+    kill_at(STEPS[case][step])
+    async with workplace(folder, step) as kernel:
+        session = await kernel.session(SESSION, attendant=person())
+        await agent_in(session, case, step).complete("Begin.", until="idle")
+
+
+if __name__ == "__main__":
+    asyncio.run(partial(live, Path(sys.argv[1]))(*sys.argv[2:4]))

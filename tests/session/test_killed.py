@@ -1,0 +1,93 @@
+"""kill -9 at each step of a job, a question, an approval, a sub-agent: nothing runs twice, nothing is lost, all is answered."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+from tests.prefork import command as prefork
+from tests.session import killed
+from tests.session.killed import CALLS, SESSION, STEPS, person, workplace
+
+from handrail.agent.loop import Agent
+from handrail.record.verification import verify
+from handrail.testing.models import PlayedModel, text_reply
+
+LEAN = {
+    ("job", "notice written"),
+    ("question", "decided"),
+    ("task", "asked"),
+    ("task in the background", "ended"),
+}
+"""Those that are looked at each time; the others belong to the big counts."""
+MATRIX = [
+    pytest.param(case, step, id=f"{case}: {step}", marks=() if (case, step) in LEAN else pytest.mark.slow)
+    for case, steps in STEPS.items()
+    for step in steps
+]
+NOT_BEGUN = {"proposed", "detached", "intended"}
+"""Steps of a job before its tool has run."""
+
+
+def kill(folder: Path, case: str, step: str) -> None:
+    """Have a process live until it is killed at this step."""
+    done = subprocess.run([*prefork.python(Path(killed.__file__)), str(folder), case, step], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, (done.returncode, done.stdout, done.stderr.decode()[-2000:])
+
+
+def effects(folder: Path) -> int:
+    file = folder / "effects"
+    return len(file.read_text().split()) if file.exists() else 0
+
+
+@pytest.mark.proves("G-05", "X-06", "A-03", "P-09", "A-10")
+@pytest.mark.parametrize(("case", "step"), MATRIX)
+async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_became_of_it(
+    tmp_path: Path, case: str, step: str
+) -> None:
+    kill(tmp_path, case, step)
+    before = effects(tmp_path)
+    assert before <= 1
+    asked = person()
+    async with workplace(tmp_path) as kernel:
+        assert verify(kernel.log.reader).ok
+        if case.startswith("task"):
+            assert not kernel.approvals.pending(), "what a sub-agent asked, nobody answers any more"
+        session = await kernel.session(SESSION, attendant=asked)
+        model = PlayedModel(*(text_reply(f"On, {n}.") for n in range(5)))
+        assert (await Agent(session, model).complete("And now?", until="idle")).ok
+        jobs = await session.jobs.list()
+        assert all(job.ended for job in jobs) and not kernel.approvals.pending()
+        await kernel.log.flush()
+        ended = {row.call_id: row.state for row in kernel.log.reader.calls()}
+        assert not {"parked", "running", "not-run"} & {state for id, state in ended.items() if id.startswith(SESSION)}
+        below = kernel.rooms.store.sessions.under(SESSION)
+    said = str(model.requests[-1].messages)
+    again = case == "job that may be run again" and step not in ("ended", "row ended") and "notice" not in step
+    assert effects(tmp_path) <= before + (again or case in ("approval", "question")), "nothing runs twice"
+    for job in jobs:
+        assert said.count(f"The job {job.id} (") == 1, "its end is told, once"
+    if case.startswith("job"):
+        assert len(jobs) == (step != "proposed")
+        known = step in ("ended", "row ended") or "notice" in step
+        assert [job.state for job in jobs] == ["done" if known or again else "interrupted"] * len(jobs)
+        assert ("work is done" in said) is bool(jobs and (known or again))
+        assert effects(tmp_path) == (step not in ("proposed", "detached", "answered", "intended")) + again * bool(jobs)
+    elif case.startswith("task"):
+        assert (len(below), len(jobs)) == (step != "detached", case != "task")
+        assert all(row.id in said for row in below), "where it worked is told"
+        assert not asked.requests, "and it does not go on"
+    elif case == "question":
+        assert ("blue" in said) is (step != "taken up") or '"interrupted"' in said
+        assert bool(asked.questions) is (step == "asked")
+    else:
+        assert ("work is done" in said) is (step not in ("taken up", "running"))
+        assert effects(tmp_path) == (step != "taken up") and bool(asked.requests) is (step == "asked")
+    async with workplace(tmp_path) as kernel:
+        session = await kernel.session(SESSION)
+        model = PlayedModel(text_reply("The end."))
+        assert (await Agent(session, model).complete("And again?", until="idle")).text == "The end."
+        assert all(str(model.requests[0].messages).count(f"The job {job.id} (") == 1 for job in jobs), "and not again"
+    assert CALLS[case][0] in str(model.requests[0].messages)
