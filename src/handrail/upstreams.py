@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import Configuration
 from handrail.config.mcp import McpServer, SecretValue
-from handrail.config.mcp_secrets import secrets_in, secrets_in_url
+from handrail.config.mcp_secrets import secrets_in, secrets_in_arguments, secrets_in_text, secrets_in_url
 from handrail.contract.errors import Fault, LoadError, UsageError
 from handrail.contract.hosts import bracketed, fault_in_host, read_url
 from handrail.contract.requires import CapabilitySet, Layer, Variables, expand
@@ -121,11 +121,11 @@ def definition_of(
             return ""
         else:
             found = given.prefix + secrets.chosen([given.secret])[given.secret]
-        for one in secrets_in(key, found):
+        for one in (*secrets_in(key, found), *secrets_in_text(found)):
             learn(one)
         return found
 
-    for one in secrets_in_url(server.url or ""):
+    for one in (*secrets_in_url(server.url or ""), *secrets_in_arguments(server.args)):
         learn(one)
     oauth = server.oauth
     grants = [grant for grant in ("sampling", "elicitation", "roots") if getattr(server, grant)]

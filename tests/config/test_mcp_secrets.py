@@ -6,9 +6,11 @@ import base64
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.config.places import Layers
 
-from handrail.config.mcp_secrets import secrets_in, secrets_in_url
+from handrail.config.mcp_secrets import secrets_in, secrets_in_arguments, secrets_in_url
 from handrail.upstreams import configured
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
@@ -38,6 +40,34 @@ def test_the_parameters_of_a_url_as_they_are_and_as_they_are_written() -> None:
     url = "https://s.example/mcp?api_key=abc%2Fdefgh1&team=the-blue-one&token=ijklmnop#top"
     assert set(secrets_in_url(url)) == {"abc/defgh1", "abc%2Fdefgh1", "ijklmnop"}
     assert set(secrets_in_url("https://[")) == set()
+    assert set(secrets_in_url("https://ann:open%2Dsesame@s.example/mcp")) == {"open%2Dsesame", "open-sesame"}
+    assert set(secrets_in_url("https://abcdefgh1234@s.example/mcp")) == {"abcdefgh1234"}
+    assert set(secrets_in_url("ssh://a-long-name@s.example/mcp")) == set()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (["--api-key", "abcdefgh1234", "--verbose"], {"abcdefgh1234"}),
+        (["--api-key=abcdefgh1234"], {"abcdefgh1234"}),
+        (["run", "-e", "GITHUB_TOKEN=abcdefgh1234", "image:tag"], {"abcdefgh1234"}),
+        (["--header", "Authorization: Bearer abcdefgh1234"], {"Bearer abcdefgh1234", "abcdefgh1234"}),
+        (["--header=Authorization:Bearer abcdefgh1234"], {"Bearer abcdefgh1234", "abcdefgh1234"}),
+        (["--config", '{"a": [{"apiKey": "abcdefgh1234"}], "b": "ordinary words"}'], {"abcdefgh1234"}),
+        (["postgres://ann:p@ssword@db.example/shop"], {"p@ssword"}),
+        (["--db=postgres://ann:sesame@db.example/shop"], {"sesame"}),
+        (["--token-file", "/etc/a-token-of-mine", "--auth-type=oauth-device"], set[str]()),
+        (["--token", "--verbose", "ordinary-words"], set[str]()),
+        (["-y", "@scope/secret-server@1.2.3", "{not json", "=", ":", "--", ""], set[str]()),
+    ],
+)
+def test_the_arguments_of_a_program(arguments: list[str], found: set[str]) -> None:
+    assert set(secrets_in_arguments(arguments)) == found
+
+
+@given(st.lists(st.text()))
+def test_any_arguments_are_looked_through(arguments: list[str]) -> None:
+    assert all(secrets_in_arguments(arguments))
 
 
 @pytest.mark.proves("F-04")
@@ -45,7 +75,8 @@ def test_they_are_learned_from_a_file_of_another_program_and_from_a_table_alike(
     server = {"url": "https://a.example/mcp?key=abcdefgh", "headers": {"Authorization": "Bearer ${WHO:-ijklmnopq}"}}
     (layers.config.parent / "mcp.json").write_text(json.dumps({"mcpServers": {"a": server}}))
     table = f'[mcp.servers.b]\nurl = "https://b.example/mcp"\nheaders = {{ Authorization = "Basic {BASIC}" }}\n'
+    table += '[mcp.servers.c]\ncommand = "c"\nargs = ["--key", "of-the-args"]\nenv = { DB = "pg://u:of-the-url@h/d" }\n'
     layers.config.write_text('[mcp]\nfiles = ["mcp.json"]\n' + table)
     learned: list[str] = []
     configured(layers.load(), learn=learned.append, environment={})
-    assert {"abcdefgh", "ijklmnopq", "open-sesame"} <= set(learned)
+    assert {"abcdefgh", "ijklmnopq", "open-sesame", "of-the-args", "of-the-url"} <= set(learned)
