@@ -216,7 +216,7 @@ class HeldKernel(Kernel):
         session = HeldSession(
             rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
         )
-        session.history = lasting.history(session_id)
+        session.history = lasting.history(session_id, lane)
         session.news.follow(context.watchers)
         self._sessions[session_id] = session
         family.enter(session)

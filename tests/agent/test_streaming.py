@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import subprocess
 import sys
+from collections.abc import Awaitable
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from tests.agent.sessions import RecordingSession
 from tests.agent.test_going_on import KeptHere
 from tests.agent.test_providers import Kind, bench, each_provider
+from tests.kernel.guests import joined_kernel
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.budget import Budget
@@ -166,9 +169,9 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
     class Counting(KeptHere):
         kept = 0
 
-        async def keep(self, entries: Any) -> None:
+        def keep(self, entries: Any) -> Awaitable[None]:
             self.kept += sum(len(str(data)) for _, data in entries)
-            await super().keep(entries)
+            return super().keep(entries)
 
     history = Counting()
     session = RecordingSession(history=history)
@@ -178,6 +181,40 @@ async def test_a_reply_that_grows_very_large_is_not_kept_again_for_each_of_its_c
     )
     assert (await Agent(session, model).complete("go")).ok
     assert len(session.ran) == 40 and history.kept < 90_000_000, "40 × 16 MB would be 320 MB"
+
+
+@pytest.mark.proves("X-09", "G-10")
+@pytest.mark.parametrize("joins", [False, True])
+async def test_where_what_a_call_was_proposed_in_cannot_be_kept_it_has_no_effect_though_its_own_records_can(
+    tmp_path: Path, joins: bool
+) -> None:
+    ran: list[str] = []
+
+    @tool(id="test.act", side_effect="write", locks=[])
+    async def act() -> None:
+        """Have an effect."""
+        ran.append("act")
+
+    @tool(id="test.ask", side_effect="write", locks=[])
+    async def ask() -> None:
+        """Have an effect that a person allows."""
+        ran.append("ask")
+
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    opened: dict[str, Any] = {"tools": [act, ask], "rules": ["allow test.act"]}
+    async with temporary_kernel(tmp_path, **({} if joins else opened)) as held, contextlib.AsyncExitStack() as stack:
+        kernel: Any = await stack.enter_async_context(joined_kernel(tmp_path, **opened)) if joins else held
+        session = await kernel.session(attendant=person)
+        last = 2**62 - 1 if joins else 2**63 - 1  # a place after which there is none, which what the user says takes
+        await held.rooms.store.messages.keep(session.id, [(last - 1, {})], 1)
+        steps = [*call(0, "test__act"), TextDelta("and"), *call(1, "test__ask"), Finished("calls")]
+        outcome = await Agent(session, PlayedModel(steps, text_reply("never asked"))).complete("go")
+        assert outcome.status == "failed" and "the conversation cannot be kept" in outcome.detail
+        assert ran == [] and not person.requests
+        await held.log.flush()
+        kinds = [record.kind for record in held.log.reader.records(call=f"{session.id}/1.0")]
+        assert kinds == ([] if joins else ["proposed", "authorised", "intended", "refused"])
+        assert verify(held.log.reader).ok
 
 
 @each_provider

@@ -173,7 +173,7 @@ async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: 
                 ("close", {"session": theirs}),
                 ("close-session", {"id": theirs}),
                 ("history", {"session": theirs}),
-                ("keep", {"session": theirs, "entries": [[0, {"role": "user"}]]}),
+                ("keep", {"session": theirs, "entries": [[0, {"role": "user"}]], "number": 1}),
             ]
             for name, body in attempts:
                 refused = await refusal(one.request(name, body))

@@ -4,7 +4,7 @@ as it is said, a reply before its calls are proposed."""
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from handrail.agent.history import Exchange, as_data, compacted, restored
@@ -54,6 +54,9 @@ class Conversation:
         self._ids = WireIds()
         self._next = 0
         self._unsaved: list[Entry] = []
+        self._handed_on = 0
+        """How many of these are on their way."""
+        self._keeping: list[Awaitable[None]] = []
         self._loaded = history is None
         self.heard: set[str] = set()
         """Ids of the notices that were told in it."""
@@ -93,15 +96,29 @@ class Conversation:
         self._headless = self.carried = found.headless
         self._loaded = True
 
+    def begin_to_save(self) -> None:
+        """Hand on what was said since the last time: it is kept before the effects of what is proposed from now on."""
+        if self._history is not None and len(self._unsaved) > self._handed_on:
+            entries = self._unsaved[self._handed_on :]
+            self._handed_on += len(entries)
+            self._keeping.append(self._history.keep(entries))
+
     async def save(self) -> None:
         """Keep what was said since the last time; durable on return.
 
         :raises LogUnavailable: when it cannot be kept now; it is tried again the next time
         """
-        if self._history is not None and self._unsaved:
-            entries = tuple(self._unsaved)
-            await self._history.keep(entries)
-            del self._unsaved[: len(entries)]
+        self.begin_to_save()
+        count, keeping = self._handed_on, self._keeping
+        self._keeping = []
+        try:
+            for kept in keeping:
+                await kept
+        except BaseException:
+            self._handed_on = 0
+            raise
+        del self._unsaved[:count]
+        self._handed_on -= count
 
     def ask(self, text: str) -> None:
         """Add what the user says."""

@@ -114,10 +114,10 @@ class Dispatch:
     """Starts the calls of one reply in their order, each when its block is closed and nothing that may still come makes it
     another; what is left at the reply's end, then.
 
-    What there is of the reply is kept before a call of it is proposed: whatever happens from then on, a run that goes on
-    from here knows which calls there were.
+    What there is of the reply is handed on to be kept before a call of it is proposed: whatever happens from then on, a run
+    that goes on from here knows which calls there were. The session has no call take effect before that is durable, so
+    nothing waits for it here.
 
-    :param save: keeps the conversation; never raises for want of room
     :param admit: counts a call that is about to start, and puts a fault on one that may not
     :param may_be_over: whether a budget may be used up, which the reply's end tells
     """
@@ -128,7 +128,6 @@ class Dispatch:
         session_id: str,
         conversation: Conversation,
         assembly: ReplyAssembly,
-        save: Callable[[], Awaitable[None]],
         admit: Callable[[ProposedCall], ProposedCall],
         may_be_over: Callable[[], bool],
     ) -> None:
@@ -136,7 +135,6 @@ class Dispatch:
         self._session_id = session_id
         self._conversation = conversation
         self._assembly = assembly
-        self._save = save
         self._admit = admit
         self._may_be_over = may_be_over
         self._kept = 0
@@ -150,23 +148,23 @@ class Dispatch:
         """Whether a call that was handed on has no answer yet."""
         return any(not answer.done() for answer in self._answers)
 
-    async def go_on(self) -> Sequence[tuple[int, ProposedCall]]:
+    def go_on(self) -> Sequence[tuple[int, ProposedCall]]:
         """Start what can be started while the reply goes on. Gives it, with its positions."""
         first = len(self.calls)
         until = self._assembly.ready(first)
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_be_over():
             return ()
-        return await self._start(self._assembly.so_far(until))
+        return self._start(self._assembly.so_far(until))
 
-    async def finish(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
+    def finish(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
         """The reply has ended. Start what is left of it; faulty calls are recorded and answered too."""
-        return await self._start(reply)
+        return self._start(reply)
 
-    async def give_up(self) -> None:
+    def give_up(self) -> None:
         """Nobody reads the reply any more: of what was kept of it, no call stays without an answer. What was not kept is
         dropped."""
         if self._kept:
-            await self._start(self._assembly.so_far(self._kept))
+            self._start(self._assembly.so_far(self._kept))
 
     async def answers(self) -> list[Answer]:
         """The answers to all that was handed on, in call order, once each has one."""
@@ -174,7 +172,7 @@ class Dispatch:
             await asyncio.wait(self._answers)
         return [answer.result() for answer in self._answers]
 
-    async def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
+    def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
         first = len(self.calls)
         # What has been started stays what it was, whatever the stream brought after its block was closed.
         reply = replace(reply, calls=(*self.calls, *reply.calls[first:]))
@@ -182,7 +180,7 @@ class Dispatch:
         self._conversation.propose(reply, ids)
         self._kept = max(self._kept, len(reply.calls))
         self._weight += self._assembly.units
-        await self._save()
+        self._conversation.begin_to_save()
         for proposed in reply.calls[first:]:
             call = self._admit(proposed)
             self.calls.append(call)

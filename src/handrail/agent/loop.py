@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from functools import partial
 from typing import Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
@@ -310,9 +309,8 @@ class Agent:
                 yield withheld
             request = self._request(turn)
             assembly = ReplyAssembly(forms_to_restore(request.tools, self.model.dialect))
-            saved = partial(self._save, run)
             dispatch = run.dispatch = Dispatch(
-                turn, self.session.id, self._conversation, assembly, saved, run.admitted, run.may_be_over
+                turn, self.session.id, self._conversation, assembly, run.admitted, run.may_be_over
             )
             run.reading, run.request, answered = assembly, request, False
             yield TurnStarted(run.spent.turns + 1)
@@ -333,7 +331,7 @@ class Agent:
                     if not again:
                         run.end("failed", str(run.error))
                 if reply.calls or run.error is None:
-                    for position, call in await dispatch.finish(reply):
+                    for position, call in dispatch.finish(reply):
                         yield CallProposed(position, call)
                 answers = await self._answers(run, dispatch)
                 answered = True
@@ -383,14 +381,15 @@ class Agent:
                 told.append(used)
             if isinstance(news := assembly.feed(event), str):
                 told.append(TextDelta(news))
-            told += [CallProposed(position, call) for position, call in await dispatch.go_on()]
+            told += [CallProposed(position, call) for position, call in dispatch.go_on()]
             return told
 
         return heed
 
     async def _answers(self, run: Run, dispatch: Dispatch) -> Sequence[Answer]:
-        """Wait for the answers to the calls of a reply, and add the exchange to the history."""
+        """Wait for the answers to the calls of a reply, and add the exchange to the history, which is kept then."""
         if not dispatch.calls:
+            await self._save(run)
             return []
 
         def told(answers: Sequence[Answer]) -> None:
@@ -405,7 +404,7 @@ class Agent:
     async def _give_up(self, run: Run, dispatch: Dispatch) -> None:
         """Nobody watches any more: what was started is stopped, recorded and answered."""
         self._stop(run, "user")
-        await dispatch.give_up()
+        dispatch.give_up()
         await self._answers(run, dispatch)
 
     async def _carried_out(self, run: Run, calls: Awaitable[T], then: Callable[[T], None]) -> T:
@@ -435,7 +434,7 @@ class Agent:
         """Keep what was said. A conversation that cannot be kept goes no further."""
         try:
             await self._conversation.save()
-        except LogUnavailable as error:
+        except (LogUnavailable, UsageError) as error:
             run.lost = str(error)
             run.end("failed", f"the conversation cannot be kept: {error}")
 

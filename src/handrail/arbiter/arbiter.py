@@ -263,7 +263,7 @@ class Arbiter:
                 if call.granted:
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
-                    await uninterrupted(self.log.commit(records), call.execution)
+                    await uninterrupted(self.log.begin(records), call.execution)
             except ToolError as error:  # a grant that cannot be used any more
                 call.records = [record for record in records if record.kind != "intended"]
                 raise Refusal("intend", error.kind, error.text) from None
@@ -271,6 +271,7 @@ class Arbiter:
                 # Nothing of it was written. What was proposed and decided is still true; the intent is not.
                 call.records = [record for record in records if record.kind != "intended"]
                 raise
+            await call.known()  # it was handed to the writer before
             if not self.lease.valid:
                 await call.interruptible("intend", self._still_held)
         self._begin(call)
@@ -349,7 +350,7 @@ class Arbiter:
     async def _commit_on_record(self, call: Call, shaped: Shaped) -> None:
         records, call.records = call.records, []
         try:
-            await uninterrupted(self.log.commit(records), call.execution)
+            await uninterrupted(self.log.begin(records), call.execution)
         except LogUnavailable as error:
             # It ran, and the answer says what is known. The record is still true, so it is tried again later; if
             # that fails too, the open intent makes the call 'interrupted' at the next start, never run again.

@@ -53,6 +53,7 @@ class Authorisation:
             self._conclude(call, verdict)  # what was allowed to be opened may end
             return
         assert call.entry is not None
+        await call.known()
         verdict = await self._watched(call, verdict)
         if verdict.action == "ask":
             call.verdict = verdict

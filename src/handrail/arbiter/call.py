@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason, uninterrupted
 from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
 from handrail.arbiter.outflow import Outflow, OutputFile
@@ -36,6 +36,7 @@ from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
 from handrail.runtime.surface import Surroundings
 from handrail.store.jobs import JobRow
+from handrail.store.writer import Taken
 
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
 
@@ -98,6 +99,8 @@ class Lane:
     triggers: Triggers | None = None
     notices: NoticeBox | None = None
     """Where what its agent is to be told is left; None where nobody keeps that."""
+    kept: Taken | None = None
+    """What was said in its session last."""
     emptied: asyncio.Event | None = None
     """Set by each call that ends, while somebody waits for the last one."""
 
@@ -195,6 +198,8 @@ class Call:
     rules: RuleBook | None = None
     wants: tuple[Want, ...] = ()
     grant: Grant | None = None
+    behind: Taken | None = None
+    """The part of the conversation that it was proposed in, where that may not be durable yet."""
     entered: asyncio.Future[None] | None = None
     children: int = 0
     nested: tuple[Call, ...] = ()
@@ -301,6 +306,14 @@ class Call:
             self.owns_arguments = True
             if not isinstance(self.proposed.arguments, (str, bytes)):
                 self.arguments = copy.deepcopy(self.arguments)
+
+    async def known(self) -> None:
+        """Return once what it was proposed in is durable: whoever goes on with its session later knows of it.
+
+        :raises LogUnavailable: when that could not be kept
+        """
+        if self.behind is not None:
+            await uninterrupted(self.behind.written(), self.execution)
 
     def flush(self) -> None:
         """Hand what was noted to the log, without waiting for it."""

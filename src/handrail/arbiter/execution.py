@@ -336,7 +336,7 @@ class _Begun:
             return ended.value
 
 
-async def uninterrupted(work: Coroutine[Any, Any, T], execution: Execution) -> T:
+async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: Execution) -> T:
     """Await ``work`` to its end even if this task is cancelled meanwhile; the cancellation is owed afterwards."""
     task = asyncio.ensure_future(work)
     while not task.done():

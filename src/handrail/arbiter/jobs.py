@@ -106,6 +106,7 @@ class DetachedCalls:
         """
         self._check_room(call.session_id)
         call.own_arguments()
+        await call.known()
         live = self._new(call, "pending")
         await uninterrupted(self._keep(live), call.execution)
         return self._begin(live, predecessors)

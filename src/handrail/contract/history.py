@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Protocol
 
 Entry = tuple[int, Mapping[str, Any]]
@@ -20,11 +20,14 @@ class History(Protocol):
         """
         ...
 
-    async def keep(self, entries: Sequence[Entry]) -> None:
-        """Keep messages; durable on return. The same position again takes the place of what was there, so that a
-        caller who does not know whether it came through may repeat it. Secrets are left out.
+    def keep(self, entries: Sequence[Entry]) -> Awaitable[None]:
+        """Take messages: they are kept soon, and durable once what this gives was awaited, as often as that is. Calls that
+        are proposed afterwards by :meth:`~handrail.contract.session.Turn.submit` have no side effects before that.
 
-        :raises LogUnavailable: when they cannot be made durable
+        The same position again takes the place of what was there, so that a caller who does not know whether it came
+        through may repeat it. Secrets are left out.
+
+        :raises LogUnavailable: when awaited, where they cannot be made durable
         """
         ...
 

@@ -12,7 +12,6 @@ from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.events import Event
-from handrail.contract.history import Entry
 from handrail.contract.modes import Mode
 from handrail.contract.result import Result
 from handrail.contract.rule_texts import RuleEntry
@@ -23,6 +22,7 @@ from handrail.joining.brought import BroughtTools
 from handrail.joining.delegating import RemoteDelegates, a_delegation
 from handrail.joining.entering import child_of, ruled_in, told_of
 from handrail.joining.framing import Message
+from handrail.joining.history import HeldHistories
 from handrail.joining.host import Handler, Host
 from handrail.joining.operations import Op, Operations, Refused
 from handrail.joining.peers import RemotePeer
@@ -83,6 +83,7 @@ class Guest:
         self._connection = connection
         self._sessions: dict[str, HeldSession] = {}
         self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
+        self._histories = HeldHistories(self._session)
         self._streamed: dict[str, HeldTurn] = {}
         """By session: its last turn whose calls came one by one."""
         self._generations: dict[int, Generation] = {}
@@ -145,14 +146,12 @@ class Guest:
             "stop": self._stop,
             "suspend": self._suspend,
             "close": self._close,
-            "history": self._history,
-            "keep": self._keep_messages,
-            "provided": self._provided,
             "explain": self._explain,
             "find": self._find,
             "reload": self._reload,
             "flush": self._host.log.flush,
             **notices.handlers(self._session),
+            **self._histories.handlers,
             **self._host.further_operations(),
         }
         told = {
@@ -313,11 +312,15 @@ class Guest:
         return tools
 
     async def _call(
-        self, session: str, turn: int, position: int, token: int, generation: int, call: ProposedCall
+        self, session: str, turn: int, position: int, token: int, generation: int, call: ProposedCall, behind: int
     ) -> Any:
         """The next call of a reply that still goes on. One whose first calls went to another holder is not known here: its
         calls are told by their records, or proposed anew."""
         found = self._session(session)
+        if not self._histories.comes_behind(session, behind):
+            raise Refused(
+                HANDED_ON, f"what was said in session {session} before this call has not come, or was refused"
+            )
         begun = self._streamed.get(session)
         if not position:
             tools = self._tools(found, token, generation)
@@ -373,20 +376,8 @@ class Guest:
     def _forget(self, session_id: str) -> None:
         self._sessions.pop(session_id, None)
         self._streamed.pop(session_id, None)
+        self._histories.forget(session_id)
         self._unwatch(session_id)
-
-    async def _history(self, session: str) -> Any:
-        history = self._session(session).history
-        return [] if history is None else [[position, data] for position, data in await history.read()]
-
-    async def _keep_messages(self, session: str, entries: Sequence[Entry]) -> None:
-        history = self._session(session).history
-        if history is not None:
-            await history.keep(entries)
-
-    async def _provided(self, session: str, about: Mapping[str, Any], content: Any) -> Any:
-        history = self._session(session).history
-        return [] if history is None else list(await history.provided(about, content))
 
     def _watch(self, session: str) -> None:
         if session in self._sessions and session not in self._watched:

@@ -123,7 +123,15 @@ REQUESTS: Mapping[str, Shape] = {
     "child": BEGUN,
     "begin": {**_of_session, "interaction": whole, "text": text, "headless": flag},
     "reply": {**_of_session, "turn": a_turn, "token": whole, "generation": whole, "calls": each(a_call)},
-    "call": {**_of_session, "turn": a_turn, "position": whole, "token": whole, "generation": whole, "call": a_call},
+    "call": {
+        **_of_session,
+        "turn": a_turn,
+        "position": whole,
+        "token": whole,
+        "generation": whole,
+        "call": a_call,
+        "behind": whole,
+    },
     "keyed": {**_of_session, "call": a_call, "key": text},
     "recall": {**_of_session, "call": text},
     "waiting": _of_session,
@@ -132,7 +140,7 @@ REQUESTS: Mapping[str, Shape] = {
     "suspend": {**_of_session, "reason": _stop_reason, "why": text},
     "close": _of_session,
     "history": _of_session,
-    "keep": {**_of_session, "entries": each(an_entry)},
+    "keep": {**_of_session, "entries": each(an_entry), "number": whole},
     "notices": _of_session,
     "notices.take": {**_of_session, "ids": each(text)},
     "notices.awaited": {**_of_session, "idle": flag},
@@ -150,8 +158,9 @@ REQUESTS: Mapping[str, Shape] = {
 }
 """What every process that joined may ask for, beside the doors of the runtimes of its own tools' calls."""
 
-AT_ONCE = ("reply", "call", "keyed")
-"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round."""
+AT_ONCE = ("reply", "call", "keyed", "keep")
+"""Calls, which mostly end without waiting: their answers do not wait for the event loop's next round. And what is kept
+before them, so that they come behind it."""
 
 ENDLESS = ("notices.awaited",)
 """Waits that only somebody's end may end: they end with the connection."""

@@ -63,6 +63,7 @@ class JoinedSession(WithJobs, WithAgents):
         forget: Callable[[JoinedSession], None],
     ) -> None:
         self.id = session_id
+        self.history = JoinedHistory(session_id, membership)
         self.closed = False
         self.workdir = workdir
         self.attendant = attendant
@@ -232,8 +233,15 @@ class JoinedSession(WithJobs, WithAgents):
         if self._closed is not None:
             return self._too_late(ids)
         told = [mirror.of_call(call) for call in calls]
-        body = {"session": self.id, "turn": number, "token": token, "generation": generation}
-        body |= {"calls": told} if first is None else {"position": first, "call": told[0]}
+        body: Message = {"session": self.id, "turn": number, "token": token, "generation": generation}
+        if first is None:
+            body["calls"] = told
+        else:
+            try:
+                body |= {"position": first, "call": told[0], "behind": await self.history.behind()}
+            except HandrailError as error:
+                text = f"nothing was run, since what was said cannot be kept: {error}"
+                return _all(ids, Result.error("unavailable", text))
         if not first:
             self._tell_of_client(f"{self.id}/{number}", call_id(self.id, number, 0))
         try:
@@ -265,6 +273,11 @@ class JoinedSession(WithJobs, WithAgents):
         """What is on record of calls whose holder is gone; those that had not begun are proposed to the next one."""
         if self._closed is not None:
             return self._too_late(ids, "interrupted")
+        try:
+            await self.history.kept()
+        except HandrailError as error:
+            text = f"nobody knows how far this call came, and what was said before it cannot be kept: {error}"
+            return _all(ids, Result.error("interrupted", text))
         try:
             return await self._told_or_anew(ids, calls)
         except StartError as error:
@@ -346,10 +359,6 @@ class JoinedSession(WithJobs, WithAgents):
         self._membership.tell("mode", {"session": self.id, "mode": mode})
 
     # ── what was said ────────────────────────────────────────────────────────────────────────────
-
-    @property
-    def history(self) -> JoinedHistory:
-        return JoinedHistory(self.id, self._membership)
 
     @property
     def notices(self) -> JoinedNotices:

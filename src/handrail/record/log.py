@@ -13,6 +13,7 @@ What the bodies hold is the arbiter's business, except for the names that readin
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -128,6 +129,10 @@ class CommitLog:
         :raises LogUnavailable: when they could not be written
         """
         return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
+
+    def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
+        """The first half of :meth:`commit`, for one caller who awaits it in a way of its own."""
+        return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def work(self, records: Sequence[Record]) -> Work:
         """The records as one of several works that are written whole or not at all

@@ -8,17 +8,20 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
+from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.history import Entry
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record
 from handrail.session.provided import split
 from handrail.store.messages import Messages
+from handrail.store.writer import Taken
 
 
 class SessionHistory:
     """Implements :class:`~handrail.contract.history.History` for one session.
 
+    :param lane: its calls, which stand behind what was said before them; None where it is not open
     :param clock: wall-clock time in nanoseconds
     """
 
@@ -30,10 +33,12 @@ class SessionHistory:
         log: CommitLog,
         artifacts: Artifacts,
         *,
+        lane: Lane | None = None,
         clock: Callable[[], int] = time.time_ns,
     ) -> None:
         self._log = log
         self._artifacts = artifacts
+        self._lane = lane
         self._session_id = session_id
         self._messages = messages
         self._redactor = redactor
@@ -42,10 +47,13 @@ class SessionHistory:
     async def read(self) -> Sequence[Entry]:
         return await self._messages.read(self._session_id)
 
-    async def keep(self, entries: Sequence[Entry]) -> None:
+    def keep(self, entries: Sequence[Entry]) -> Taken:
         if self._redactor.active:
             entries = [(position, self._without_secrets(data)) for position, data in entries]
-        await self._messages.keep(self._session_id, entries, self._clock())
+        kept = self._messages.keep(self._session_id, entries, self._clock())
+        if self._lane is not None:
+            self._lane.kept = kept
+        return kept
 
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         plain, files = split(content)  # before what would cut a file's text into pieces

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
+from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.errors import HandrailError, LogUnavailable, UsageError
 from handrail.policy.rules import Rule, parse_rule
@@ -81,10 +82,13 @@ class Lasting:
 
         return SeenFiles(known=hashes.of(session_id), keep=keep)
 
-    def history(self, session_id: str) -> SessionHistory:
-        """Where what is said in it is kept."""
+    def history(self, session_id: str, lane: Lane | None = None) -> SessionHistory:
+        """Where what is said in it is kept.
+
+        :param lane: its calls, where it is open
+        """
         artifacts = Artifacts(self.store.folders.artifacts)
-        return SessionHistory(session_id, self.store.messages, self.redactor, self.log, artifacts)
+        return SessionHistory(session_id, self.store.messages, self.redactor, self.log, artifacts, lane=lane)
 
     def last_turn(self, session_id: str, recorded: int) -> int:
         """The highest turn that a call of it is known by: in the log, or in the last reply that was kept. A reply is

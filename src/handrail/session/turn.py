@@ -55,9 +55,10 @@ class HeldTurn:
         return self._calls
 
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
-        """Begin the next call of a reply that still goes on."""
+        """Begin the next call of a reply that still goes on. It has no side effect before what was said in its session up to
+        now is durable, and none if that cannot be kept."""
         if self._submitted is None:
-            self._submitted = Reply(self._arbiter, self._make)
+            self._submitted = Reply(self._arbiter, self._make_behind)
         return self._submitted.submit(as_proposed(call))
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
@@ -69,6 +70,11 @@ class HeldTurn:
         for proposal in proposals:
             reply.submit(proposal)
         return await reply.answers()
+
+    def _make_behind(self, proposed: ProposedCall) -> Call:
+        call = self._make(proposed)
+        call.behind = self._lane.kept
+        return call
 
     def _make(self, proposed: ProposedCall) -> Call:
         index = self._calls

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol
 from handrail.contract.errors import StartError
 from handrail.store.connection import abandon, connect, explained, open_reader, start_error, token_of
 from handrail.store.folders import Folders
-from handrail.store.writer import SinkLost, SinkUnavailable, Writer
+from handrail.store.writer import SinkLost, SinkUnavailable, Taken, Writer
 
 Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
@@ -135,6 +135,10 @@ class Database:
     def append(self, table: Table, payload: Any) -> None:
         """Write soon; never blocks (see :meth:`Writer.append`)."""
         self.writer.append((table, payload))
+
+    def take(self, table: Table, payload: Any) -> Taken:
+        """Write soon, or now once that is awaited (see :meth:`Writer.take`)."""
+        return self.writer.take((table, payload))
 
     async def commit(self, table: Table, payload: Any) -> None:
         """Write now, and return when it is durable (see :meth:`Writer.commit`)."""

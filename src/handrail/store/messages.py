@@ -11,6 +11,7 @@ from handrail.contract.history import Entry
 from handrail.store.connection import not_as_written, open_reader, readable
 from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
+from handrail.store.writer import Taken
 
 _UNBOUNDED = 2**62
 
@@ -21,14 +22,14 @@ class Messages:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> None:
-        """Write messages; durable on return. What stood at a position is replaced.
+    def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> Taken:
+        """Write messages, before all that is handed to the writer from now on; durable once that is awaited. What stood at
+        a position is replaced.
 
         :param at_ns: wall-clock time in nanoseconds; it becomes the session's last use
-        :raises LogUnavailable: when they cannot be made durable
+        :raises LogUnavailable: when awaited, where they cannot be made durable
         """
-        if entries:
-            await self._database.commit(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
+        return self._database.take(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
 
     async def read(self, session_id: str) -> list[Entry]:
         """A session's messages by position. A row that is damaged is given as an empty one.
@@ -101,7 +102,8 @@ class _Statements:
                     "ON CONFLICT (session, position) DO UPDATE SET at_ns = excluded.at_ns, body = excluded.body",
                     (session, position, at_ns, encode(body, max_bytes=_UNBOUNDED)),
                 )
-            yield "UPDATE session SET used_ns = max(used_ns, ?) WHERE id = ?", (at_ns, session)
+            if entries:
+                yield "UPDATE session SET used_ns = max(used_ns, ?) WHERE id = ?", (at_ns, session)
 
 
 _STATEMENTS = _Statements()

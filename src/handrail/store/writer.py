@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from handrail.contract.errors import LogUnavailable
@@ -46,6 +46,39 @@ class Sink(Protocol[T_contra]):
         ...
 
     def close(self) -> None: ...
+
+
+class Taken:
+    """An item that has its place in the queue, and will be written with its neighbours soon. Whoever awaits it, as often as
+    they like, hurries it along and goes on once it and everything before it is durable.
+
+    :raises LogUnavailable: when awaited, where it could not be written; it will not be written later
+    """
+
+    __slots__ = ("_hurry", "_written")
+
+    def __init__(self, written: asyncio.Future[None], hurry: Callable[[], None]) -> None:
+        self._written = written
+        self._hurry = hurry
+        written.add_done_callback(_seen)  # nobody has to await it
+
+    @property
+    def failure(self) -> BaseException | None:
+        """Why it was not written, once that is known."""
+        return self._written.exception() if self._written.done() else None
+
+    def written(self) -> asyncio.Future[None]:
+        """Hurry it along, and give what tells that it is durable."""
+        if not self._written.done():
+            self._hurry()
+        return asyncio.shield(self._written)
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return self.written().__await__()
+
+
+def _seen(written: asyncio.Future[None]) -> None:
+    written.exception()
 
 
 class _Flush:
@@ -134,7 +167,15 @@ class Writer(Generic[T]):
 
         :raises LogUnavailable: when it could not be written; it will not be written later
         """
-        await self._wait_for(item)
+        await self._wait_for(item, urgent=True)
+
+    def begin(self, item: T) -> asyncio.Future[None]:
+        """The first half of :meth:`commit`, for one caller who awaits it in a way of its own."""
+        return self._wait_for(item, urgent=True)
+
+    def take(self, item: T) -> Taken:
+        """Take an item now that need not be durable before somebody awaits it."""
+        return Taken(self._wait_for(item, urgent=False), self._hurry)
 
     async def flush(self) -> None:
         """Return when everything taken so far is durable; while refusing, try whether writing works again.
@@ -143,7 +184,7 @@ class Writer(Generic[T]):
         """
         if self._refusal is None and not self.backlog:
             return
-        await self._wait_for(_FLUSH)
+        await self._wait_for(_FLUSH, urgent=True)
 
     async def backlog_below(self, count: int) -> None:
         """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses.
@@ -167,16 +208,26 @@ class Writer(Generic[T]):
         self._ring()
         self._thread.join()
 
-    async def _wait_for(self, item: T | _Flush) -> None:
-        self._check_open()
+    def _wait_for(self, item: T | _Flush, *, urgent: bool) -> _Waiting:
         waiting: _Waiting = asyncio.get_running_loop().create_future()
+        try:
+            self._check_open()
+        except LogUnavailable as closed:
+            waiting.set_exception(closed)
+            return waiting
         self._queue.append((item, waiting))
-        self._urgent = True
-        if self._bell.locked():
+        if urgent:
+            self._hurry()
+        elif self._asleep:
             self._ring()
         if self._ended:  # by another thread, since it was looked at
             self._give_up()
-        await waiting
+        return waiting
+
+    def _hurry(self) -> None:
+        self._urgent = True
+        if self._bell.locked():
+            self._ring()
 
     def _check_open(self) -> None:
         if self._closing:
