@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import uuid
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -92,7 +93,7 @@ async def test_an_interpreter_is_typed_to_interrupted_and_left(session: Session)
     await data(session, "send", id=terminal, text="raise SystemExit(7)\n")
     end = await ended(session, terminal)
     assert (end["state"], end["exit_code"], end["more"]) == ("done", 7, False)
-    assert not await session.notices.pending(), "its end was told by the look"  # type: ignore[union-attr]
+    assert session.notices is not None and not await session.notices.pending(), "its end was told by the look"
     gone = await refused(session, "send", id=terminal, text="x\n")
     assert gone.error_kind == "conflict" and "exit code 7" in str(gone.error_text)
     assert "has ended" in str((await refused(session, "resize", id=terminal, columns=80, rows=24)).error_text)
@@ -139,7 +140,7 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
 
 @confined
 @pytest.mark.proves("X-11", "O-01")
-async def test_a_flood_is_bounded_told_and_interrupted(session: Session) -> None:
+async def test_a_flood_is_bounded_told_and_interrupted(session: Session, tmp_path: Path) -> None:
     terminal = (await data(session, "start", command="yes"))["job_id"]
     first = await data(session, "read", id=terminal)
     assert first["text"].startswith("y\ny\n")
@@ -148,14 +149,10 @@ async def test_a_flood_is_bounded_told_and_interrupted(session: Session) -> None
     read = await data(session, "read", id=terminal, cursor=0, wait_ms=0)
     assert read["dropped_bytes"] >= 1024 * 1024 and read["text"].strip("y\n") == "" and read["more"]
     assert read["cursor"] == read["dropped_bytes"] + len(read["text"])
-    assert os.stat(_output_of(session, job.id)).st_blocks * 512 < 6 * 1024 * 1024
+    (kept,) = (tmp_path / "state").rglob(f"{job.id}*.job.txt")
+    assert os.stat(kept).st_blocks * 512 < 6 * 1024 * 1024
     await data(session, "send", id=terminal, keys="ctrl-c")
     assert (await ended(session, terminal))["exit_code"] == 130
-
-
-def _output_of(session: Session, job_id: str) -> str:
-    table = session._arbiter.jobs.table  # type: ignore[attr-defined]
-    return table.get(job_id).output
 
 
 @confined
@@ -210,3 +207,55 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(session: 
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
     assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
+
+
+@confined
+@pytest.mark.proves("S-07")
+async def test_what_is_made_under_a_protected_name_fails_the_terminal_and_is_moved_away(
+    session: Session, tmp_path: Path
+) -> None:
+    program(tmp_path, "mkdir -p .vscode && echo '{}' > .vscode/tasks.json && echo made; exit 0")
+    end = await ended(session, (await data(session, "start", command="./program.sh x"))["job_id"])
+    assert end["state"] == "failed" and ".vscode" in end["error"] and "made" in end["text"]
+    assert not (tmp_path / "ws" / ".vscode").exists()
+
+
+KILLED = """
+import asyncio, sys
+from pathlib import Path
+from handrail.testing.kernels import temporary_kernel
+
+async def main(place, mark):
+    async with temporary_kernel(Path(place), rules=["allow terminal.start ./program.sh *"]) as kernel:
+        session = await kernel.session()
+        job = (await session.call("terminal.start", {"command": f"./program.sh {mark}"})).data["job_id"]
+        while "up" not in (await session.call("terminal.read", {"id": job})).data["text"]:
+            pass
+        print(session.id, job, flush=True)
+        await asyncio.Event().wait()
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+@confined
+@pytest.mark.proves("S-05", "X-06", "G-05")
+async def test_a_killed_kernel_leaves_nobody_and_its_terminal_is_interrupted(tmp_path: Path) -> None:
+    mark = uuid.uuid4().hex
+    (tmp_path / "ws").mkdir()
+    program(tmp_path, "trap '' HUP TERM INT\nsetsid sleep infinity &\necho up\nwhile :; do sleep 1000; done")
+    holder = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", KILLED, str(tmp_path), mark, stdout=asyncio.subprocess.PIPE
+    )
+    assert holder.stdout is not None
+    session_id, job_id = (await holder.stdout.readline()).decode().split()
+    holder.kill()
+    await holder.wait()
+    while left_over(mark):
+        await asyncio.sleep(0.01)
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session(session_id)
+        read = await data(session, "read", id=job_id, cursor=0)
+        assert read["state"] == "interrupted" and "up" in read["text"] and "nobody knows" in read["error"]
+        told = await refused(session, "send", id=job_id, keys="enter")
+        assert told.error_kind == "conflict" and "interrupted" in str(told.error_text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
@@ -373,8 +373,9 @@ class CallRuntime:
     @property
     def terminals(self) -> Terminals:
         self._require_named("terminals")
-        doors = self._doors
-        return CallTerminals(self._around.terminals, lambda: self.shell, doors.may(), doors.output, doors.job_id)
+        around, doors = self._around, self._doors
+        opens = lambda: cast("SandboxedShell", self.shell)  # noqa: E731
+        return CallTerminals(around.terminals, opens, doors.may(), doors.output, doors.job_id)
 
     @property
     def cancellation(self) -> Cancellation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, cast
 
 from handrail.contract.doors import Job
 from handrail.contract.errors import ToolError
@@ -300,7 +300,8 @@ async def _end(runtime: Runtime, job: Job) -> dict[str, object]:
         return {}
     if not result.ok:
         return {"error": result.error_text}
-    return dict(result.data) if isinstance(result.data, dict) else {}
+    given: Any = result.data
+    return cast("dict[str, object]", given) if isinstance(given, dict) else {}
 
 
 TERMINAL_TOOLS: tuple[Tool, ...] = (TerminalStart(), TerminalSend(), TerminalRead(), TerminalResize(), TerminalStop())
