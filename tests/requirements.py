@@ -120,6 +120,7 @@ ROWS: dict[str, str] = {
     "A-05a": "question puts structured questions to the person at the face.",
     "A-06": "todo keeps a list for the session.",
     "A-07": "A scratchpad; channels, queue and broadcast; timers, schedules and watched channels that are durable, named and told once.",
+    "A-07b": "Packages and programs register classes of triggers as tools that add them: durable, told once, bounded, and one that fails is told of and stops alone.",
     "A-08a": "A run ends within its budget of turns, tokens, time and calls.",
     "A-08b": "A project's instructions files stand in the system text as the workspace's words, read by recorded calls, within 8,000 tokens.",
     "A-08c": "A conversation that outgrows its context budget is cut at whole exchanges, with an outline in their place, durably and told as an event; what was said stays kept.",

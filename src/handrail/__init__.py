@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from handrail.contract.session import Session, Turn
     from handrail.contract.spec import LockSpec, ToolSpec
     from handrail.contract.tool import Tool
+    from handrail.contract.triggers import Fired, TriggerTool, Waiting, trigger_spec
     from handrail.kernel import Kernel
 
 _HOME = {
@@ -55,6 +56,7 @@ _HOME = {
     "ErrorKind": "contract.errors",
     "Event": "contract.events",
     "Fault": "contract.errors",
+    "Fired": "contract.triggers",
     "HandrailError": "contract.errors",
     "Kernel": "kernel",
     "LoadError": "contract.errors",
@@ -71,10 +73,13 @@ _HOME = {
     "Tool": "contract.tool",
     "ToolError": "contract.errors",
     "ToolSpec": "contract.spec",
+    "TriggerTool": "contract.triggers",
     "Turn": "contract.session",
     "UsageError": "contract.errors",
+    "Waiting": "contract.triggers",
     "open_model": "agent.providers",
     "tool": "contract.decorator",
+    "trigger_spec": "contract.triggers",
 }
 
 __all__ = [
@@ -91,6 +96,7 @@ __all__ = [
     "ErrorKind",
     "Event",
     "Fault",
+    "Fired",
     "HandrailError",
     "Kernel",
     "LoadError",
@@ -107,10 +113,13 @@ __all__ = [
     "Tool",
     "ToolError",
     "ToolSpec",
+    "TriggerTool",
     "Turn",
     "UsageError",
+    "Waiting",
     "open_model",
     "tool",
+    "trigger_spec",
 ]
 
 

@@ -14,7 +14,7 @@ from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
 from handrail.session import channels as channelling
 from handrail.session import notices as noticing
-from handrail.session.triggers import next_after
+from handrail.session.schedules import next_after
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from handrail.contract.spec import ToolSpec
+
 SHARED = "shared/"
 """Before the name of a channel: it is the whole workspace's. Any other is its session's and its sub-agents'."""
 HISTORY = 200
@@ -67,7 +69,7 @@ class SessionDoor(Channels, Protocol):
         ...
 
 
-TriggerKind = Literal["timer", "schedule", "channel"]
+TriggerKind = Literal["timer", "schedule", "channel", "class"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +83,11 @@ class Trigger:
     :param cron: of a schedule: five fields, in the machine's local time
     :param channel: that is watched; its messages go to this trigger
     :param sender: watch only what this agent sends
-    :param next_ns: when it fires next; None for one that waits for a message
+    :param next_ns: when it fires next; None for one that waits for something else than a time
+    :param tool: the tool whose class of triggers it is of
+    :param arguments: of that
+    :param position: where its next wait goes on from; JSON-able
+    :param fault: why it waits no more, or not now
     """
 
     name: str
@@ -96,6 +102,21 @@ class Trigger:
     sender: str | None = None
     next_ns: int | None = None
     fired: int = 0
+    tool: str | None = None
+    arguments: Mapping[str, Any] | None = None
+    position: Any = None
+    fault: str | None = None
+
+
+class TriggerClass(Protocol):
+    """A tool that adds triggers of a class of its own; see :class:`handrail.contract.triggers.TriggerTool`."""
+
+    spec: ToolSpec
+
+    @property
+    def by_time(self) -> bool: ...
+    def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None: ...
+    async def wait(self, waiting: Any) -> Any: ...
 
 
 class Triggers(Protocol):
@@ -114,6 +135,15 @@ class Triggers(Protocol):
     async def watch(
         self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None
     ) -> Trigger: ...
+
+    async def add(
+        self, of: TriggerClass, arguments: Mapping[str, Any], prompt: str, *, name: str | None = None
+    ) -> Trigger:
+        """Add a trigger of a class that a tool is.
+
+        :raises ToolError: also ``invalid_input`` for one that never fires; ``failed`` where its class cannot say when
+        """
+        ...
 
     async def list(self) -> Sequence[Trigger]: ...
 

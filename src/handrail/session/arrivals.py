@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.redaction import Redactor
+from handrail.contract.triggers import TriggerTool
 from handrail.record.reading import LogReader
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
@@ -38,7 +39,9 @@ class Arrivals:
         session.notices = lane.notices = self.notices.of(session.id)
         lane.around.transcript = SessionTranscript(session.id, self._database)
         channels = lane.channels = SessionChannels(self.channels, session.id, top, lane.around.agent)
-        triggers = lane.triggers = SessionTriggers(self.triggers, session.id, channels)
+        triggers = lane.triggers = SessionTriggers(
+            self.triggers, session.id, channels, session.workdir, partial(_class_of, session)
+        )
         if not self._begun:
             self._begun = True
             await self.triggers.begin()
@@ -65,6 +68,12 @@ class Arrivals:
 
     async def aclose(self) -> None:
         await self.triggers.aclose()
+
+
+def _class_of(session: HeldSession, tool_id: str) -> TriggerTool | None:
+    """The class of triggers that a tool of a session is, where it may run here."""
+    entry = session.generation.entries.get(tool_id)
+    return entry.tool if entry is not None and entry.withheld is None and isinstance(entry.tool, TriggerTool) else None
 
 
 def _went_well(database: Database, call_id: str) -> bool | None:

@@ -6,24 +6,27 @@ import asyncio
 import heapq
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from handrail.arbiter.redaction import Redactor
-from handrail.contract.arrivals import ChannelMessage, Trigger
+from handrail.contract.arrivals import Trigger, TriggerClass
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.neutral import neutralised
 from handrail.contract.notices import Notice
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
-from handrail.store.channels import Kept
+from handrail.session.schedules import SECOND_NS, checked, next_after, when
+from handrail.session.waits import Happened, Id, Waits, time_of
+from handrail.session.watches import Watch
 from handrail.store.triggers import TriggerTable
 
 logger = logging.getLogger("handrail.session")
 
 MAX_IN_SESSION = 1_000
+MAX_OF_CLASSES = 100
+"""Of these, those of registered classes."""
 MAX_PROMPT = 8 * 1024
 LEAST_MS = 1_000
 LONGEST_MS = 366 * 24 * 3600 * 1000
@@ -31,10 +34,6 @@ _LONGEST_SLEEP_S = 60.0
 """A clock that is set, or a machine that slept, is noticed after this long at most."""
 _LATE_NS = 60 * 1_000_000_000
 _AGAIN_S = 5.0
-_SECOND_NS = 1_000_000_000
-
-Id = tuple[str, str]
-"""Session and name."""
 
 
 class Clockwork:
@@ -59,7 +58,10 @@ class Clockwork:
         self._all: dict[Id, Trigger] = {}
         self._of: dict[str, dict[str, Trigger]] = {}
         self._heap: list[tuple[int, Id]] = []
-        self._watching: dict[Id, _Watch] = {}
+        self._watching: dict[Id, Watch] = {}
+        self._classes: dict[Id, TriggerClass] = {}
+        """Of those triggers whose class is known here."""
+        self._waits = Waits(self)
         self._adding: dict[Id, asyncio.Future[None]] = {}
         """Those that are not durable yet."""
         self._timer: asyncio.TimerHandle | None = None
@@ -83,6 +85,10 @@ class Clockwork:
             self._timer.cancel()
         if self._firing is not None:
             await asyncio.wait((self._firing,))
+        await self._waits.aclose()
+
+    def get(self, id: Id) -> Trigger | None:
+        return self._all.get(id)
 
     def of(self, session_id: str) -> list[Trigger]:
         return list(self._of.get(session_id, {}).values())
@@ -110,6 +116,11 @@ class Clockwork:
         taken |= self._of.get(trigger.session_id, {}).keys()
         if len(taken) >= MAX_IN_SESSION:
             raise ToolError(f"this session has {MAX_IN_SESSION:,} triggers; remove some first", kind="limit")
+        if trigger.tool is not None:
+            of_classes = sum(one.tool is not None for one in self._of.get(trigger.session_id, {}).values())
+            if of_classes >= MAX_OF_CLASSES:
+                text = f"this session has {MAX_OF_CLASSES} triggers of registered classes; remove some first"
+                raise ToolError(text, kind="limit")
         if name is None:
             return next(free for n in range(1, len(taken) + 2) if (free := f"{trigger.name}-{n}") not in taken)
         if name in taken:
@@ -144,10 +155,79 @@ class Clockwork:
         """Have a trigger of this session that watches a channel take what comes over it."""
         id = (trigger.session_id, trigger.name)
         if trigger.channel is not None and id not in self._watching:
-            watch = self._watching[id] = _Watch(self, trigger, channels)
+            watch = self._watching[id] = Watch(self, trigger, channels)
             await self._switchboard.watch(watch.key, watch)
             if self._watching.get(id) is not watch:  # removed meanwhile
                 self._switchboard.unwatch(watch.key, watch)
+
+    async def go_by(self, trigger: Trigger, of: TriggerClass, workdir: str) -> None:
+        """Have a trigger of this session wait as its class says. What stopped it before is forgotten."""
+        id = (trigger.session_id, trigger.name)
+        async with self._changing:
+            found, waits = self._all.get(id), id in self._classes
+            if found is None:
+                return
+            self._classes[id] = of
+            if waits and found.fault is None:
+                return
+            if found.fault is not None or (of.by_time and found.next_ns is None):
+                found = replace(found, fault=None)
+                if of.by_time and found.next_ns is None:
+                    found = self._timed(found, self.clock())
+                await self._move(found)
+        if not of.by_time:
+            self._waits.begin(id, of, workdir)
+        self._wind()
+
+    def is_known(self, trigger: Trigger) -> bool:
+        """Whether it waits for something in this process."""
+        return trigger.tool is None or (trigger.session_id, trigger.name) in self._classes
+
+    async def happened(self, id: Id, what: Happened) -> bool:
+        """One that waits has fired, or failed. Durable on return; gives whether it could be told."""
+        async with self._changing:
+            if (trigger := self._all.get(id)) is None:
+                return True
+            now, about = self.clock(), f"The trigger {trigger.name} ({trigger.tool})"
+            if what.fault is not None:
+                await self.tell(
+                    trigger, f"fault/{trigger.fired}", now, about=f"{about} failed and waits no more: {what.fault}"
+                )
+                await self._move(replace(trigger, fault=self._redactor.text(what.fault)))
+                return True
+            told = await self.tell(
+                trigger,
+                f"event/{trigger.fired}",
+                now,
+                about=f"{about} fired",
+                message=neutralised(what.text) if what.text else None,
+                untrusted=f"what {trigger.tool} has seen",
+            )
+            if not told:
+                return False
+            if what.last:
+                await self.table.remove(trigger)
+                self._let_go(trigger)
+            else:
+                position = self._redactor.value(what.position)
+                await self._move(replace(trigger, fired=trigger.fired + 1, position=position, fault=None))
+            return True
+
+    def redacted(self, value: Any) -> Any:
+        """Without any registered secret."""
+        return self._redactor.value(value)
+
+    def _timed(self, trigger: Trigger, now: int) -> Trigger:
+        """With its next time by its class; with its fault where that cannot say."""
+        of = self._classes[trigger.session_id, trigger.name]
+        try:
+            return replace(trigger, next_ns=time_of(of, trigger.arguments or {}, now))
+        except ToolError as error:
+            return replace(trigger, next_ns=None, fault=str(error))
+
+    async def _move(self, trigger: Trigger) -> None:
+        await self.table.put(trigger)
+        self._keep(trigger)
 
     async def due(self) -> None:
         """Fire what is due by the clock, each once, and wind the timer for what comes next."""
@@ -176,18 +256,30 @@ class Clockwork:
             await asyncio.shield(self._firing)
 
     async def _fire(self, trigger: Trigger, at: int, now: int) -> None:
-        following = next_after(trigger, now)
+        after = self._after(trigger, now)
         missed = 0
         if trigger.every_ns is not None and not trigger.once and now - at >= trigger.every_ns:
             missed = (now - at) // trigger.every_ns
-        await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=_when(trigger))
-        after = replace(trigger, next_ns=following, fired=trigger.fired + 1)
-        if following is None:
+        await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=when(trigger))
+        if after is None:
             await self.table.remove(trigger)
             self._let_go(trigger)
         else:
-            await self.table.put(after)
-            self._keep(after)
+            await self._move(replace(after, fired=trigger.fired + 1))
+            if after.fault is not None:
+                await self.tell(
+                    after, f"fault/{at}", now, about=f"The trigger {after.name} waits no more: {after.fault}"
+                )
+
+    def _after(self, trigger: Trigger, now: int) -> Trigger | None:
+        """As it is once it has fired; None where it never fires again."""
+        if trigger.tool is None:
+            following = next_after(trigger, now)
+            return None if following is None else replace(trigger, next_ns=following)
+        if not self.is_known(trigger):
+            return replace(trigger, next_ns=None)  # until its session is opened where its class is
+        after = self._timed(trigger, now)
+        return None if after.next_ns is None and after.fault is None else after
 
     async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> bool:
         """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more."""
@@ -239,6 +331,8 @@ class Clockwork:
         watch = self._watching.pop(id, None)
         if watch is not None:
             self._switchboard.unwatch(watch.key, watch)
+        self._classes.pop(id, None)
+        self._waits.stop(id)
 
     def _wind(self, at_least_s: float = 0.0) -> None:
         if self._timer is not None:
@@ -247,7 +341,7 @@ class Clockwork:
         while self._heap and ((found := self._all.get(self._heap[0][1])) is None or found.next_ns != self._heap[0][0]):
             heapq.heappop(self._heap)  # removed, or moved on
         if self._heap and not self._closed:
-            wait_s = min(max((self._heap[0][0] - self.clock()) / _SECOND_NS, at_least_s), _LONGEST_SLEEP_S)
+            wait_s = min(max((self._heap[0][0] - self.clock()) / SECOND_NS, at_least_s), _LONGEST_SLEEP_S)
             self._timer = asyncio.get_running_loop().call_later(wait_s, self._ring)
 
     def _ring(self) -> None:
@@ -258,38 +352,20 @@ class Clockwork:
             self._firing = asyncio.get_running_loop().create_task(self.due())
 
 
-class _Watch:
-    """A trigger that takes the messages of a channel; see :class:`~handrail.session.channels.Watcher`."""
-
-    def __init__(self, clockwork: Clockwork, trigger: Trigger, channels: SessionChannels) -> None:
-        assert trigger.channel is not None
-        self._clockwork = clockwork
-        self._trigger = trigger
-        self.key = channels.key(trigger.channel)
-
-    @property
-    def reader(self) -> str:
-        return f"trigger/{self._trigger.session_id}/{self._trigger.name}"
-
-    def wants(self, message: ChannelMessage) -> bool:
-        return self._trigger.sender in (None, message.sender)
-
-    async def take(self, kept: Kept) -> bool:
-        message = kept.message
-        return await self._clockwork.tell(
-            self._trigger,
-            f"message/{kept.number}",
-            self._clockwork.clock(),
-            about=f"A message came over {message.channel}, which the trigger {self._trigger.name} watches",
-            message=f"{neutralised(message.sender)}: {neutralised(message.text)}",
-            untrusted=f"a message of the agent {message.sender}",
-        )
-
-
 class SessionTriggers:
     """Implements :class:`~handrail.contract.arrivals.Triggers` for one session."""
 
-    def __init__(self, clockwork: Clockwork, session_id: str, channels: SessionChannels) -> None:
+    def __init__(
+        self,
+        clockwork: Clockwork,
+        session_id: str,
+        channels: SessionChannels,
+        workdir: str = "",
+        find: Callable[[str], TriggerClass | None] = lambda _: None,
+    ) -> None:
+        """:param find: the class of triggers that a tool is, by the tool's id"""
+        self._find = find
+        self._workdir = workdir
         self._clockwork = clockwork
         self._session_id = session_id
         self._channels = channels
@@ -310,7 +386,7 @@ class SessionTriggers:
 
     async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
         now = self._clockwork.clock()
-        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=_checked(cron, now))
+        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=checked(cron, now))
         return await self._clockwork.add(replace(made, next_ns=next_after(made, now)), name)
 
     async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:
@@ -321,8 +397,23 @@ class SessionTriggers:
         await self._clockwork.follow(made, self._channels)
         return made
 
+    async def add(
+        self, of: TriggerClass, arguments: Mapping[str, Any], prompt: str, *, name: str | None = None
+    ) -> Trigger:
+        now, tool = self._clockwork.clock(), of.spec.id
+        at = time_of(of, arguments, now) if of.by_time else None
+        if of.by_time and at is None:
+            raise ToolError(f"{tool} says that this never fires; nothing was added", kind="invalid_input")
+        own = tool.rpartition(".")[2].removeprefix("add_") or "trigger"
+        kept = self._clockwork.redacted(dict(arguments))
+        made = Trigger(own, self._session_id, "class", _prompt(prompt), now, next_ns=at, tool=tool, arguments=kept)
+        made = await self._clockwork.add(made, name)
+        await self._clockwork.go_by(made, of, self._workdir)
+        return made
+
     async def list(self) -> Sequence[Trigger]:
-        return sorted(self._clockwork.of(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
+        found = sorted(self._clockwork.of(self._session_id), key=lambda trigger: (trigger.created_ns, trigger.name))
+        return [trigger if self._clockwork.is_known(trigger) else _unknown(trigger) for trigger in found]
 
     async def remove(self, name: str) -> Trigger:
         if (found := await self._clockwork.remove(self._session_id, name)) is None:
@@ -333,58 +424,20 @@ class SessionTriggers:
         return found
 
     async def take_up(self) -> None:
-        """The session is open again: what watches a channel for it goes on."""
+        """The session is open again: what watches a channel for it goes on, and what waits as a class says."""
         for trigger in self._clockwork.of(self._session_id):
             await self._clockwork.follow(trigger, self._channels)
+            if trigger.tool is not None and (of := self._find(trigger.tool)) is not None:
+                await self._clockwork.go_by(trigger, of, self._workdir)
 
 
-def next_after(trigger: Trigger, now_ns: int) -> int | None:
-    """When it fires after ``now_ns``; None for never again."""
-    if trigger.every_ns is not None:
-        if trigger.once and (trigger.next_ns is None or trigger.next_ns <= now_ns):
-            return None
-        begun = trigger.next_ns if trigger.next_ns is not None else trigger.created_ns
-        return begun + max((now_ns - begun) // trigger.every_ns + 1, 1) * trigger.every_ns
-    if trigger.cron is not None:
-        return _next_of(trigger.cron, now_ns)
-    return None
-
-
-def _next_of(cron: str, now_ns: int) -> int | None:
-    from cronsim import CronSim, CronSimError
-
-    try:
-        found = next(CronSim(cron, datetime.fromtimestamp(now_ns / 1e9)))
-    except (CronSimError, StopIteration, OverflowError, ValueError):
-        return None
-    return int(found.timestamp()) * _SECOND_NS
-
-
-def _checked(cron: str, now_ns: int) -> str:
-    from cronsim import CronSim, CronSimError
-
-    cron = " ".join(cron.split())
-    if len(cron) > 200 or len(cron.split(" ")) != 5:
-        text = f"{cron[:80]!r} is no schedule: five fields, minute hour day month weekday, as in '30 8 * * 1-5'"
-        raise ToolError(text, kind="invalid_input")
-    try:
-        CronSim(cron, datetime.fromtimestamp(now_ns / 1e9))
-    except (CronSimError, ValueError) as error:
-        raise ToolError(f"{cron!r} is no schedule: {error}", kind="invalid_input") from None
-    if _next_of(cron, now_ns) is None:
-        raise ToolError(f"{cron!r} names a day that never comes; nothing was added", kind="invalid_input")
-    return cron
+def _unknown(trigger: Trigger) -> Trigger:
+    return replace(
+        trigger, fault=f"no tool {trigger.tool} is loaded here; it waits until this session is opened with it"
+    )
 
 
 def _prompt(text: str) -> str:
     if len(text) > MAX_PROMPT:
         raise ToolError(f"the prompt has {len(text):,} characters; up to {MAX_PROMPT:,} are kept", kind="invalid_input")
     return text
-
-
-def _when(trigger: Trigger) -> str:
-    if trigger.every_ns is not None:
-        how = "once" if trigger.once else f"every {trigger.every_ns / _SECOND_NS:g} s"
-    else:
-        how = f"at {trigger.cron}"
-    return f"The trigger {trigger.name} ({how}) fired"

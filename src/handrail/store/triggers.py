@@ -65,7 +65,9 @@ def _trigger(body: object) -> Trigger | None:
     kept: Any = trigger  # whatever the row held
     numbers = (kept.created_ns, kept.fired, kept.every_ns or 0, kept.next_ns or 0)
     texts = (kept.name, kept.session_id, kept.prompt, kept.cron or "", kept.channel or "", kept.sender or "")
+    texts += (kept.tool or "", kept.fault or "")
     sound = all(isinstance(one, int) for one in numbers) and all(isinstance(one, str) for one in texts)
+    sound = sound and isinstance(kept.arguments, dict | None) and (kept.kind != "class" or kept.tool is not None)
     return trigger if sound and kept.kind in _KINDS else None
 
 

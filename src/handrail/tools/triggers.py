@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import re
-from datetime import UTC, datetime
 from typing import Any
 
-from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.contract.triggers import TRIGGER_NAME, TRIGGER_PROMPT, described
 from handrail.tools.channels import CHANNEL
 
 _NEEDS = Requires(capabilities=("triggers",))
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
-_PROMPT = {
-    "type": "string",
-    "minLength": 1,
-    "maxLength": 8192,
-    "description": "What you will be told when it fires; say all that you need to know by then",
-}
-_NAME = {
-    "type": "string",
-    "pattern": "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-    "description": "To remove it by, and so that it is not added twice; one is given if left out",
-}
 
 
 def _spec(id: str, description: str, properties: dict[str, Any], *required: str, reads: bool = False) -> ToolSpec:
@@ -54,17 +42,17 @@ class AddTimer(Tool):
         "Trigger: be told something again and again after an interval, or once. It lasts as long as the session.",
         {
             "interval": {"type": "number", "minimum": 1, "maximum": 31_622_400, "description": "Seconds"},
-            "prompt": _PROMPT,
+            "prompt": TRIGGER_PROMPT,
             "once": {"type": "boolean", "default": False, "description": "Fire once only"},
             "immediate": {"type": "boolean", "default": False, "description": "Fire for the first time at once"},
-            "name": _NAME,
+            "name": TRIGGER_NAME,
         },
         "interval",
         "prompt",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return _shown(
+        return described(
             await runtime.triggers.timer(
                 round(args["interval"] * 1000),
                 args["prompt"],
@@ -88,8 +76,8 @@ class AddSchedule(Tool):
                 "maxLength": 200,
                 "description": "Minute hour day month weekday, as in 30 8 * * 1-5",
             },
-            "prompt": _PROMPT,
-            "name": _NAME,
+            "prompt": TRIGGER_PROMPT,
+            "name": TRIGGER_NAME,
         },
         "prompt",
     )
@@ -101,7 +89,7 @@ class AddSchedule(Tool):
             text = f"give exactly one of every_minutes, hourly_at, daily_at and cron; given: {given}"
             raise ToolError(text, kind="invalid_input")
         cron = _as_cron(ways[0], args[ways[0]])
-        return _shown(await runtime.triggers.schedule(cron, args["prompt"], name=args.get("name")))
+        return described(await runtime.triggers.schedule(cron, args["prompt"], name=args.get("name")))
 
 
 class WatchChannel(Tool):
@@ -110,14 +98,14 @@ class WatchChannel(Tool):
         "Trigger: be told of each message that comes over a channel. They are then read by this trigger, not by wait_channel.",
         {
             "channel": CHANNEL,
-            "prompt": _PROMPT,
+            "prompt": TRIGGER_PROMPT,
             "filter_sender": {
                 "type": "string",
                 "minLength": 1,
                 "maxLength": 64,
                 "description": "Only what this agent sends",
             },
-            "name": _NAME,
+            "name": TRIGGER_NAME,
         },
         "channel",
         "prompt",
@@ -125,7 +113,7 @@ class WatchChannel(Tool):
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         sender = args.get("filter_sender")
-        return _shown(
+        return described(
             await runtime.triggers.watch(args["channel"], args["prompt"], name=args.get("name"), sender=sender)
         )
 
@@ -136,11 +124,11 @@ class ListTriggers(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return {"triggers": [_shown(trigger) for trigger in await runtime.triggers.list()]}
+        return {"triggers": [described(trigger) for trigger in await runtime.triggers.list()]}
 
 
 class RemoveTrigger(Tool):
-    spec = _spec("remove_trigger", "Remove one of this session's triggers by its name.", {"name": _NAME}, "name")
+    spec = _spec("remove_trigger", "Remove one of this session's triggers by its name.", {"name": TRIGGER_NAME}, "name")
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         removed = await runtime.triggers.remove(args["name"])
@@ -158,22 +146,6 @@ def _as_cron(way: str, value: Any) -> str:
     if found is None:
         raise ToolError(f"{value[:40]!r} is no time of day; write hours and minutes, as in 08:30", kind="invalid_input")
     return f"{int(found[2])} {int(found[1])} * * *"
-
-
-def _shown(trigger: Trigger) -> dict[str, object]:
-    shown: dict[str, object] = {"trigger_id": trigger.name, "kind": trigger.kind, "prompt": trigger.prompt}
-    if trigger.every_ns is not None:
-        shown["interval"] = trigger.every_ns / 1e9
-        shown["once"] = trigger.once
-    for name in ("cron", "channel", "sender"):
-        if (value := getattr(trigger, name)) is not None:
-            shown[name] = value
-    if trigger.next_ns is not None:
-        at = datetime.fromtimestamp(trigger.next_ns / 1e9, tz=UTC).astimezone()
-        shown["next"] = at.isoformat(timespec="seconds")
-    if trigger.fired:
-        shown["fired"] = trigger.fired
-    return shown
 
 
 TRIGGER_TOOLS = (AddTimer(), AddSchedule(), WatchChannel(), ListTriggers(), RemoveTrigger())

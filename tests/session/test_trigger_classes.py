@@ -1,0 +1,209 @@
+"""Triggers of registered classes: tools that add them, told once, durable, bounded, and no fault of a class goes further."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Fired, TriggerTool, Waiting, trigger_spec
+from handrail.contract.notices import Notice
+from handrail.contract.session import Session
+from handrail.registry.sources.plugins import PluginSource
+from handrail.session import triggers as triggering
+from handrail.session import waits
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("A-07b")
+
+
+class Line(TriggerTool):
+    """Fires at each line that a file of the workspace gets."""
+
+    spec = trigger_spec("add_line_watch", "Trigger: be told of each new line.", {"path": {"type": "string"}}, "path")
+
+    def __init__(self) -> None:
+        self.looked = asyncio.Condition()
+        self.waits = 0
+
+    async def wait(self, waiting: Waiting) -> Fired:
+        path, seen = Path(waiting.workdir, waiting.arguments["path"]), waiting.position or 0
+        self.waits += 1
+        try:
+            async with self.looked:
+                await self.looked.wait_for(lambda: path.exists() and len(path.read_text().splitlines()) > seen)
+        finally:
+            self.waits -= 1
+        line = path.read_text().splitlines()[seen]
+        return Fired(line, seen + 1, last=line == "end")
+
+    async def look(self) -> None:
+        async with self.looked:
+            self.looked.notify_all()
+
+
+class Beat(TriggerTool):
+    spec = trigger_spec("clock.add_beat", "Trigger: be told at times.", {"times": {"type": "array"}}, "times")
+
+    def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
+        times = arguments["times"]
+        if times == ["never"]:
+            return None
+        return times[0] if isinstance(times[0], str) else now_ns + times[0]
+
+
+class Broken(TriggerTool):
+    spec = trigger_spec("add_broken", "Trigger: fail.", {"how": {"type": "string"}}, "how")
+
+    async def wait(self, waiting: Waiting) -> Fired:
+        match waiting.arguments["how"]:
+            case "raise":
+                raise ValueError("no such place \x1b[31m")
+            case "cancel":
+                raise asyncio.CancelledError
+            case "position":
+                return Fired("x", "y" * waits.MAX_POSITION)
+            case _:
+                return "text"  # type: ignore[return-value]
+
+
+RULES = ("allow add_line_watch", "allow clock.add_beat", "allow add_broken")
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(waits, "LEAST_S", 0.0)
+
+
+async def told(session: Session, count: int) -> Sequence[Notice]:
+    """Wait until so many have come."""
+    assert session.notices is not None
+    while len(found := await session.notices.pending()) < count:
+        await asyncio.sleep(0.001)
+    return found
+
+
+async def test_what_a_class_waits_for_is_told_once_labelled_and_goes_on_in_a_new_process(tmp_path: Path) -> None:
+    file, line = tmp_path / "ws" / "log", Line()
+    async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=RULES) as kernel:
+        session = await kernel.session()
+        added = {"path": "log", "prompt": "Read it.", "name": "log"}
+        made = await session.call("add_line_watch", added)
+        assert made.data == {
+            "trigger_id": "log",
+            "kind": "class",
+            "prompt": "Read it.",
+            "tool": "add_line_watch",
+            "arguments": {"path": "log"},
+        }
+        assert (await session.call("add_line_watch", added)).error_kind == "conflict"
+        file.write_text("one \x1b[31m\n")
+        await line.look()
+        (first,) = await told(session, 1)
+        assert "log (add_line_watch) fired: Read it." in first.text and "\x1b" not in first.text
+        assert first.untrusted == "what add_line_watch has seen" and first.kind == "trigger"
+        while (before := kernel.arrivals.triggers.of(session.id)[0]).fired < 1:
+            await asyncio.sleep(0.001)
+        file.write_text("one\ntwo\n")
+        await line.look()
+        await told(session, 2)
+        while kernel.arrivals.triggers.of(session.id)[0].fired < 2:
+            await asyncio.sleep(0.001)
+        await kernel.arrivals.triggers.table.put(before)  # as a process leaves it that ends after it has told
+        await session.suspend()
+    file.write_text("one\ntwo\nthree\nend\n")
+    async with temporary_kernel(tmp_path, rules=()) as kernel:  # without the class
+        session = await kernel.session(session.id)
+        (listed,) = (await session.call("list_triggers", {})).data["triggers"]
+        assert "no tool add_line_watch is loaded here" in listed["fault"] and listed["fired"] == 1
+        await session.suspend()
+    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+        session = await kernel.session(session.id)
+        lines = [notice.text.splitlines()[1] for notice in await told(session, 4)]
+        assert lines == [lines[0], "two", "three", "end"]
+        while kernel.arrivals.triggers.of(session.id):  # that was the last one
+            await asyncio.sleep(0.001)
+        assert kernel.arrivals.triggers.table.all() == []
+
+
+async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triggering, "MAX_OF_CLASSES", 2)
+    line = Line()
+    async with temporary_kernel(tmp_path, tools=[line, Beat(), Broken()], rules=[*RULES, "allow add_timer"]) as kernel:
+        session = await kernel.session()
+        for number in range(2):
+            assert (await session.call("add_line_watch", {"path": str(number), "prompt": "x"})).ok
+        made = await session.call("add_line_watch", {"path": "2", "prompt": "x"})
+        assert made.error_kind == "limit" and "2 triggers of registered classes" in str(made.error_text)
+        assert (await session.call("add_timer", {"interval": 60, "prompt": "x"})).ok
+        while line.waits < 2:
+            await asyncio.sleep(0.001)
+        for name in ("line_watch-1", "line_watch-2"):
+            assert (await session.call("remove_trigger", {"name": name})).ok
+        while line.waits:
+            await asyncio.sleep(0.001)
+        await session.call("add_line_watch", {"path": "a", "prompt": "x"})
+        await session.close()
+        while line.waits:
+            await asyncio.sleep(0.001)
+        assert kernel.arrivals.triggers.table.all() == []
+
+
+async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
+    line, ways = Line(), ("raise", "cancel", "position", "other")
+    async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
+        session = await kernel.session()
+        await session.call("add_line_watch", {"path": "log", "prompt": "x", "name": "log"})
+        for how in ways:
+            await session.call("add_broken", {"how": how, "prompt": "Do it.", "name": how})
+        failed = {notice.source: notice.text for notice in await told(session, len(ways))}
+        assert set(failed) == set(ways)
+        while any(one.fault is None for one in kernel.arrivals.triggers.of(session.id) if one.name != "log"):
+            await asyncio.sleep(0.001)
+        listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
+        for how in ways:
+            assert f"{how} (add_broken) failed and waits no more" in failed[how] and "Error" in listed[how]["fault"]
+        assert "\x1b" not in listed["raise"]["fault"] and "fault" not in listed["log"]
+        (tmp_path / "ws" / "log").write_text("still\n")
+        await line.look()
+        assert "still" in (await told(session, len(ways) + 1))[-1].text
+
+
+async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_cannot(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        add = {"times": [3_600 * 10**9], "prompt": "Beat.", "name": "hour"}
+        made = await session.call("clock.add_beat", add)
+        assert made.ok and "next" in made.data
+        now = clockwork.clock()
+        clockwork.clock = lambda: now + 3_601 * 10**9
+        await clockwork.due()
+        assert [notice.source for notice in await told(session, 1)] == ["hour"]
+        (trigger,) = clockwork.of(session.id)
+        assert trigger.fired == 1 and trigger.next_ns == now + 7_201 * 10**9
+        never = await session.call("clock.add_beat", {**add, "times": ["never"], "name": "n"})
+        assert never.error_kind == "invalid_input" and "never fires" in str(never.error_text)
+        for times in ([], ["soon"], [-(2**70)]):
+            wrong = await session.call("clock.add_beat", {**add, "times": times, "name": "w"})
+            assert wrong.error_kind == "failed" and "Traceback" not in str(wrong.error_text), times
+        assert len(clockwork.of(session.id)) == 1
+
+
+def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> None:
+    with pytest.raises(TypeError, match="neither wait"):
+        type("Nothing", (TriggerTool,), {})
+    with pytest.raises(ValueError, match="name yours otherwise"):
+        trigger_spec("add_x", "x", {"prompt": {}})
+
+
+@pytest.mark.proves("R-09a")
+def test_packages_register_classes_by_entry_point() -> None:
+    point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
+    loaded = PluginSource(entry_points=lambda: [point]).load()
+    assert [declared.tool.spec.id for declared in loaded.tools] == ["add_line_watch"] and not loaded.faults
