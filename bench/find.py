@@ -2,8 +2,8 @@
 
     python bench/find.py [--data DIR] [--limit N] [--hits N] [--keep DIR] QUERY...
 
-``DIR`` is one corpus or a folder of them, as for ``bench/retrieval.py``; without it BFCL's definitions are taken. All
-definitions become manifests of one program in the ``tools/`` folder of a throw-away configuration, and each query is
+``DIR`` is one corpus or a folder of them, as for ``bench/retrieval.py``; without it BFCL's definitions are taken. What is
+missing to 10,000 are methods of Google's APIs. All definitions become manifests of one program in the ``tools/`` folder of a throw-away configuration, and each query is
 put to them by a ``handrail find`` of its own. The first of all waits until every tool has its vector (about 140 a
 second); its time is printed apart. ``--keep`` leaves configuration and state in a folder, so that the next run finds
 them. What is printed beside the hits: how many tools there are, and how long each command took, start included.
@@ -25,6 +25,7 @@ from typing import Any, cast
 sys.path.insert(0, str(Path(__file__).parent))
 
 from finding.bfcl import bfcl
+from finding.google import google
 
 from handrail.contract.names import LOCKED_IDS, SESSION_INTERNAL
 
@@ -53,9 +54,10 @@ PROGRAM = "#!/bin/sh\necho '{}'\n"
 
 
 def definitions(folder: Path | None) -> Iterable[Mapping[str, Any]]:
-    """Every tool of every corpus under ``folder``, or BFCL's."""
+    """Every tool of every corpus under ``folder``, or BFCL's; then Google's."""
     if folder is None:
         yield from bfcl()[0]
+        yield from google()
         return
     found = [folder] if (folder / "tools.jsonl").is_file() else sorted(p.parent for p in folder.glob("*/tools.jsonl"))
     if not found:
@@ -64,6 +66,7 @@ def definitions(folder: Path | None) -> Iterable[Mapping[str, Any]]:
         for line in (place / "tools.jsonl").read_text(encoding="utf-8").splitlines():
             if line.strip():
                 yield json.loads(line)
+    yield from google()
 
 
 def schema(said: object) -> dict[str, Any]:
@@ -90,7 +93,7 @@ def schema(said: object) -> dict[str, Any]:
     return out
 
 
-def write(tools: Iterable[Mapping[str, Any]], folder: Path, limit: int | None) -> int:
+def write(tools: Iterable[Mapping[str, Any]], folder: Path, limit: int) -> int:
     """The folder of tools; how many there are."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     program = folder / "none"
@@ -99,7 +102,7 @@ def write(tools: Iterable[Mapping[str, Any]], folder: Path, limit: int | None) -
     known = {*LOCKED_IDS, *SESSION_INTERNAL}  # ids that are built-in tools' own
     count = 0
     for tool in tools:
-        if limit is not None and count >= limit:
+        if count >= limit:
             break
         count += 1
         name = identifier(str(tool["name"]), known)
@@ -133,7 +136,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="handrail find on real tool definitions.")
     parser.add_argument("queries", nargs="+", metavar="QUERY")
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--limit", type=int, help="of how many definitions the catalogue is made")
+    parser.add_argument("--limit", type=int, default=10_000, help="of how many definitions the catalogue is made")
     parser.add_argument("--hits", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="a folder for configuration and state, kept")
     given = parser.parse_args()
@@ -142,7 +145,7 @@ def main() -> None:
         show(place, given.data, given.limit, given.hits, given.queries)
 
 
-def show(place: Path, data: Path | None, limit: int | None, hits: int, queries: Sequence[str]) -> None:
+def show(place: Path, data: Path | None, limit: int, hits: int, queries: Sequence[str]) -> None:
     tools, config, workspace = place / "config/tools", place / "config/handrail.toml", place / "workspace"
     if tools.is_dir():
         count = len(list(tools.glob("*.json")))

@@ -34,7 +34,7 @@ def bfcl() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Every function of these splits, one of a name, and every request with the names its answer calls."""
     tools: dict[str, dict[str, Any]] = {}
     queries: list[dict[str, Any]] = []
-    with zipfile.ZipFile(_wheel()) as wheel:
+    with zipfile.ZipFile(fetched("bfcl-eval", VERSION)) as wheel:
         for split in SPLITS:
             answers = {row["id"]: row["ground_truth"] for row in _rows(wheel, f"possible_answer/BFCL_v4_{split}.json")}
             for row in _rows(wheel, f"BFCL_v4_{split}.json"):
@@ -51,12 +51,13 @@ def _rows(wheel: zipfile.ZipFile, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in wheel.read(f"bfcl_eval/data/{name}").decode().splitlines() if line.strip()]
 
 
-def _wheel() -> Path:
-    place = user_cache_path("handrail-bench") / f"bfcl_eval-{VERSION}-py3-none-any.whl"
+def fetched(package: str, version: str) -> Path:
+    """The wheel of ``package``, in the user's cache."""
+    place = user_cache_path("handrail-bench") / f"{package.replace('-', '_')}-{version}-py3-none-any.whl"
     if not place.is_file():
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=place.parent) as folder:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", folder]
-            subprocess.run([*command, f"bfcl-eval=={VERSION}"], check=True)
+            subprocess.run([*command, f"{package}=={version}"], check=True)
             next(Path(folder).glob("*.whl")).replace(place)
     return place

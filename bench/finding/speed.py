@@ -139,13 +139,12 @@ def main() -> None:
     made = documents(count)
     if what == "make":
         from handrail.catalog.cache import Cache, key_of
+        from handrail.catalog.encoding import BACKGROUND
         from handrail.catalog.index import Index
         from handrail.catalog.minilm import MiniLM
-        from handrail.catalog.usual import REQUESTS as USUAL
-        from handrail.catalog.usual import TOOLS
 
         Index(made, cache=Cache(folder))
-        background = [*USUAL, *TOOLS]
+        background = [text for several in BACKGROUND.values() for text in several]
         known = dict(zip(map(key_of, background), MiniLM().encode(background), strict=True))
         texts = [passage(each) for each in made]
         for begin in range(0, count, 1000):

@@ -17,7 +17,7 @@ from retrieval import corpora, measure, ours
 
 import handrail.catalog.fusion as fusion
 
-TRIED = (0.15, 0.2, 0.25, 0.3, 0.35, 0.4)
+TRIED = (0.06, 0.08, 0.1, 0.12, 0.14, 0.16, 0.2)
 
 
 def main() -> None:

@@ -61,7 +61,7 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         if each.near is None:
             told = -3.63 + 11.10 * words + 0.39 * ahead - 0.59 * _extent(tools) + 2.5 * each.named
         else:
-            told = -4.27 + 11.05 * each.near + 2.75 * words + 0.73 * ahead - 0.68 * _extent(tools) + 1.4 * each.named
+            told = -4.22 + 10.46 * each.near + 2.7 * words + 0.81 * ahead - 0.65 * _extent(tools) + 1.28 * each.named
         out.append(_logistic(told))
     return out
 
@@ -109,7 +109,7 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
         return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * extent + 2.07 * named)
-    return _logistic(-3.06 + 13.36 * max(nears) + 1.41 * words + 0.38 * stands - 1.01 * extent + 1.7 * named)
+    return _logistic(-2.73 + 11.84 * max(nears) + 0.69 * words + 0.61 * stands - 1.09 * extent + 1.27 * named)
 
 
 def _extent(tools: int) -> float:

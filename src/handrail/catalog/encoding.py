@@ -17,12 +17,19 @@ from typing import TYPE_CHECKING, Any, Protocol
 from handrail.catalog.cache import Cache, key_of
 from handrail.catalog.embedder import Embedder, EmbedderError, Turning
 from handrail.catalog.usual import REQUESTS, TOOLS
+from handrail.catalog.words import telling
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
 
 _AT_ONCE = 16
 """Texts encoded between two looks for a request."""
+
+BACKGROUND = {"requests": REQUESTS, "told": tuple(map(telling, REQUESTS)), "tools": TOOLS}
+"""What is encoded before anything else."""
+
+_TOLD = 0.25
+"""What a request's telling words count beside the request as it is said: chatter around a need points nowhere."""
 
 _REMEMBERED = 512
 """Texts of requests whose vectors are kept in memory."""
@@ -95,7 +102,8 @@ class Encoder:
         self._busy_since: float | None = None
         self._rest_until = 0.0
         self._closed = False
-        self._usual: tuple[Any, Any] | None = None
+        self._usual: dict[str, Any] = {}
+        """Of each kind of text what such texts commonly say, as vectors: ``BACKGROUND``'s."""
         self.state = "not started"
         """Why there is no meaning yet or now, for people; empty where there is."""
 
@@ -129,8 +137,7 @@ class Encoder:
 
     def usual_tools(self) -> Vectors:
         """The vectors of what tools commonly say; only in ``joined``."""
-        assert self._usual is not None
-        return self._usual[1]
+        return self._usual["tools"]
 
     def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait for the ``done`` of who wishes, not beyond a failure; whether it came."""
@@ -213,37 +220,43 @@ class Encoder:
 
     def _prepare(self) -> None:
         """The background, once."""
-        if self._usual is not None:
+        if self._usual:
             return
         self.state = "the model is loading"
         self._embedder.load()
         import numpy
 
         self.state = "the model is at its first texts"
-        texts = {key_of(text): text for text in (*REQUESTS, *TOOLS)}
+        texts = {key_of(text): text for several in BACKGROUND.values() for text in several}
         missing = self._without(texts)
         self._learn(missing, [texts[key] for key in missing])
-        rows = [
-            numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
-            for several in (REQUESTS, TOOLS)
-        ]
-        self._usual = (rows[0].mean(axis=0), rows[1])
+        self._usual = {
+            kind: numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
+            for kind, several in BACKGROUND.items()
+        }
 
     def _answer(self, asked: _Asked) -> None:
         if asked.given_up:
             return
-        from handrail.catalog.vectors import directions
-
-        assert self._usual is not None
-        seen = directions(self._encode(asked.texts), self._usual[0])
-        if isinstance(self._embedder, Turning):
-            seen = self._embedder.turned(seen)
+        seen = self._directions(asked.texts)
         with self._change:
             asked.vectors = dict(zip(asked.texts, seen, strict=True))
             self._recent.update(asked.vectors)
             while len(self._recent) > _REMEMBERED:
                 self._recent.popitem(last=False)
         asked.answered.set()
+
+    def _directions(self, texts: Sequence[str]) -> Vectors:
+        """Where requests point: as they are said, and for the local model a little as their telling words alone do."""
+        from handrail.catalog.vectors import directions
+
+        usual = self._usual["requests"].mean(axis=0)
+        if not isinstance(self._embedder, Turning):
+            return directions(self._encode(texts), usual)
+        rows = self._encode([*texts, *map(telling, texts)])
+        said: Any = directions(rows[: len(texts)], usual)
+        told: Any = directions(rows[len(texts) :], self._usual["told"].mean(axis=0))
+        return self._embedder.turned((1 - _TOLD) * said + _TOLD * told)
 
     def _further(self, wishes: Sequence[_Wish]) -> None:
         """One batch for the smallest of ``wishes``, or their end."""

@@ -1,7 +1,7 @@
 """Two ways of scoring, one order: words and meaning weighed together, and hits that between them serve every part.
 
-Scores of words and of meaning are made comparable by how far a tool stands out among all tools, in standard
-deviations. For a request in parts, each next hit is the one that adds most: to a part that no earlier hit serves as
+Meaning counts by how far a tool stands out among all tools, in standard deviations. Words count as BM25 has them: it weighs
+by how rare a word is already, and in standard deviations one chance word would count for more the fewer tools have any. For a request in parts, each next hit is the one that adds most: to a part that no earlier hit serves as
 well, and to the request as a whole. A second tool for the same part adds little there, so five places hold the tools
 for five needs rather than five near-copies of one; when all have theirs, the next best tools of single parts come before
 those that are a little like several. A part that no tool is near to ("could you help me with two things?") counts less.
@@ -15,8 +15,8 @@ from itertools import islice
 
 from handrail.catalog.lexical import Scores
 
-WORDS = 0.25
-"""What words count of the whole, beside meaning: the best mean over corpora, each left out once."""
+MEANING, WORDS = 0.75, 0.12
+"""What a standard deviation of meaning counts, and what a point of BM25 does: the best mean over corpora, each left out once."""
 
 NAMED = 8.0
 """Standard deviations that a tool stands out further whose very name a text has, written as names are (``get_time``)."""
@@ -46,7 +46,7 @@ class Row:
         out = NAMED if number in self.named else 0.0
         if self.meaning is None:
             return out + self.words.standing(number)
-        return out + WORDS * self.words.standing(number) + (1 - WORDS) * self.meaning.standing(number)
+        return out + WORDS * self.words.score(number) + MEANING * self.meaning.standing(number)
 
     @property
     def nearest(self) -> float:

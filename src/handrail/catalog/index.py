@@ -162,7 +162,7 @@ class Index:
         patience_s: float = PATIENCE_S,
     ) -> Found:
         """The tools that between them serve all of ``queries``: each is a need, and may hold several."""
-        texts = _texts(queries)
+        texts = texts_of(queries)
         if not texts or not self._documents or limit < 1:
             return Found((), True, 0.0, "lexical", "" if texts else "the request says nothing")
         wanted = [self._lexical.understood(text) for text in texts]
@@ -324,7 +324,7 @@ class Index:
             self._ready.set()
 
 
-def _texts(queries: Sequence[str]) -> list[str]:
+def texts_of(queries: Sequence[str]) -> list[str]:
     """The request as a whole, then its parts where it has several."""
     needs = [query.strip() for query in queries if query.strip()]
     if not needs:

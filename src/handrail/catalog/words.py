@@ -156,6 +156,13 @@ def filler(word: str) -> bool:
     return word in _FILLER
 
 
+def telling(text: str) -> str:
+    """``text`` without its filler; the text itself where nothing is left, or where it is not written in ASCII alone."""
+    if not text.isascii():
+        return text
+    return " ".join(word for word in words(text) if not filler(word)) or text
+
+
 @lru_cache(maxsize=65_536)
 def term_of(word: str) -> str:
     """The stem of ``word``; empty for filler."""
