@@ -56,11 +56,6 @@ class Arrivals:
         for trigger in self.triggers.of(session_id):
             await self.triggers.remove(session_id, trigger.name)
 
-    async def end(self, session_id: str) -> None:
-        """A sub-agent has ended: nobody would hear what its triggers tell, and what they would take is others' to read."""
-        for trigger in self.triggers.of(session_id):
-            await self.triggers.remove(session_id, trigger.name)
-
     async def discard(self, session_id: str) -> None:
         """It is closed for good."""
         await self.triggers.remove_all(session_id)
