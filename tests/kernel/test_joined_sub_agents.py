@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.kernel.guests import joined_kernel
+from tests.kernel.test_joined_ends import lose
 from tests.kernel.test_sub_agents import READER, WRITER, kernel_of, models, task
 
 from handrail.agent.loop import Agent
@@ -61,3 +62,31 @@ async def test_stopping_an_agent_in_a_process_that_joined_aborts_its_sub_agents(
         assert (await run).status == "cancelled"
         row = held.rooms.store.sessions.under(session.id)[0]
         assert row.holder is None
+
+
+@pytest.mark.proves("A-10")
+async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_and_says_so(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
+        pause = Pause()
+        top = PlayedModel(call_reply(task("reader")), text_reply("Gone on."))
+        session = await kernel.session()
+        agent = Agent(
+            session,
+            top,
+            models=models(
+                reader=PlayedModel(
+                    [
+                        pause,
+                        *text_reply("Read."),
+                    ]
+                )
+            ),
+        )
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await pause.reached.wait()
+        lose(kernel)
+        pause.proceed.set()
+        assert (await run).text == "Gone on."
+        await held.log.flush()
+        (child,) = held.rooms.store.sessions.under(session.id)
+        assert child.id in str(top.requests[-1].messages)

@@ -210,5 +210,41 @@ async def test_what_a_sub_agent_began_ends_with_it(tmp_path: Path, how: str) -> 
         assert kernel.rooms.store.triggers.all() == []
 
 
+async def test_what_a_sub_agent_had_at_work_when_its_kernel_ended_is_not_taken_up_by_the_next(tmp_path: Path) -> None:
+    ran: list[str] = []
+
+    @tool(id="rebuild", side_effect="external", mode="background", locks=[], idempotent=True)
+    async def rebuild(name: str) -> str:
+        """Build as often as needed."""
+        ran.append(name)
+        await asyncio.Event().wait()
+        return name
+
+    agents = {"quiet": 'role = "subagent"\nrules = ["allow rebuild", "allow add_timer"]\nmodel = "played:quiet"'}
+    async with kernel_of(tmp_path, agents, tools=[rebuild], rules=["allow rebuild"]) as kernel:
+        pause = Pause()
+        session = await kernel.session("ses_top")
+        top = PlayedModel(call_reply(task("quiet")))
+        agent = Agent(session, top, models=models(quiet=PlayedModel([pause, *text_reply("never")])))
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await pause.reached.wait()
+        for one in (session, session.family.children[0]):
+            assert (await one.call("rebuild", {"name": one.family.manifest.id})).ok
+        assert (await session.family.children[0].call(*TIMER)).ok
+        while len(ran) < 2:
+            await asyncio.sleep(0)
+    assert (await run).status == "cancelled"
+    async with temporary_kernel(tmp_path, tools=[rebuild], rules=["allow rebuild"]) as kernel:
+        assert {job.about: job.state for job in await kernel.jobs.list()} == {
+            "default": "pending",
+            "quiet": "cancelled",
+        }
+        await kernel.session("ses_top")
+        assert kernel.rooms.store.triggers.all() == []
+        while len(ran) < 3:
+            await asyncio.sleep(0)
+    assert ran == ["default", "quiet", "default"]
+
+
 async def _answers(agent: Agent) -> list[Result]:
     return [event.answer.result async for event in agent.run("Go.") if isinstance(event, CallAnswered)]

@@ -69,6 +69,7 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **OF_A_TASK,
         **{step: OF_A_JOB[step] for step in ("detached", "ended", "row ended", "notice written", "notice given")},
     },
+    "task whose agent has a job": {step: OF_A_JOB[step] for step in ("detached", "running", "ended", "row ended")},
 }
 """By case, each step at which the process is killed."""
 QUESTION = ("question", {"questions": [{"question": "Which colour?"}]})
@@ -78,12 +79,13 @@ CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "approval": ("pay", {"name": "work"}),
     "question": QUESTION,
     "task": ("task", {"subagent_type": "worker", "prompt": "Work."}),
+    "task whose agent has a job": ("task", {"subagent_type": "worker", "prompt": "Work."}),
     "task in the background": ("task", {"subagent_type": "worker", "prompt": "Work.", "background": True}),
 }
 RULES = ("allow once", "allow again")
 AGENTS = {
     "default": "[delegable]\npresence = true",
-    "worker": 'role = "subagent"\ntools = ["pay"]\nmodel = "played:worker"',
+    "worker": 'role = "subagent"\ntools = ["pay", "again"]\nmodel = "played:worker"',
 }
 
 
@@ -147,7 +149,8 @@ def agent_in(session: HeldSession, case: str, step: str = "") -> Agent:
     working: list[BlockEvent | Pause] = [TextDelta("I begin."), Finished("end")]
     if step == "in the model's turn":
         working.insert(1, Death())
-    worker = PlayedModel(call_reply(("pay", {"name": "work"})), working)
+    does = "again" if "has a job" in case else "pay"
+    worker = PlayedModel(call_reply((does, {"name": "work"})), working)
     return Agent(session, PlayedModel(*replies), models=lambda _: worker)
 
 
