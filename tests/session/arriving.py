@@ -35,6 +35,7 @@ class Place:
 
     def __init__(self, store: Store, clock: Clock, outcomes: Mapping[str, bool | None]) -> None:
         redactor = Redactor()
+        self.store = store
         self.board = Noticeboard(store.notices, redactor)
         self.switchboard = Switchboard(store.channels, redactor, clock, outcomes.get)
         self.clockwork = Clockwork(store.triggers, self.board, self.switchboard, redactor, clock)

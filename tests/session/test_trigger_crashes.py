@@ -1,0 +1,138 @@
+"""A process that is killed at any step of a trigger: added, due, told, heard. Nothing fires twice, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.session.arriving import SECOND, Clock, Place, place
+
+from handrail.agent.conversation import Conversation
+from handrail.agent.hearing import hear
+from handrail.contract.history import Entry
+from handrail.record.reading import LogReader
+from handrail.store.encoding import decode
+from handrail.store.opening import Store
+
+pytestmark = pytest.mark.proves("A-07", "G-05")
+
+
+class Kept:
+    """A conversation's rows, in the same database as what is told in it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def read(self) -> list[Entry]:
+        return await self._store.messages.read("s")
+
+    def keep(self, entries: Any) -> Any:
+        return self._store.messages.keep("s", entries, 1)
+
+    async def provided(self, about: Any, content: Any) -> list[str]:
+        return []
+
+
+async def heard_after(folder: Path, there: Place, clock: Clock, store: Store) -> list[str]:
+    """Go on from what is there: fire what is due and hear what was told. Gives the whole conversation's lines."""
+    await there.clockwork.begin()
+    conversation = Conversation(Kept(store))
+    await conversation.load()
+    await hear(there.board.of("s"), conversation)
+    rows = await store.messages.read("s")
+    return [line for _, data in rows for line in str(data["text"]).splitlines()[1:]]
+
+
+async def test_a_kill_after_any_commit_leaves_what_is_told_exactly_once(tmp_path: Path) -> None:
+    clock, left = Clock(), list[Path]()
+
+    def killed_here(store: Store) -> None:
+        """Keep the database as a kill at this moment would leave it."""
+        copy = tmp_path / f"kill-{len(left)}"
+        (copy / "ws").mkdir(parents=True)
+        with closing(sqlite3.connect(copy / "db")) as to, closing(sqlite3.connect(store.database.path)) as of:
+            of.backup(to)
+        left.append(copy)
+
+    async with place(tmp_path, clock) as there:
+        store = there.store
+        commit = store.database.commit
+
+        async def and_look(table: Any, payload: Any) -> None:
+            await commit(table, payload)
+            killed_here(store)
+
+        store.database.commit = and_look  # type: ignore[method-assign]
+        await there.triggers("s").timer(10_000, "every", name="every")
+        await there.triggers("s").timer(10_000, "once", name="once", once=True)
+        added = len(left)
+        clock.now += 10 * SECOND
+        whole = await heard_after(tmp_path, there, clock, store)
+    assert len(whole) == 2 and len(left) >= added + 5  # two notices, two rows, and that both are heard
+    for number, copy in enumerate(left[added - 1 :], added - 1):
+        (copy / "state").mkdir()
+        async with place(copy, clock) as there:
+            there_db = there.store.database.path
+            with closing(sqlite3.connect(copy / "db")) as of, closing(sqlite3.connect(there_db)) as to:
+                to.execute("PRAGMA busy_timeout = 5000")
+                for table in ("trigger_row", "notice", "message"):
+                    rows = of.execute(f"SELECT * FROM {table}").fetchall()
+                    if rows:
+                        to.executemany(f"INSERT INTO {table} VALUES ({','.join('?' * len(rows[0]))})", rows)
+                to.commit()
+            again = await heard_after(copy, there, clock, there.store)
+            assert sorted(again) == sorted(whole), f"after commit {number}"
+            (trigger,) = there.clockwork.of("s")
+            assert trigger.name == "every" and trigger.next_ns == clock.now + 10 * SECOND
+
+
+_PROGRAM = """
+import asyncio, sys
+from pathlib import Path
+from handrail.agent.loop import Agent
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+async def main(folder, id):
+    async with temporary_kernel(folder, rules=["allow add_timer"]) as kernel:
+        session = await kernel.session(id or None)
+        print(session.id, flush=True)
+        add = [call_reply(("add_timer", {"interval": 1, "prompt": "beat", "name": "t", "immediate": True})), text_reply("ok")]
+        agent = Agent(session, PlayedModel(*([] if id else add), *([text_reply("heard")] * 1000)))
+        async for event in agent.live(None if id else "begin"):
+            print(type(event).__name__, flush=True)
+
+asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))
+"""
+
+
+@pytest.mark.slow
+def test_a_living_agent_that_is_killed_again_and_again_hears_each_beat_once(tmp_path: Path) -> None:
+    session_id, signs = "", ("RunFinished", "Waiting", "NoticesHeard", "TurnStarted", "TextDelta")
+    for round_ in range(15):
+        command = [sys.executable, "-c", _PROGRAM, str(tmp_path), session_id]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            session_id = session_id or program.stdout.readline().strip()
+            wanted, seen = signs[round_ % len(signs)], 0
+            for line in program.stdout:  # killed after the second of some event, from the second beat on
+                seen += line.strip() == wanted
+                if seen == 2 + (round_ == 0):
+                    break
+            os.kill(program.pid, signal.SIGKILL)
+    (database,) = (tmp_path / "state").glob("ws/*/handrail.db")
+    with LogReader.at(database) as reader:
+        rows = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM message ORDER BY position")]
+        told = [id for row in rows for id in row.get("notices", ())]
+        kept = [decode(body) for (body,) in reader.connection.execute("SELECT body FROM trigger_row")]
+        (pending,) = reader.connection.execute("SELECT count(*) FROM notice WHERE taken = 0").fetchone()
+    beats = [int(id.rpartition("/")[2]) for id in told]
+    assert len(beats) >= 15 and len(set(beats)) == len(beats) and beats == sorted(beats)
+    assert len(kept) == 1 and kept[0]["fired"] in (len(beats) + pending - 1, len(beats) + pending)
