@@ -95,8 +95,7 @@ def servers(workspace: Path) -> list[Server]:
         ("toggle-simulated-logging", {}, "ogging"),
         ("toggle-subscriber-updates", {}, "pdates"),
         ("trigger-long-running-operation", {"duration": 0.2, "steps": 2}, "completed"),
-        # It is a task of the tasks extension, which belongs to jobs.
-        ("simulate-research-query", {"topic": "tools", "ambiguous": False}, None),
+        ("simulate-research-query", {"topic": "tools", "ambiguous": False}, "tools"),  # a task
     ]
     box = f"{ws}/box"
     files: list[Called] = [

@@ -43,17 +43,21 @@ async def with_input(
         said = dict(params)
         if isinstance(state := result.get("requestState"), str):
             said["requestState"] = state
-        asked = result.get("inputRequests")
-        if isinstance(asked, dict) and asked:
-            said["inputResponses"] = await _asked(cast("dict[str, Any]", asked), runtime, name, grants)
+        wanted = result.get("inputRequests")
+        if isinstance(wanted, dict) and wanted:
+            said["inputResponses"] = await asked(cast("dict[str, Any]", wanted), runtime, name, grants)
         elif turn < MOST_ROUNDS:
             await asyncio.sleep(_PAUSES_S[min(turn, len(_PAUSES_S) - 1)])
     raise ToolError(f"mcp server {name} asked for input more than {MOST_ROUNDS} times in one call", kind="backend")
 
 
-async def _asked(
+async def asked(
     requests: Mapping[str, Any], runtime: Runtime | None, name: str, grants: frozenset[str]
 ) -> dict[str, Mapping[str, Any]]:
+    """What the client answers to a server's requests, by their keys.
+
+    :raises ToolError: as :func:`with_input` does
+    """
     asks: dict[str, Ask] = {}
     for key, request in requests.items():
         said = cast("dict[str, Any]", request) if isinstance(request, dict) else {}

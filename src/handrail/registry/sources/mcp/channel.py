@@ -40,10 +40,19 @@ class Lost(Exception):
         self.forgotten = forgotten
 
 
+_NAMED = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}
+_TASKS = "io.modelcontextprotocol/tasks"
+
+
+def extensions_of(method: str) -> dict[str, Any]:
+    """What the client says that it can do beside, in the newer era: follow a task, where a call may become one."""
+    return {"extensions": {_TASKS: {}}} if method == "tools/call" or method.startswith("tasks/") else {}
+
+
 def headers_of(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:
     """What a transport over HTTP says beside the message, in the newer era."""
     found = {"mcp-protocol-version": version, "mcp-method": method}
-    key = {"tools/call": "name", "prompts/get": "name", "resources/read": "uri"}.get(method)
+    key = _NAMED.get(method, "taskId" if method.startswith("tasks/") else None)
     if key is not None and params is not None and isinstance(name := params.get(key), str):
         found["mcp-name"] = name
     return found

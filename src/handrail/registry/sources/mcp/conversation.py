@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.peer import ASK_KINDS, Ask, AskMethod
-from handrail.registry.sources.mcp.channel import Channel, Lost, Message, RpcError, headers_of, refusal
+from handrail.registry.sources.mcp.channel import Channel, Lost, Message, RpcError, extensions_of, headers_of, refusal
 from handrail.registry.sources.mcp.definition import GRANTS
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ class Conversation:
             meta |= {
                 f"{_META}protocolVersion": version,
                 f"{_META}clientInfo": self._client,
-                f"{_META}clientCapabilities": self._offered(runtime),
+                f"{_META}clientCapabilities": {**self._offered(runtime), **extensions_of(method)},
             }
             if runtime is not None:
                 meta[f"{_META}logLevel"] = LOG_LEVEL

@@ -22,6 +22,7 @@ from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.listing import Listing
 from handrail.registry.sources.mcp.pages import listed
 from handrail.registry.sources.mcp.subscriptions import Subscriptions
+from handrail.registry.sources.mcp.tasks import carried_out
 
 if TYPE_CHECKING:
     from handrail.contract.runtime import Runtime
@@ -95,15 +96,24 @@ class Upstream:
         *,
         headers: Mapping[str, str] | None = None,
         stands: Callable[[], None] = lambda: None,
+        as_task: bool = False,
     ) -> dict[str, Any]:
-        """Ask the server, and where it asks back for input in the newer era, ask the client and go on.
+        """Ask the server, and where it asks back for input in the newer era, ask the client and go on. A tool's result is
+        waited for also where it comes by a task.
 
         :param runtime: of the call on whose behalf
         :param stands: raises where what the server lists now is not what is asked for any more; looked at on each
             connection anew
+        :param as_task: see :func:`handrail.registry.sources.mcp.tasks.carried_out`
         :raises ToolError: ``unavailable`` without a connection, ``interrupted`` when it was lost meanwhile, ``limit``,
             ``backend``, or as a client's answers make it
         """
+
+        async def made(conversation: Conversation, said: Mapping[str, Any]) -> dict[str, Any]:
+            if method != "tools/call":
+                return await conversation.request(method, said, runtime, headers=headers)
+            grants = self.definition.grants
+            return await carried_out(conversation, said, runtime, grants, headers=headers, as_task=as_task)
 
         async def once(said: Mapping[str, Any]) -> dict[str, Any]:
             conversation = await self.connected()
@@ -111,15 +121,15 @@ class Upstream:
             try:
                 if self.definition.write:
                     async with conversation.channel.watched():
-                        return await conversation.request(method, said, runtime, headers=headers)
-                return await conversation.request(method, said, runtime, headers=headers)
+                        return await made(conversation, said)
+                return await made(conversation, said)
             except Lost as lost:
                 if not lost.forgotten:
                     raise
                 # The server refused it unseen, as where it has forgotten the session: once more, on the next connection.
                 conversation = await self.connected(again=True)
                 stands()
-                return await conversation.request(method, said, runtime, headers=headers)
+                return await made(conversation, said)
 
         try:
             return await with_input(once, params, runtime, self.name, self.definition.grants)

@@ -17,6 +17,7 @@ from handrail.registry.sources.mcp.channel import RpcError
 from handrail.registry.sources.mcp.conversation import ASKED_BY
 from handrail.registry.sources.mcp.definition import ServerDefinition
 from handrail.registry.sources.mcp.listing import Item
+from handrail.registry.sources.mcp.tasks import needs_task
 
 if TYPE_CHECKING:
     from handrail.registry.sources.mcp.owner import Upstream
@@ -133,7 +134,8 @@ class McpTool(Tool):
         headers = self.header_fields(args) if self._headers else None
         said = {"name": self.name, "arguments": args}
         try:
-            answer = await upstream.call("tools/call", said, runtime, headers=headers, stands=stands)
+            as_task = needs_task(self.item)
+            answer = await upstream.call("tools/call", said, runtime, headers=headers, stands=stands, as_task=as_task)
         except RpcError as error:
             raise failed(self.definition.name, error) from None
         return from_content(answer)

@@ -1,0 +1,175 @@
+"""Upstream servers that answer a call with a task, of both eras: its result is the call's, and its end is the task's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail.contract.session import Session
+from handrail.testing.kernels import ScriptedPeer, temporary_kernel
+from handrail.testing.upstreams import Answering, Asked, HttpServer, http_server, listed
+
+pytestmark = pytest.mark.proves("F-04")
+TASKS = "io.modelcontextprotocol/tasks"
+NAME = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+def content(text: str) -> dict[str, Any]:
+    return {"content": [{"type": "text", "text": text}]}
+
+
+class Tasking:
+    """A server whose one tool is a task.
+
+    :param states: what its task says, one each time it is looked at; the last one for good
+    """
+
+    def __init__(self, era: str, *states: Mapping[str, Any]) -> None:
+        self.era = era
+        self.states = list(states)
+        self.asked: list[Asked] = []
+        self.stopped = asyncio.Event()
+        self.looked = asyncio.Event()
+
+    def of(self, rpc: str) -> list[Asked]:
+        return [one for one in self.asked if one.rpc == rpc]
+
+    async def reply(self, asked: Asked, answering: Answering) -> bool:
+        if asked.method != "POST":
+            return False
+        self.asked.append(asked)
+        tool = listed("slow", execution={"taskSupport": "required"})
+        about: dict[str, Any] = {"resultType": "complete", "cacheScope": "private", "ttlMs": 0}
+        modern = self.era == "modern"
+        found: dict[str, Any]
+        match asked.rpc:
+            case "server/discover" if modern:
+                found = {"supportedVersions": ["2026-07-28"], "capabilities": {"tools": {}}, **about}
+            case "initialize":
+                can: dict[str, Any] = {"tools": {}, "tasks": {"requests": {"tools": {"call": {}}}}}
+                found = {
+                    "protocolVersion": "2025-11-25",
+                    "capabilities": can,
+                    "serverInfo": {"name": "h", "version": "1"},
+                }
+            case "tools/list":
+                found = {"tools": [tool], **(about if modern else {})}
+            case "tools/call" if modern:
+                found = {"resultType": "task", "taskId": "t-1", "status": "working", "ttlMs": None, "pollIntervalMs": 1}
+            case "tools/call":
+                found = {"task": {"taskId": "t-1", "status": "working", "ttl": 60_000}}
+            case "tasks/get":
+                self.looked.set()
+                state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+                found = {**about, "taskId": "t-1", "pollIntervalMs": 1, **state}
+            case "tasks/result" if self.states:
+                found = dict(self.states[0])
+            case "tasks/result":
+                self.looked.set()
+                await asyncio.Event().wait()
+                return True
+            case "tasks/update" | "tasks/cancel":
+                found = {"resultType": "complete"}
+            case "server/discover":
+                await answering.send(404)
+                return True
+            case _:
+                await answering.send(202)
+                return True
+        await answering.result(asked, found)
+        if asked.rpc == "tasks/cancel":
+            self.stopped.set()
+        return True
+
+
+@asynccontextmanager
+async def opened(
+    folder: Path, tasking: Tasking, peer: ScriptedPeer | None = None, **settings: Any
+) -> AsyncGenerator[tuple[Session, HttpServer]]:
+    async with (
+        http_server(any_request=tasking.reply) as http,
+        temporary_kernel(folder, rules=["allow mcp:h:*"]) as kernel,
+        kernel.mcp.connect("h", url=http.url, **settings) as connected,
+    ):
+        await connected.approve()
+        yield await kernel.session(peer=peer), http
+
+
+WORKING = {"status": "working", "statusMessage": "half way"}
+
+
+async def test_a_task_is_looked_at_until_it_has_a_result(tmp_path: Path) -> None:
+    tasking = Tasking("modern", WORKING, {"status": "completed", "result": content("found it")})
+    async with opened(tmp_path, tasking) as (session, _):
+        told: list[object] = []
+        session.watch(lambda event: told.append(event.data.get("message")) if event.kind == "progress" else None)
+        result = await session.call("h_slow", {})
+        assert (result.ok, result.data) == (True, "found it")
+        assert "half way" in told
+    (call,) = tasking.of("tools/call")
+    declared = call.body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]
+    assert declared["extensions"] == {TASKS: {}} and "task" not in call.body["params"]
+    assert {one.headers["mcp-name"] for one in tasking.of("tasks/get")} == {"t-1"}
+    assert not tasking.of("tasks/cancel"), "one that has ended is not stopped"
+
+
+async def test_what_a_task_asks_goes_to_the_client_once_where_it_is_granted(tmp_path: Path) -> None:
+    form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
+    asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
+    tasking = Tasking("modern", asks, asks, {"status": "completed", "result": content("thanks")})
+    answer = {"action": "accept", "content": {"name": "Ada"}}
+    peer = ScriptedPeer([{"who": answer}])
+    async with opened(tmp_path, tasking, peer, elicitation=True) as (session, _):
+        assert (await session.call("h_slow", {})).data == "thanks"
+        (update,) = tasking.of("tasks/update")
+        assert update.body["params"]["inputResponses"] == {"who": answer}
+
+
+async def test_what_it_may_not_ask_ends_the_call_and_stops_the_task(tmp_path: Path) -> None:
+    tasking = Tasking("modern", {"status": "input_required", "inputRequests": {"who": {"method": "roots/list"}}})
+    async with opened(tmp_path, tasking) as (session, _):
+        result = await session.call("h_slow", {})
+        assert result.error_kind == "denied" and "not granted" in str(result.error_text)
+        await tasking.stopped.wait()
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "words"),
+    [
+        ({"status": "failed", "error": {"code": -32603, "message": "no more disk"}}, "failed", "no more disk"),
+        ({"status": "cancelled"}, "failed", "cancelled"),
+        ({"status": "resting"}, "backend", "no state"),
+        ({"status": "completed", "result": {**content("bad"), "isError": True}}, "failed", "bad"),
+    ],
+)
+async def test_a_task_without_a_result_says_why(tmp_path: Path, state: dict[str, Any], kind: str, words: str) -> None:
+    async with opened(tmp_path, Tasking("modern", state)) as (session, _):
+        result = await session.call("h_slow", {})
+        assert (result.error_kind, words in str(result.error_text)) == (kind, True)
+
+
+@pytest.mark.proves("X-08")
+@pytest.mark.parametrize("era", ["modern", "legacy"])
+async def test_a_call_that_is_stopped_stops_its_task(tmp_path: Path, era: str) -> None:
+    tasking = Tasking(era, *([WORKING] if era == "modern" else []))
+    async with opened(tmp_path, tasking) as (session, _):
+        calling = asyncio.create_task(session.call("h_slow", {}))
+        await tasking.looked.wait()
+        session.cancel("user")
+        assert (await calling).error_kind == "cancelled"
+        await tasking.stopped.wait()
+        (stop,) = tasking.of("tasks/cancel")
+        assert stop.body["params"]["taskId"] == "t-1"
+
+
+async def test_in_the_older_era_a_tool_that_is_a_task_is_called_as_one(tmp_path: Path) -> None:
+    tasking = Tasking("legacy", content("found it"))
+    async with opened(tmp_path, tasking) as (session, _):
+        assert (await session.call("h_slow", {})).data == "found it"
+        (call,) = tasking.of("tools/call")
+        assert call.body["params"]["task"] == {}
