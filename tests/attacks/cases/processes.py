@@ -26,6 +26,39 @@ time.sleep(600)
 """
 
 
+_TYPES = """
+import fcntl, os
+for place in ("/dev/tty", "/dev/console", "/proc/self/fd/0", "/proc/1/fd/0", *(f"/dev/pts/{n}" for n in range(64))):
+    try:
+        terminal = os.open(place, os.O_RDWR | os.O_NOCTTY)
+    except OSError:
+        continue
+    for command, argument in ((0x5412, b"x"), (0x541C, b"\\3x"), (0x5423, b"\\0\\0\\0\\0")):
+        try:
+            fcntl.ioctl(terminal, command, argument)
+            print("REACHED", place, hex(command))
+        except OSError as error:
+            print(place, error)
+    if os.fstat(terminal).st_rdev != os.fstat(0).st_rdev and place not in ("/dev/tty",):
+        print("REACHED another terminal", place)
+print("tried to", "its end", os.isatty(0), flush=True)
+"""
+
+
+async def _types(home: Home) -> str | None:
+    async with home.session() as session:
+        started = await session.call("terminal.start", {"command": f"python3 {home.probe(_TYPES)}"})
+        if not started.ok:
+            return f"no terminal was started: {started.error_text}"
+        text, state = "", "running"
+        while state == "running":
+            told = (await session.call("terminal.read", {"id": started.data["job_id"]})).data
+            text, state = text + told["text"], told["state"]
+    if "tried to its end True" not in text:
+        return f"the probe did not run to its end: {text[-600:]!r}"
+    return f"{text[-600:]!r}" if "REACHED" in text else None
+
+
 def _running(mark: str) -> list[str]:
     """Processes anywhere in the outer sandbox with ``mark`` in their command line."""
     found: list[str] = []
@@ -186,6 +219,13 @@ CASES: list[Case] = [
         "there is no controlling terminal",
         "exec 3<>/dev/tty && echo REACHED; ps -o tty= -p $$ | grep -e pts -e tty && echo REACHED; true",
         control=False,
+    ),
+    Case(
+        "TIOCSTI in a terminal",
+        "processes",
+        "types into its own terminal, or one of the machine's",
+        "a terminal of its own, into which only the holder types",
+        _types,
     ),
     python(
         "descriptors",
