@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +14,9 @@ from tests.catalog.texts_of import ALL, HOTEL, MAIL, STOCK, WEATHER, Directions,
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
 from handrail.catalog.texts import Document, passage
+
+if TYPE_CHECKING:
+    from handrail.catalog.embedder import Vectors
 
 
 @pytest.mark.parametrize(
@@ -364,3 +368,19 @@ def test_a_tool_that_claims_everything_wins_nothing_by_words(hub: Document) -> N
     index = Index([*TOOLS, hub, *(tool(f"other_{n}", f"Other thing number {n}.") for n in range(20))])
     won = [index.search(each).hits[0].id for each in REQUESTS]
     assert won == [each.id for each in TOOLS]
+
+
+class Turned(Directions):
+    """As the local model, one that knows how requests lie to tools."""
+
+    def turned(self, requests: Vectors) -> Vectors:
+        return requests
+
+
+@pytest.mark.parametrize(("embedder", "also"), [(Turned(), True), (Directions(), False)])
+def test_requests_are_read_by_their_telling_words_too_where_that_was_measured(embedder: Directions, also: bool) -> None:
+    encoder = Encoder(embedder)
+    found = encoder.request(["could you tell me whether it will rain"], 100)
+    encoder.close(10)
+    assert found is not None
+    assert ("whether rain" in embedder.encoded) == also

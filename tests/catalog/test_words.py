@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handrail.catalog.splitting import MOST_PARTS, parts
 from handrail.catalog.stemming import stem
 from handrail.catalog.texts import Document, passage
-from handrail.catalog.words import names_in, spelled, terms, words
+from handrail.catalog.words import names_in, spelled, telling, terms, words
 
 
 @pytest.mark.parametrize(
@@ -149,3 +149,9 @@ def test_names_in_a_text_are_what_only_names_are_written_like() -> None:
         "get_time",
         "clock.getDate",
     ]
+
+
+def test_the_telling_words_of_a_request_are_what_is_left_without_its_filler() -> None:
+    assert telling("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
+    assert telling("will you have it for me") == "will you have it for me"
+    assert telling("明日の天気は?") == "明日の天気は?"
