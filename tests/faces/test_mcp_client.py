@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -337,3 +339,20 @@ async def test_what_another_server_asks_says_so_and_hides_nothing_of_that(tmp_pa
         assert said(await one.call_tool("insist", {"params": {"message": message}})) == ""
     (first, second) = person.seen[0].message.split("\n")
     assert first.startswith("theirs asks: ") and first.isprintable() and second == "| Handrail asks: allow?"
+
+
+@ERAS
+@pytest.mark.proves("F-03")
+async def test_where_the_log_is_damaged_a_client_is_told_what_is_and_what_to_do(tmp_path: Path, era: Era) -> None:
+    async with serving(tmp_path) as (kernel, _, client), client(era) as one:
+        with closing(sqlite3.connect(kernel.rooms.store.folders.database)) as other:
+            other.execute("ALTER TABLE session RENAME TO elsewhere")
+            result = await one.call_tool("read", {"path": "a"})
+            assert result.is_error and about(result, "error_kind") == "unavailable"
+            for told in ("handrail.db is damaged", "no such table", "Keep a copy", "move it away"):
+                assert told in said(result)
+            with pytest.raises(MCPError, match="Keep a copy") as refused:
+                await one.list_tools()
+            assert refused.value.data == {"handrail/error_kind": "unavailable"}
+            other.execute("ALTER TABLE elsewhere RENAME TO session")
+        assert "handrail.db" not in said(await one.call_tool("read", {"path": "a"}))

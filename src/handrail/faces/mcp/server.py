@@ -29,6 +29,7 @@ from handrail.faces.mcp.listing import page_of, rendered, unwrapped, with_schema
 from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
 from handrail.faces.mcp.skills import TOOL as SKILL
 from handrail.faces.mcp.tasks import Tasks
+from handrail.faces.mcp.told import told
 from handrail.faces.mcp.tools import DOOR, DOOR_TOOL, as_tool, specs_of
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ def build(house: House) -> Server[dict[str, Any]]:
     )
     server.extensions.update(EXTENSIONS)
     for method, params_type, handler in faces.handlers():
-        server.add_request_handler(method, params_type, handler)
+        server.add_request_handler(method, params_type, told(method, handler))
     security = RequestStateSecurity.ephemeral(ttl=house.serving.hold_s + _GIVE_UP_S)
     server.middleware.append(RequestStateBoundary(security, default_audience="handrail"))
     return server
