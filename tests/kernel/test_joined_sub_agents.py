@@ -90,3 +90,21 @@ async def test_where_the_line_to_the_holder_breaks_the_work_of_a_sub_agent_ends_
         await held.log.flush()
         (child,) = held.rooms.store.sessions.under(session.id)
         assert child.id in str(top.requests[-1].messages)
+
+
+@pytest.mark.proves("A-10", "P-12")
+async def test_what_a_sub_agent_of_a_process_that_has_gone_was_asking_waits_for_nobody(tmp_path: Path) -> None:
+    agents = {"default": "[delegable]\npresence = true", "writer": WRITER}
+    async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as kernel:
+        person = ScriptedPerson()
+        person.may_answer.clear()
+        writer = PlayedModel(call_reply(("write", {"path": "a", "content": "a"})))
+        session = await kernel.session(attendant=person)
+        agent = Agent(session, PlayedModel(call_reply(task("writer")), text_reply(".")), models=models(writer=writer))
+        run = asyncio.ensure_future(agent.complete("Go."))
+        await person.asked.wait()
+        (asked,) = held.approvals.pending()
+        lose(kernel)
+        assert (await run).status == "answered"
+        assert not held.approvals.get(asked.id).pending and not held.approvals.pending()
+    assert not (tmp_path / "ws" / "a").exists()
