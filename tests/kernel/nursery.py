@@ -7,6 +7,7 @@ import asyncio, contextlib, ctypes, faulthandler, gc, json, os, random, signal, 
 from pathlib import Path
 from handrail import Kernel, tool
 from handrail.holding import HeldKernel
+from handrail.sandbox import process
 import handrail.joined, handrail.tools
 
 folder, tasks_of_each = Path(sys.argv[1]), int(sys.argv[2])
@@ -120,6 +121,9 @@ async def main(name, seed):
     except BaseException as error:
         member.say("failed", error=f"{type(error).__name__}: {error}")
         raise
+    here = asyncio.get_running_loop()
+    while any(one.loop is here for one in process._leaving):  # however long this machine takes to put namespaces away
+        await process.settled()
     gc.collect()
     files = [path for number, path in open_files().items() if before.get(number) != path]
     tasks = [str(task) for task in asyncio.all_tasks() - {asyncio.current_task(), hearing}]
