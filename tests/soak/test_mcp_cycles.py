@@ -19,7 +19,7 @@ from handrail.testing.kernels import temporary_kernel
 from handrail.testing.upstreams import Program, http_server
 
 CYCLES, WARMING = 1_000, 100
-FEW, FIRST = {"http": 20, "stdio": 6}, 2
+FEW, FIRST = {"http": 8, "stdio": 4}, 2
 PAGES = 6_000
 """Calls that fill what the database keeps of its pages in memory, up to a bound of its own."""
 STRAY = 4

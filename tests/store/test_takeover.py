@@ -148,7 +148,7 @@ def chaos(place: Place, deaths: int, paused_of: int, seed: int) -> None:
 
 
 def test_holders_that_die_or_are_paused_lose_nothing_they_acknowledged(place: Place) -> None:
-    chaos(place, 20, 8, seed=7)
+    chaos(place, 10, 4, seed=7)
 
 
 @pytest.mark.slow
