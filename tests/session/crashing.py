@@ -103,6 +103,19 @@ asyncio.run(main())
 """
 
 
+def die_by_itself(folder: Path, script: str, *arguments: str) -> str:
+    """Run a program that kills itself by SIGKILL; gives what it had written. ``DIE`` in it is the statement that does so.
+
+    :param folder: its first argument
+    """
+    file = folder / "dies.py"
+    file.write_text(script.replace("DIE", "__import__('os').kill(__import__('os').getpid(), 9)"))
+    argv = [*prefork.python(file), str(folder), *arguments]
+    done = subprocess.run(argv, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert done.returncode == -signal.SIGKILL, (done.returncode, done.stdout, done.stderr[-2000:])
+    return done.stdout
+
+
 def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """Each call's records as another process finds them."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.session.crashing import die_by_itself
 
 from handrail import tool
 from handrail.contract.people import ApprovalAnswer
@@ -27,13 +28,14 @@ async def pay(source: str) -> str:
     with open(folder / "paid", "a") as file:
         file.write(source + "\\n")
     if how == "hang":
-        print("RUNS", flush=True)
-        await asyncio.Event().wait()
+        DIE
     return source
 
 class Elsewhere:
     async def approve(self, request):
         print("ASKED", request.id, request.call_id, request.session_id, flush=True)
+        if how == "plain":
+            DIE
         await asyncio.Event().wait()
 
     async def answer(self, session_id, questions):
@@ -65,7 +67,8 @@ async def pay(source: str) -> str:
 
 
 def start(folder: Path, how: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", CHILD, str(folder), how], stdout=subprocess.PIPE, text=True)
+    script = CHILD.replace("DIE", "pass")
+    return subprocess.Popen([sys.executable, "-c", script, str(folder), how], stdout=subprocess.PIPE, text=True)
 
 
 def told(process: subprocess.Popen[str], word: str) -> list[str]:
@@ -77,9 +80,7 @@ def told(process: subprocess.Popen[str], word: str) -> list[str]:
 
 @pytest.mark.proves("P-09", "X-13")
 async def test_who_waited_when_its_process_was_killed_is_answered_afterwards_and_runs_once(tmp_path: Path) -> None:
-    with start(tmp_path, "plain") as child:
-        approval, call, session_id = told(child, "ASKED")
-        child.send_signal(signal.SIGKILL)
+    approval, call, session_id = die_by_itself(tmp_path, CHILD, "plain").split()[1:]
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         assert [row.id for row in kernel.approvals.pending()] == [approval] and not kernel.interrupted
         await kernel.approvals.decide(approval, ApprovalAnswer("once"), by="later")
@@ -97,10 +98,7 @@ async def test_who_waited_when_its_process_was_killed_is_answered_afterwards_and
 
 @pytest.mark.proves("P-09")
 async def test_an_approved_call_that_had_begun_when_it_was_killed_is_never_run_again(tmp_path: Path) -> None:
-    with start(tmp_path, "hang") as child:
-        _, call, session_id = told(child, "ASKED")
-        told(child, "RUNS")
-        child.send_signal(signal.SIGKILL)
+    _, call, session_id = die_by_itself(tmp_path, CHILD, "hang").split()[1:]
     assert (tmp_path / "paid").read_text() == "a\n"
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         assert [lost.call_id for lost in kernel.interrupted] == [call]
@@ -117,7 +115,7 @@ async def test_what_a_process_that_joined_had_asked_when_it_was_killed_still_wai
 ) -> None:
     async with temporary_kernel(tmp_path, tools=[pay]) as kernel:
         loop = asyncio.get_running_loop()
-        with start(tmp_path, "plain") as child:
+        with start(tmp_path, "joined") as child:
             approval, call, _ = await loop.run_in_executor(None, told, child, "ASKED")
             assert kernel.approvals.get(approval).pending
             child.send_signal(signal.SIGKILL)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.session.crashing import Crashes, records_of
+from tests.session.crashing import Crashes, die_by_itself, records_of
 
 from handrail import tool
 from handrail.record.verification import verify
@@ -70,8 +68,7 @@ async def main():
         await until(lambda: other is not None)
         call("crash.write", {"name": "intending"})
         await until(lambda: "proposed" in events.get("ses_each/1.0", ()))
-        os.write(1, b"at each step\\n")
-        await asyncio.Event().wait()
+        DIE
 
 asyncio.run(main())
 """
@@ -79,9 +76,7 @@ asyncio.run(main())
 
 @pytest.mark.proves("G-05", "G-01", "L-10")
 async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", EACH_STEP, str(tmp_path)], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"at each step\n"
-        child.kill()
+    die_by_itself(tmp_path, EACH_STEP)
     ran = (tmp_path / "effects").read_text().split()
     assert ran == ["acknowledged", "executing", "executed"]
     again: list[str] = []

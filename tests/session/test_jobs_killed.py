@@ -5,14 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.session.crashing import records_of
+from tests.session.crashing import die_by_itself, records_of
 
 from handrail import Kernel, Session, tool
 from handrail.contract.tool import Tool
@@ -70,8 +68,7 @@ async def main():
         await kernel.log.flush()
         asyncio.ensure_future(session.call("again", {"name": "executed-last"}))
         await until(lambda: held is not None)
-        os.write(1, b"at each step\\n")
-        await asyncio.Event().wait()
+        DIE
 
 asyncio.run(main())
 """
@@ -131,10 +128,7 @@ async def states(jobs: Iterable[object]) -> dict[str, tuple[str, int]]:
 
 @pytest.mark.proves("X-06", "G-05")
 async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
-    argv = [sys.executable, "-c", EACH_STEP, str(tmp_path)]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, cwd=Path(__file__).parents[2]) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"at each step\n"
-        child.kill()
+    die_by_itself(tmp_path, EACH_STEP)
     before = ["ended", "running-hold", "running-again-hold", "granted-hold", "promoted-hold", "executed-last"]
     effects = tmp_path / "effects"
     assert sorted(effects.read_text().split()) == sorted(before)
