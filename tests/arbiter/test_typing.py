@@ -68,7 +68,8 @@ async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_as
 @pytest.mark.proves("X-11", "P-02")
 async def test_other_programs_are_sent_what_rules_about_the_text_let_through(kernel: Kernel) -> None:
     session = await kernel.session(rules=["allow terminal.send id=* text=print*", "deny shell.run rm *"])
-    python = await opened(session, "python3 -q")
+    python = (await session.call("terminal.start", {"command": "python3 -q"})).data["job_id"]
+    assert await sent(session, python, text="print(0)\n") == "typed", "also before it is up"
     assert await sent(session, python, text="print('a' if 1 else 2)\n") == "typed"
     assert (await sent(session, python, text="import os\n")).startswith("denied")
     assert await sent(session, python, keys="ctrl-c") == "typed", "to interrupt is to stop, and asks nobody"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.kernel.guests import joined_kernel
 from tests.kernel.test_agents import confined
 from tests.tools.test_jobs import left_over
 
@@ -109,6 +110,8 @@ async def test_a_shell_keeps_its_state_and_learns_its_size(session: Session, tmp
     terminal = (await data(session, "start", cwd="deep", columns=100, rows=30, command=SHELL))["job_id"]
     await data(session, "send", id=terminal, text="pwd\nstty size\n")
     assert "deep\n" in (text := await shown(session, terminal, "30 100")) and text
+    assert session.notices is not None
+    assert not await session.notices.awaited(), "an agent that works until it is idle does not wait for it"
     await data(session, "resize", id=terminal, columns=90, rows=20)
     await data(session, "send", id=terminal, text="stty size\n")
     await shown(session, terminal, "20 90")
@@ -218,6 +221,22 @@ async def test_what_is_made_under_a_protected_name_fails_the_terminal_and_is_mov
     end = await ended(session, (await data(session, "start", command="./program.sh x"))["job_id"])
     assert end["state"] == "failed" and ".vscode" in end["error"] and "made" in end["text"]
     assert not (tmp_path / "ws" / ".vscode").exists()
+
+
+@confined
+@pytest.mark.proves("X-11")
+async def test_a_session_of_another_process_has_terminals_too_and_finds_them_again(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    async with joined_kernel(tmp_path, rules=RULES) as joined:
+        there = await joined.session()
+        terminal = (await data(there, "start", command="cat"))["job_id"]
+        await data(there, "send", id=terminal, text="before\n")
+        await shown(there, terminal, "before\nbefore\n")
+    again = await kernel.session(there.id)
+    await data(again, "send", id=terminal, text="after\n")
+    assert "before" not in await shown(again, terminal, "after\nafter\n"), "it is read on from where that was left"
+    assert (await data(again, "stop", id=terminal))["state"] == "cancelled"
 
 
 KILLED = """

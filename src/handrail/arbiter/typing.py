@@ -6,7 +6,8 @@ import posixpath
 from dataclasses import replace
 from functools import lru_cache
 
-from handrail.arbiter.call import Call
+from handrail.arbiter.call import Call, Lane
+from handrail.contract.terminals import DEFAULT_COMMAND
 from handrail.policy.program_forms import SHELLS
 from handrail.policy.shell import Script, parse
 from handrail.policy.targets import Target, shown_command
@@ -28,15 +29,25 @@ def typed_into(call: Call) -> Target | None:
     text = arguments.get("text")
     if not isinstance(text, str) or not text:
         return None
-    terminal = call.lane.around.terminals.find(str(arguments.get("id")))
-    if terminal is not None:
-        terminal.shell = runs_a_shell(terminal.command)
-        if not terminal.shell:
-            return None
+    shared, terminal_id = call.lane.around.terminals, str(arguments.get("id"))
+    terminal = shared.find(terminal_id)
+    command = _started_with(call.lane, terminal_id) if terminal is None else terminal.command
+    if command is not None and not runs_a_shell(command):
+        shared.no_shells.add(terminal_id)
+        return None
     open_line = terminal is not None and terminal.line_open
     keys = str(arguments.get("keys", "")).split()
     script = _read(text, whole=text.endswith("\n") or keys[:1] in ([key] for key in _ENTERS), added=open_line)
     return Target("shell.run", typed_value(text, open_line=open_line), shown_command(text), script)
+
+
+def _started_with(lane: Lane, terminal_id: str) -> str | None:
+    """The command of a terminal that is about to be opened; None where there is none."""
+    for other in lane.running.values():
+        if other.job is not None and other.job.row.id == terminal_id:
+            given = (other.arguments or {}).get("command", DEFAULT_COMMAND)
+            return given if isinstance(given, str) else None
+    return None
 
 
 def _read(text: str, *, whole: bool, added: bool) -> Script:

@@ -37,14 +37,12 @@ class OpenTerminal:
 
     :param command: what it was started with
     :ivar line_open: something was typed that nobody has entered
-    :ivar shell: whether what is typed into it is judged as a shell's text; so long as nobody knows, it is
     """
 
     id: str
     command: str
     process: TerminalProcess
     line_open: bool = False
-    shell: bool = True
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
@@ -55,6 +53,8 @@ class SessionTerminals:
         self.open: dict[str, OpenTerminal] = {}
         self.starting: set[str] = set()
         """Jobs that are to become one."""
+        self.no_shells: set[str] = set()
+        """Those that are known to run something else than a shell: what is typed into others is judged as a shell's text."""
         self.changes = 0
         """How often one was opened, has shown something, or has ended."""
         self._changed = asyncio.Event()
@@ -109,6 +109,9 @@ class CallTerminals:
         shared.starting.add(terminal_id)
         try:
             started = await self._shell().start(command, cwd=cwd, terminal=TerminalSize(columns, rows))
+        except BaseException:
+            shared.no_shells.discard(terminal_id)
+            raise
         finally:
             shared.starting.discard(terminal_id)
             shared.ring()
@@ -131,6 +134,7 @@ class CallTerminals:
             if rest := process.rest(_BURST):
                 self._output(rest)
             del shared.open[terminal_id]
+            shared.no_shells.discard(terminal_id)
             shared.ring()
             await ended(process)
         return Completed(code, b"", signal=-code if code < 0 else None)
@@ -188,7 +192,7 @@ class CallTerminals:
                 "into a file, and have the program read that",
                 kind="invalid_input",
             )
-        if not terminal.shell:
+        if terminal.id in self._shared.no_shells:
             return
         # The call was judged for this text on an empty line, or for it on one that was not: that must still be so.
         refusal = self._may("shell.run", typed_value(text, open_line=terminal.line_open))

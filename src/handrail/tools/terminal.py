@@ -10,7 +10,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
-from handrail.contract.terminals import KEYS, MOST_KEYS
+from handrail.contract.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS
 from handrail.contract.tool import Tool
 
 LONGEST_MS = 24 * 3_600_000
@@ -47,7 +47,7 @@ class TerminalStart(Tool):
                     "type": "string",
                     "format": "command",
                     "minLength": 1,
-                    "default": "bash --noprofile --norc",
+                    "default": DEFAULT_COMMAND,
                     "description": "The program; an interactive bash if left out",
                 },
                 "cwd": {"type": "string", "minLength": 1, "description": "A folder of the workspace"},
@@ -69,7 +69,7 @@ class TerminalStart(Tool):
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        command = args.get("command", "bash --noprofile --norc")
+        command = args.get("command", DEFAULT_COMMAND)
         columns, rows = args.get("columns", 160), args.get("rows", 40)
         done = await runtime.terminals.run(command, cwd=args.get("cwd"), columns=columns, rows=rows)
         answer: dict[str, object] = {"exit_code": done.exit_code}
