@@ -38,9 +38,9 @@ def of_request(each: Judged) -> list[float]:
     """What ``fitting`` goes by."""
     best = each.hits[0]
     nears = [hit.near for hit in each.hits if hit.near is not None]
-    told = [max(nears)] if nears else []
+    told = max(nears) if nears else math.sqrt(max(0.0, best.shared))
     named = float(any(hit.named for hit in each.hits))
-    return [1.0, *told, math.sqrt(max(0.0, best.shared)), best.standing, _extent(each), named]
+    return [1.0, told, best.standing, _extent(each), named]
 
 
 def of_hit(each: Judged, at: int) -> list[float]:

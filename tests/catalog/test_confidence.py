@@ -29,7 +29,9 @@ def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() ->
     base = [Evidence(0.3, 0.2, 4.0), *others]
     for more in (Evidence(0.4, 0.2, 4.0), Evidence(0.3, 0.3, 4.0), Evidence(0.3, 0.2, 5.0)):
         assert confidences([more, *others], 100)[0] > confidences(base, 100)[0]
-        assert fitting([more, *others], 100) > fitting(base, 100)
+        if more.shared == base[0].shared:  # words make a tool stand out: by that they count once
+            assert fitting([more, *others], 100) > fitting(base, 100)
+    assert fitting([Evidence(None, 0.3, 4.0)], 100) > fitting([Evidence(None, 0.2, 4.0)], 100)
 
 
 @pytest.mark.parametrize("near", [0.3, None])

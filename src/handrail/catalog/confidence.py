@@ -22,8 +22,9 @@ _FEWEST, _MOST = 5, 20_000
 LEAST, LEAST_BY_WORDS = 0.08, 0.12
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
 three corpora, each with what was learned without it, 3 % of the tools that there are get lost by it (of requests as
-people chat, up to 9 %) and nearly half of the requests without one are told, six in ten of those from another field,
-whether there are ten tools or thousands. By words alone it is 3 % and three in ten: words tell less about what is not there."""
+people chat, 5 to 9 %) and nearly half of the requests without one are told, six in ten of those from another field,
+whether there are ten tools or thousands. By words alone it is 3 % (of chat up to 14 %) and three in ten, fewer the smaller the
+catalogue: words tell less about what is not there."""
 
 _BESIDE, _AT_LEAST = 0.1, 0.02
 """What a hit's confidence must come to, beside that of the best hit for the same need, and at all, to be worth a place
@@ -36,7 +37,7 @@ class Evidence:
 
     :param near: similarity of meaning, -1 to 1, or None where only words were searched
     :param shared: the part of what words could score at most, 0 to 1
-    :param standing: how far it stands out among all tools, in standard deviations
+    :param standing: how far it stands out among all tools, as :mod:`~handrail.catalog.fusion` weighs words and meaning
     :param part: the number of that part
     :param named: that part says every word of the tool's name, which has two or more
     """
@@ -104,12 +105,14 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     best = hits[:_CONSIDERED]
     if not best:
         return 0.0
-    words, stands, extent = math.sqrt(max(0.0, best[0].shared)), best[0].standing, _extent(tools)
+    stands, extent = best[0].standing, _extent(tools)
     nears = [each.near for each in best if each.near is not None]
     named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
+        words = math.sqrt(max(0.0, best[0].shared))
         return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * extent + 2.07 * named)
-    return _logistic(-2.73 + 11.84 * max(nears) + 0.69 * words + 0.61 * stands - 1.09 * extent + 1.27 * named)
+    # words are in what the best stands out by already; beside it they say more on some corpora and less on others
+    return _logistic(-2.71 + 11.97 * max(nears) + 0.67 * stands - 1.12 * extent + 1.29 * named)
 
 
 def _extent(tools: int) -> float:

@@ -46,7 +46,7 @@ _WEAK = 0.5
 class Hit:
     """One tool that was found.
 
-    :param score: how far it stands out among all tools, in standard deviations
+    :param score: how far it stands out among all tools, as :mod:`~handrail.catalog.fusion` weighs words and meaning
     :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
     :param reasons: what speaks for it, each in a few words
     :param weak: whether it is more likely than not that it does not serve the request
