@@ -124,6 +124,7 @@ ROWS: dict[str, str] = {
     "A-08a": "A run ends within its budget of turns, tokens, time and calls.",
     "A-08b": "A project's instructions files stand in the system text as the workspace's words, read by recorded calls, within 8,000 tokens.",
     "A-08c": "A conversation that outgrows its context budget is cut at whole exchanges, with an outline in their place, durably and told as an event; what was said stays kept.",
+    "A-08d": "Where its agent's budget says so, a conversation that outgrows its context is summed up by its model, labelled as such, with the first request, the plan and the paths of whole outputs beside it; where that fails an outline stands there and it is told.",
     "A-09": "A model without tool calling writes its calls into its text, in brackets or XML, where that is switched on.",
     "A-10": "A session is stopped, suspended, killed or forked with sub-agents, jobs and triggers at work: what ends and what goes on is told apart, another process answers every call and tells each end once, and a fork takes what was said but nothing that runs, waits or was granted.",
     "F-01": "The library is small, typed and loads lazily.",

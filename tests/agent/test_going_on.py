@@ -39,6 +39,9 @@ class KeptHere:
             kept.set_result(None)
         return kept
 
+    async def compacted(self) -> None:
+        pass
+
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         raise LogUnavailable("no model here has tools of its own")
 

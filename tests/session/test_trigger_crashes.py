@@ -36,6 +36,9 @@ class Kept:
     def keep(self, entries: Any) -> Any:
         return self._store.messages.keep("s", entries, 1)
 
+    async def compacted(self) -> None:
+        pass
+
     async def provided(self, about: Any, content: Any) -> list[str]:
         return []
 

@@ -16,7 +16,7 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.stream import Reply
-from handrail.contract.agent import AgentBudgets
+from handrail.contract.agent import AgentBudgets, Compaction
 
 T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
@@ -34,6 +34,7 @@ class Budget:
     :param calls: proposed calls, those that were refused included
     :param context: about how many tokens the messages of one request may take; of a longer conversation older exchanges are
         left out of it
+    :param compaction: what stands in their place: an outline, or a summary that the model is asked for
     """
 
     turns: int | None = 50
@@ -41,6 +42,7 @@ class Budget:
     seconds: float | None = None
     calls: int | None = None
     context: int | None = 150_000
+    compaction: Compaction = "outline"
 
     @classmethod
     def of(
@@ -52,6 +54,7 @@ class Budget:
         seconds: float | None = None,
         calls: int | None = None,
         context: int | None = None,
+        compaction: Compaction | None = None,
     ) -> Budget:
         """What is said for one run, else what the agent's manifest says, else the default."""
         default = cls()
@@ -61,6 +64,7 @@ class Budget:
             _first(seconds, budgets.seconds, default.seconds),
             _first(calls, budgets.calls, default.calls),
             _first(context, budgets.context, default.context),
+            compaction or budgets.compaction or default.compaction,
         )
 
     def __post_init__(self) -> None:
@@ -89,7 +93,14 @@ class Spent:
 
     def add(self, request: ModelRequest, reply: Reply) -> None:
         """Count one request and its reply."""
+        self.count_turn()
+        self.count_tokens(request, reply)
+
+    def count_turn(self) -> None:
         self.turns += 1
+
+    def count_tokens(self, request: ModelRequest, reply: Reply) -> None:
+        """Count what a request that may be no turn took, and its reply."""
         if reply.usage is None and reply.reason is None and not reply.parts:
             return  # nothing came back
         if reply.usage is not None:

@@ -92,15 +92,20 @@ class NoticesHeard:
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The conversation has grown too long: its oldest messages are left out of what the model is sent, but for an outline.
+    """The conversation has grown too long: its oldest messages are left out of what the model is sent, but for an outline or
+    a summary.
 
     :param messages: how many
     :param tokens_before: about what all of them took
+    :param summary: the model has summed them up
+    :param problem: why there is an outline where a summary was to be, or ``""``
     """
 
     messages: int
     tokens_before: int
     tokens_after: int
+    summary: bool = False
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)

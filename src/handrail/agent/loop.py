@@ -12,7 +12,7 @@ from contextlib import aclosing
 from typing import Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
-from handrail.agent.compaction import make_room
+from handrail.agent.compaction import Room
 from handrail.agent.conversation import Conversation
 from handrail.agent.dispatch import Dispatch, Session, StopKind, Turn
 from handrail.agent.events import (
@@ -103,6 +103,7 @@ class Agent:
         self._retry = retry or RetryPolicy()
         self._max_output_tokens = max_output_tokens
         self._conversation = Conversation(session.history)
+        self._room = Room(self._conversation, session.history, model, self._retry, self.budget)
         self._natives = Natives(model, session.history)
         self._counted = counted
         session.delegate_to(Subagents(self, models))
@@ -259,8 +260,7 @@ class Agent:
     async def _hear(self, run: Run) -> Sequence[LoopEvent]:
         try:
             heard = await hear(self.session.notices, self._conversation)
-            if (room := make_room(self._conversation, self.budget.context)) is not None:
-                await self._conversation.save()
+            room = await self._room.make(run)
         except (LogUnavailable, UsageError) as error:
             run.end("failed", f"what is to be told cannot be read, kept or taken: {error}")
             return ()

@@ -44,9 +44,13 @@ class SharedSpent(Spent):
         super().__init__(budget)
         self._above = above
 
-    def add(self, request: ModelRequest, reply: Reply) -> None:
-        super().add(request, reply)
-        self._above.add(request, reply)
+    def count_turn(self) -> None:
+        super().count_turn()
+        self._above.count_turn()
+
+    def count_tokens(self, request: ModelRequest, reply: Reply) -> None:
+        super().count_tokens(request, reply)
+        self._above.count_tokens(request, reply)
 
     def out_of_turns(self) -> str | None:
         return super().out_of_turns() or self._above.out_of_turns()

@@ -65,6 +65,9 @@ class AgentRoot(_Table):
     access: Literal["read", "write"] = "read"
 
 
+Compaction = Literal["outline", "summary"]
+
+
 class AgentBudgets(_Table):
     """``[budgets]`` of each run; what is left out keeps the default of whoever runs the agent.
 
@@ -73,6 +76,7 @@ class AgentBudgets(_Table):
     :param seconds: wall time, waiting for people included
     :param calls: proposed calls
     :param context: about how many tokens the messages of one request may take
+    :param compaction: what stands in the place of older messages that do not fit: an outline, or a summary of its model's
     :param shared: as a sub-agent, it uses what is left of its parent's as well
     """
 
@@ -81,6 +85,7 @@ class AgentBudgets(_Table):
     seconds: Annotated[float, Field(gt=0)] | None = None
     calls: Annotated[int, Field(gt=0)] | None = None
     context: Annotated[int, Field(gt=0)] | None = None
+    compaction: Compaction | None = None
     shared: bool = True
 
 

@@ -31,6 +31,14 @@ class History(Protocol):
         """
         ...
 
+    async def compacted(self) -> None:
+        """What was said so far is left out of what the model sees from here on: texts that are given once in a conversation
+        may be given again.
+
+        :raises HandrailError: when that cannot be kept
+        """
+        ...
+
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         """Keep what a provider's own tool gave, and that it did: ``content`` without secrets as an artifact, and each part
         of it that is binary as another. Gives their references, in that order.

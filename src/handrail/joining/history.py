@@ -28,6 +28,13 @@ class JoinedHistory:
                 continue
             return [(position, data) for position, data in told]
 
+    async def compacted(self) -> None:
+        while True:  # twice is as once
+            try:
+                return await self._membership.request("compacted", {"session": self._session_id})
+            except ConnectionLost:
+                continue
+
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         body = {"session": self._session_id, "about": dict(about), "content": content}
         while True:  # what is kept is known by its content; that it was used may be on record twice
@@ -111,7 +118,7 @@ class HeldHistories:
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]:
-        return {"history": self._read, "keep": self._keep, "provided": self._provided}
+        return {"history": self._read, "keep": self._keep, "compacted": self._compacted, "provided": self._provided}
 
     def comes_behind(self, session: str, number: int) -> bool:
         """Whether a call of ``session`` comes behind what has this number; 0: behind nothing."""
@@ -131,6 +138,10 @@ class HeldHistories:
             kept = history.keep(entries)
             self._taken[session] = number
             await kept
+
+    async def _compacted(self, session: str) -> None:
+        if (history := self._session_of(session).history) is not None:
+            await history.compacted()
 
     async def _provided(self, session: str, about: Mapping[str, Any], content: Any) -> Any:
         history = self._session_of(session).history

@@ -141,6 +141,7 @@ REQUESTS: Mapping[str, Shape] = {
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry), "number": whole},
+    "compacted": _of_session,
     "notices": _of_session,
     "notices.take": {**_of_session, "ids": each(text)},
     "notices.awaited": {**_of_session, "idle": flag},

@@ -14,6 +14,7 @@ from handrail.contract.history import Entry
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record
 from handrail.session.provided import split
+from handrail.session.skills import SessionSkills
 from handrail.store.messages import Messages
 from handrail.store.writer import Taken
 
@@ -54,6 +55,10 @@ class SessionHistory:
         if self._lane is not None:
             self._lane.kept = kept
         return kept
+
+    async def compacted(self) -> None:
+        if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
+            await skills.forget_given()
 
     async def provided(self, about: Mapping[str, Any], content: Any) -> Sequence[str]:
         plain, files = split(content)  # before what would cut a file's text into pieces

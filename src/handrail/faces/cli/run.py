@@ -216,8 +216,8 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
         case kinds.NoticesHeard(notices):
             told = [{"id": one.id, "kind": one.kind, "from": one.source, "text": one.text} for one in notices]
             return {"event": "told", "notices": told}
-        case kinds.Compacted(messages, before, after):
-            return {"event": "compacted", "messages": messages, "tokens_before": before, "tokens_after": after}
+        case kinds.Compacted():
+            return {"event": "compacted", **asdict(event)}
         case kinds.Waiting():
             return {"event": "waiting"}
         case kinds.BudgetSpent(kind, text):
@@ -274,8 +274,9 @@ class LiveView:
             case kinds.NoticesHeard(notices):
                 for notice in notices:
                     self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
-            case kinds.Compacted(messages, before, after):
-                about = f"{messages:,} older messages are left out: about {before:,} tokens become {after:,}"
+            case kinds.Compacted(messages, before, after, summary, problem):
+                how = "summed up" if summary else f"left out, with no summary ({problem})" if problem else "left out"
+                about = f"{messages:,} older messages are {how}: about {before:,} tokens become {after:,}"
                 self._line("! ", "the conversation is long", about, "yellow")
             case kinds.Waiting():
                 self._end_text()
