@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import subprocess
-import sys
 from collections.abc import Awaitable
 from contextlib import aclosing
 from pathlib import Path
@@ -17,6 +14,7 @@ from tests.agent.sessions import RecordingSession
 from tests.agent.test_going_on import KeptHere
 from tests.agent.test_providers import Kind, bench, each_provider
 from tests.kernel.guests import joined_kernel
+from tests.session.crashing import die_by_itself
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.budget import Budget
@@ -268,7 +266,7 @@ async def main():
         session.watch(lambda event: done.set() if event.kind == "finished" else None)
         await asyncio.gather(pause.reached.wait(), holds.wait(), done.wait())
         await kernel.log.flush()
-        os.write(1, b"in the middle\\n")
+        DIE
         await run
 
 asyncio.run(main())
@@ -279,12 +277,7 @@ asyncio.run(main())
 async def test_after_a_kill_in_the_middle_of_a_reply_each_started_call_is_known_and_answered_and_none_runs_again(
     tmp_path: Path,
 ) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path)], stdout=subprocess.PIPE, env=environment
-    ) as child:
-        assert child.stdout is not None and child.stdout.readline() == b"in the middle\n"
-        child.kill()
+    die_by_itself(tmp_path, KILLED)
 
     @tool(id="crash.write", side_effect="external", locks=[])
     async def write(name: str) -> str:
