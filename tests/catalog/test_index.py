@@ -233,10 +233,9 @@ def test_nobody_waits_for_meaning_beyond_a_failure() -> None:
     assert index.search("hotel room").note == "the endpoint said 500"
 
 
-def test_the_end_waits_for_no_embedder_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("handrail.catalog.encoding._HANGS_S", 0.01)
+def test_the_end_waits_for_no_embedder_that_hangs() -> None:
     embedder = Directions(until=threading.Event())
-    encoder = Encoder(embedder)
+    encoder = Encoder(embedder, hangs_s=0.01)
     index = Index(ALL, encoder=encoder)
     assert len(index) == len(ALL) and embedder.entered.wait(60)
     encoder.close(3600)

@@ -20,6 +20,9 @@ GROUP = "handrail.embedders"
 LOCAL, NONE, ENDPOINT, FASTEMBED = "local", "none", "endpoint", "fastembed"
 SHIPPED = (LOCAL, NONE, ENDPOINT, FASTEMBED)
 
+_ELSEWHERE_S = 5.0
+"""How long the end waits for an answer from an endpoint."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
@@ -59,9 +62,9 @@ def encoder_of(
             return None, str(error)
         if embedder is None:
             return None, why
-        from handrail.catalog.encoding import Encoder
+        from handrail.catalog.encoding import HANGS_S, Encoder
 
-        return Encoder(embedder, cache), ""
+        return Encoder(embedder, cache, hangs_s=_ELSEWHERE_S if chosen.name == ENDPOINT else HANGS_S), ""
 
     return made
 

@@ -39,8 +39,8 @@ _PAUSE_S = 30.0
 
 _SAVE_EVERY_S = 60.0
 
-_HANGS_S = 5.0
-"""A batch that takes longer is not waited for at the end: no model on this machine takes as long."""
+HANGS_S = 25.0
+"""A batch that takes longer is not waited for at the end: no model on this machine takes as long, however busy it is."""
 
 Progress = Callable[[int, int], None]
 """Told how many of how many texts are encoded."""
@@ -85,10 +85,19 @@ class Encoder:
 
     :param cache: where vectors are kept between two starts
     :param progress: told how far the encoding is
+    :param hangs_s: after how long at one batch it is not waited for at the end. What computes in this process takes it down
+        where it is left at work; what waits for an answer from elsewhere can be left
     """
 
-    def __init__(self, embedder: Embedder, cache: Cache | None = None, progress: Progress | None = None) -> None:
-        self._embedder, self._cache, self._progress = embedder, cache, progress
+    def __init__(
+        self,
+        embedder: Embedder,
+        cache: Cache | None = None,
+        progress: Progress | None = None,
+        *,
+        hangs_s: float = HANGS_S,
+    ) -> None:
+        self._embedder, self._cache, self._progress, self._hangs_s = embedder, cache, progress, hangs_s
         self._change = threading.Condition()
         self._asked: deque[_Asked] = deque()
         self._wishes: list[_Wish] = []
@@ -158,7 +167,7 @@ class Encoder:
             self._change.notify_all()
         until = time.monotonic() + wait_s
         while self._thread is not None and self._thread.is_alive() and (now := time.monotonic()) < until:
-            if self._busy_since is not None and now - self._busy_since > _HANGS_S:
+            if self._busy_since is not None and now - self._busy_since > self._hangs_s:
                 break
             self._thread.join(min(0.1, until - now))
 
