@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 from tests.session.arriving import Clock, place
 
+from handrail import Requires, Runtime, tool
 from handrail.contract.arrivals import ChannelKind
 from handrail.contract.errors import ToolError
 from handrail.session import channels as channelling
 from handrail.store import channels as storing
+from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
 
@@ -161,3 +163,21 @@ async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: 
     async with place(tmp_path) as there:
         message = (await there.channels("b", top="a").receive("news", timeout_ms=0)).message
         assert message is not None and message.text == "2"
+
+
+@tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
+async def handle(well: bool, runtime: Runtime) -> str:
+    """Receive a message, and do something with it."""
+    received = await runtime.channels.receive("c", timeout_ms=0)
+    if not well:
+        raise ToolError("it went wrong")
+    return received.message.text if received.message is not None else "none"
+
+
+async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[handle], rules=["allow mail.handle"]) as kernel:
+        session = await kernel.session()
+        await session.call("send_message", {"channel": "c", "message": "one"})
+        assert not (await session.call("mail.handle", {"well": False})).ok
+        assert (await session.call("mail.handle", {"well": True})).data == "one"
+        assert (await session.call("mail.handle", {"well": True})).data == "none"
