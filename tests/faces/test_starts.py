@@ -130,7 +130,8 @@ def test_without_an_extra_its_command_names_it_and_everything_else_works(
     done = without(name, *arguments)
     assert done.returncode in (2, 5) and f"pip install 'handrail[{extra}]'" in done.stderr
     assert "Traceback" not in done.stderr
-    assert without("call", "read", '{"path": "note.txt"}').returncode == 0
+    if name == "mcp":  # all three are missing each time
+        assert without("call", "read", '{"path": "note.txt"}').returncode == 0
 
 
 def _damaged(database: Path) -> None:
