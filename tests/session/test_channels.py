@@ -181,3 +181,10 @@ async def test_a_message_that_a_failed_call_received_waits_for_the_next_one(tmp_
         assert not (await session.call("mail.handle", {"well": False})).ok
         assert (await session.call("mail.handle", {"well": True})).data == "one"
         assert (await session.call("mail.handle", {"well": True})).data == "none"
+        await session.call("send_message", {"channel": "c", "message": "two"})
+        assert (await session.call("wait_channel", {"channel": "c"})).data["message"] == "two"
+        await session.suspend()
+        table = kernel.arrivals.channels.table
+        assert len(table.unsettled()) == 1
+        await kernel.arrivals.channels.aclose()  # as when the kernel ends
+        assert table.unsettled() == []

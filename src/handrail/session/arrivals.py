@@ -63,6 +63,7 @@ class Arrivals:
 
     async def aclose(self) -> None:
         await self.triggers.aclose()
+        await self.channels.aclose()
 
 
 def _class_of(session: HeldSession, tool_id: str) -> TriggerTool | None:

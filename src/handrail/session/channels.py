@@ -232,6 +232,15 @@ class Switchboard:
             else:
                 full.append(taker)
 
+    async def aclose(self) -> None:
+        """Look up what has become of all that calls were given, as far as it is known; the rest is looked up later."""
+        if self._undoing:
+            await asyncio.wait(set(self._undoing))
+        with suppress(LogUnavailable):
+            for key in self.table.unsettled():
+                async with self._lock(key):
+                    await self._settle(key)
+
     async def remove(self, session_id: str) -> None:
         """A session is closed for good."""
         await self.table.remove(session_id)

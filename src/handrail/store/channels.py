@@ -124,6 +124,12 @@ class ChannelTable:
         sql = "SELECT number, reader, call FROM channel_given WHERE scope = ? AND channel = ? AND call <> ''"
         return [Given(*row) for row in self._rows(sql, key)]
 
+    def unsettled(self) -> list[Key]:
+        """The channels of which calls have something."""
+        return [
+            Key(*row) for row in self._rows("SELECT DISTINCT scope, channel FROM channel_given WHERE call <> ''", ())
+        ]
+
     async def settle(self, key: Key, taken: Sequence[Given], back: Sequence[Given]) -> None:
         """What has become of messages that calls were given: they are read, or wait again. One of a broadcast is owed to
         its reader."""
