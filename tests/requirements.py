@@ -91,6 +91,7 @@ ROWS: dict[str, str] = {
     "L-10": "A durable key gives the recorded result again, also after a restart; with other arguments it is a conflict.",
     "X-01": "A direct call is awaited in its turn.",
     "X-02": "A call in the background is answered at once with a job, which stays its answer; what it comes to is on record under the same id, and its session is told.",
+    "X-03": "A stateful tool, an async generator, is opened by one call and gone through by others: each step is judged and locked as a call of it, timed and recorded by itself; it ends with its last step, a close, its time, its session, a failure or a stop, and after a crash it is interrupted.",
     "X-04": "A running call of a promotable tool goes on as a job from where it stands; its caller is answered with the job or with the result, never with both, and it runs once.",
     "X-05": "Jobs are listed, read by cursor and lines, waited for and stopped, by tools, in code and on the command line; a wait never stops one, and one that has ended says how.",
     "X-06": "A job has one end, kept on disk; after a kill at any step it is begun again as a recorded attempt where its tool is idempotent and nobody had to be asked, else it is interrupted.",

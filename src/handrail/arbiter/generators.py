@@ -61,6 +61,8 @@ class Steps:
         """Of the step that runs."""
         self._generator = begin(cast("Runtime", StepRuntime(lambda: self._running(none))))
         self._asked: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
+        self.when_struck: Callable[[], None] | None = None
+        """Told when a step is cancelled, before its generator is."""
         self._fresh = True
         self._busy = False
         self._struck = False
@@ -103,6 +105,8 @@ class Steps:
 
     def _strike(self) -> None:
         self._struck = True
+        if self.when_struck is not None:
+            self.when_struck()
         if self._busy:
             self.task.cancel()
 
@@ -159,11 +163,8 @@ class Steps:
         self.over = True
         for _ in range(_MOST_CLOSES):
             try:
-                await self._generator.aclose()
-            except RuntimeError as error:
-                if "ignored GeneratorExit" not in str(error):
-                    raise
-            else:
+                await self._generator.athrow(GeneratorExit)
+            except (GeneratorExit, StopAsyncIteration):
                 return
         raise NotEnding
 

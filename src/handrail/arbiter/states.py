@@ -32,6 +32,7 @@ from handrail.store.states import StateRow, StateTable
 
 _MOST_NAMED = 10
 _RETIRED_EVERY = 64
+_MOST_REMEMBERED = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,8 @@ class States:
         self._left = left
         self._clock = clock
         self._ended = 0
+        self._last: dict[tuple[str, str], StateEnd] = {}
+        """How the last ones ended, by session and id: their rows are written soon."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def of_session(self, session_id: str) -> list[OpenState]:
@@ -124,6 +127,7 @@ class States:
         if state is not None and state.session_id == call.session_id:
             going.state = state
             call.entry = replace(state.entry, tool=entry.tool, schema=_SameArguments(state), blocking=False)
+            call.tool_id = state.entry.id
 
     def take(self, call: Call) -> None:
         """Let a call that is valid go on as one of the tool that is open.
@@ -154,6 +158,7 @@ class States:
             if going.kind == "step":
                 raise refusal(going.id, "changed")
             going.state, going.ended, call.entry = None, "changed", going.by
+            call.tool_id = going.by.id if going.by is not None else call.tool_id
             return
         call.arguments = dict(state.arguments)
         if going.kind == "step":
@@ -163,13 +168,15 @@ class States:
                 raise Refusal("validate", "invalid_input", f"{entry.id}: " + "; ".join(problems))
 
     def _ended_or_unknown(self, call: Call, going: Going) -> None:
-        row = self.table.get(going.id, call.session_id)
-        if row is None:
+        ended = self._last.get((call.session_id, going.id))
+        if ended is None and (row := self.table.get(going.id, call.session_id)) is not None:
+            ended = row.ended or "suspended"
+        if ended is None:
             there = self._those_there_are(call.session_id)
             raise Refusal("validate", "invalid_input", f"no state {going.id[:80]!r} is open in this session{there}")
-        going.ended = row.ended or "suspended"
+        going.ended = ended
         if going.kind == "step":
-            raise refusal(going.id, going.ended)
+            raise refusal(going.id, ended)
 
     def _those_there_are(self, session_id: str) -> str:
         named = ", ".join(state.id for state in self.of_session(session_id)[-_MOST_NAMED:])
@@ -253,13 +260,15 @@ class States:
 
     async def _next(self, state: OpenState, call: Call, runtime: Runtime, sent: object = None) -> object:
         """Take one step. A state does not outlive a step that goes wrong."""
+
+        def struck() -> None:  # at once: whoever asks for it while it does not heed that is told so
+            self._forget(state, "timeout" if call.execution.reason == "timeout" else "cancelled")
+
         state.busy = True
+        state.steps.when_struck = struck
         self._awake(state)
         try:
             return await state.steps.next(runtime, sent)
-        except asyncio.CancelledError:
-            self._forget(state, "timeout" if call.execution.reason == "timeout" else "cancelled")
-            raise
         except ToolError as error:
             self._forget(state, "failed")
             if call.going is None or call.going.kind == "open":
@@ -355,6 +364,9 @@ class States:
         self._awake(state)
         if self.live.pop(state.id, None) is not None:
             self.table.end(state.id, ended, self._clock())
+            self._last[state.session_id, state.id] = ended
+            if len(self._last) > _MOST_REMEMBERED:
+                del self._last[next(iter(self._last))]
             self._ended += 1
             if self._ended % _RETIRED_EVERY == 0:
                 self.table.retire(self._clock())

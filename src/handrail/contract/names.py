@@ -29,7 +29,7 @@ FACE_IDS = ("call_tool",)
 """Names under which a face itself has a door for its clients: somebody else's tool by one would stand in the door's place."""
 SESSION_INTERNAL = (
     *("todo", "question", "task", "skill", "tool_search", "find_tools", "browse_tools", "load_tools", "tool_status"),
-    *("info", "agent.*"),
+    *("info", "agent.*", "tool.step", "tool.close"),
     *("scratchpad", "scratchpad.*", "search_memory", "jobs", "read_job", "wait", "stop_task"),
     *("terminal.read", "terminal.resize", "terminal.stop"),
     *("send_message", "wait_channel", "list_triggers", "remove_trigger"),

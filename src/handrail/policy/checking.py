@@ -13,6 +13,7 @@ from typing import Any, cast
 from handrail.contract.errors import ToolError
 from handrail.contract.hosts import fault_in_host
 from handrail.contract.names import nearest
+from handrail.contract.opened import STEP_INPUT
 from handrail.contract.patterns import has_wildcard, text_regex
 from handrail.contract.requires import CAPABILITIES
 from handrail.contract.rule_texts import Example
@@ -94,6 +95,8 @@ def _fault_in_arguments(rule: Rule, spec: ToolSpec) -> str | None:
     except WordFault as fault:
         return str(fault)
     properties = properties_of(spec.parameters)
+    if spec.mode == "stateful":
+        properties = {**properties, STEP_INPUT: spec.step_parameters or {}}
     closed = spec.parameters.get("additionalProperties", False) is False and not (
         {"unevaluatedProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref", "if"} & spec.parameters.keys()
     )

@@ -1,0 +1,544 @@
+"""Stateful tools: opened by one call, gone through by others, closed; each step a call, judged and locked anew."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel, Result, Runtime, Session, Tool, ToolError, ToolSpec, UsageError, tool
+from handrail.arbiter.states import States
+from handrail.contract.people import ApprovalAnswer
+from handrail.contract.spec import faults_in
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+
+pytestmark = pytest.mark.proves("X-03")
+
+
+class Bench:
+    """What the tools of these tests wait at and leave."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.entered = asyncio.Event()
+        self.left = asyncio.Event()
+        self.seen: list[Any] = []
+        self.tasks: set[Any] = set()
+
+
+bench = Bench()
+
+
+@tool(id="st.count", side_effect="write", locks=["shelf:X"], requires={"fs": {"write": ["."]}})
+async def write(path: str, runtime: Runtime) -> str:
+    """Write."""
+    await runtime.files.write(path, b"x")
+    return path
+
+
+@tool(id="st.notes", mode="stateful", side_effect="write", locks=["shelf:X"], requires={"fs": {"write": ["."]}})
+async def notes(runtime: Runtime, first: int = 0) -> AsyncGenerator[dict[str, Any], Any]:
+    """Write a note for each input."""
+    files, number, sent = runtime.files, first, None
+    try:
+        while sent != "enough":
+            bench.tasks.add(asyncio.current_task())
+            async with asyncio.timeout(60):  # which is left in the task that it was entered in
+                sent = yield {"number": number, "got": sent, "call": runtime.call_id}
+            number += 1
+            await files.write(f"{number}.txt", str(sent).encode())
+    finally:
+        bench.seen.append("ended")
+        bench.left.set()
+
+
+@tool(id="st.slow", mode="stateful", side_effect="read", locks=["shelf:X"], timeout_ms=600_000)
+async def slow(how: str = "") -> AsyncGenerator[str, Any]:
+    """Take long in its second step."""
+    told = 0
+    yield "first"
+    while True:
+        bench.entered.set()
+        try:
+            await bench.open.wait()
+        except asyncio.CancelledError:
+            told += 1
+            bench.seen.append(f"told {told}")
+            if how == "yields" and told == 1:
+                yield "all the same"
+                bench.seen.append("went on")
+            if how == "returns":
+                return
+            if how != "deaf":
+                raise
+        else:
+            yield "opened"
+
+
+@tool(id="st.short", mode="stateful", side_effect="read", locks=[], timeout_ms=20)
+async def short(when: int) -> AsyncGenerator[int, Any]:
+    """Never yield its n-th step."""
+    for number in range(when):
+        yield number
+    await asyncio.Event().wait()
+
+
+@tool(id="st.fails", mode="stateful", side_effect="read", locks=[])
+async def fails(how: str) -> AsyncGenerator[Any, Any]:
+    """Fail in its second step."""
+    if how == "at once":
+        return
+    yield 1
+    if how == "tool":
+        raise ToolError("no paper", kind="failed", data={"left": 0})
+    if how == "exit":
+        raise SystemExit(3)
+    if how == "cancelled":
+        raise asyncio.CancelledError
+    if how == "error":
+        yield Result.error("failed", "this page cannot be read")
+        yield 3
+    raise KeyError(how)
+
+
+@tool(id="st.stubborn", mode="stateful", side_effect="read", locks=[])
+async def stubborn(times: int) -> AsyncGenerator[int, Any]:
+    """Go on when it is told to end."""
+    for number in range(times + 1):
+        try:
+            yield number
+        except GeneratorExit:
+            bench.seen.append(number)
+
+
+@tool(
+    id="st.asks",
+    mode="stateful",
+    side_effect="read",
+    locks=[],
+    step_parameters={
+        "type": "object",
+        "properties": {"page": {"$ref": "#/$defs/page"}},
+        "required": ["page"],
+        "$defs": {"page": {"type": "integer", "minimum": 1}},
+    },
+)
+async def asks(opened: int = 0) -> AsyncGenerator[Any, Any]:
+    """Take pages."""
+    sent: Any = None
+    while True:
+        sent = yield sent
+
+
+class Held(Tool):
+    """A class whose execute yields."""
+
+    spec = ToolSpec("st.held", "Go on.", side_effect="write", mode="stateful", locks=())
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        bench.seen.append(runtime)
+        sent: Any = yield runtime.call_id  # pyright: ignore[reportUnknownVariableType]
+        yield sent
+
+
+@tool(
+    id="st.outer",
+    side_effect="write",
+    locks=["shelf:X"],
+    requires={"fs": {"write": ["."]}, "capabilities": ["call"]},
+)
+async def outer(runtime: Runtime) -> list[Any]:
+    """Go through another."""
+    opened = await runtime.call("st.notes", {})
+    state = {"id": opened.data["state_id"]}
+    both = await asyncio.gather(runtime.call("tool.step", {**state, "input": 1}), runtime.call("tool.step", state))
+    ended = await runtime.call("tool.close", state)
+    return [one.data if one.ok else one.error_kind for one in (opened, *both, ended)]
+
+
+TOOLS = [write, notes, slow, short, fails, stubborn, asks, Held(), outer]
+SETTINGS = "[limits]\ngrace_ms = 20\nopen_states = 3\n"
+
+
+@pytest.fixture(autouse=True)
+def a_fresh_bench() -> None:
+    bench.__init__()
+
+
+@pytest.fixture
+async def kernel(tmp_path: Path) -> AsyncGenerator[HeldKernel]:
+    rules = ["allow st.*", "allow fs.write **"]
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=rules, settings=SETTINGS) as opened:
+        yield opened
+
+
+@pytest.fixture
+async def session(kernel: Kernel) -> Session:
+    return await kernel.session()
+
+
+async def opened(session: Session, name: str, **arguments: Any) -> str:
+    result = await session.call(name, arguments)
+    assert result.ok, result.error_text
+    return str(result.data["state_id"])
+
+
+async def step(session: Session, state: str, sent: Any = None) -> Result:
+    return await session.call("tool.step", {"id": state} if sent is None else {"id": state, "input": sent})
+
+
+async def close(session: Session, state: str) -> Result:
+    return await session.call("tool.close", {"id": state})
+
+
+def states_of(kernel: HeldKernel) -> States:
+    return kernel.rooms.arbiter.states
+
+
+async def test_it_is_opened_gone_through_by_what_steps_are_sent_and_ends(kernel: HeldKernel, session: Session) -> None:
+    first = await session.call("st.notes", {"first": 7})
+    state = first.data["state_id"]
+    assert state.startswith("st__notes_") and first.data["step"]["number"] == 7 and "tool.step" in first.data["note"]
+    assert {"tool.step", "tool.close"} <= {spec.id for spec in session.view}, "they came into view"
+    second = await step(session, state, {"any": ["json"]})
+    call = f"{session.id}/2.0"
+    assert second.data == {"state_id": state, "step": {"number": 8, "got": {"any": ["json"]}, "call": call}}
+    assert not bench.left.is_set()
+    assert (await step(session, state, "enough")).data == {"state_id": state, "done": True}
+    assert len(bench.tasks) == 1, "one task goes through all of it"
+    late = await step(session, state)
+    assert late.error_kind == "conflict" and "it gave its last step" in str(late.error_text)
+    assert Path(kernel.workdir, "9.txt").read_text() == "enough"
+    assert not states_of(kernel).live
+
+
+async def test_the_log_tells_each_step_as_a_call_of_the_tool_and_which_state_it_is_of(
+    kernel: HeldKernel, session: Session
+) -> None:
+    state = await opened(session, "st.notes")
+    await step(session, state, "a")
+    await close(session, state)
+    await kernel.log.flush()
+    told = [one.body or {} for one in kernel.log.reader.records(session=session.id, kind="proposed")]
+    assert [(one["tool"], one["state"], one.get("by")) for one in told] == [
+        ("st.notes", state, None),
+        ("st.notes", state, "tool.step"),
+        ("st.notes", state, "tool.close"),
+    ]
+    assert told[1]["arguments"] == {"id": state, "input": "a"} and told[1]["side_effect"] == "write"
+    records = list(kernel.log.reader.records(call=f"{session.id}/2.0"))
+    assert [one.kind for one in records] == ["proposed", "authorised", "intended", "committed"]
+    assert "shelf:X" in (records[2].body or {})["locks"]
+    again = await session.recall(f"{session.id}/2.0")
+    assert again.result.metadata["recorded"] and again.result.data["step"]["got"] == "a", "given again, not taken again"
+
+
+async def test_closing_runs_what_stands_in_finally_with_the_tools_doors_and_twice_is_once(session: Session) -> None:
+    state = await opened(session, "st.notes")
+    assert (await close(session, state)).data == {"state_id": state, "closed": True}
+    assert bench.seen == ["ended"]
+    twice = await close(session, state)
+    assert twice.ok and "it was closed" in twice.data["note"]
+    assert (await step(session, state)).error_kind == "conflict"
+    assert bench.seen == ["ended"]
+
+
+async def test_a_state_that_is_not_there_or_is_another_sessions_is_none(kernel: HeldKernel, session: Session) -> None:
+    assert "none is" in str((await step(session, "st__notes_00000000")).error_text)
+    mine = await opened(session, "st.notes")
+    other = await kernel.session()
+    for asked in (step(other, mine), close(other, mine), step(other, "ö"), close(other, "\0")):
+        answer = await asked
+        assert answer.error_kind == "invalid_input" and mine not in str(answer.error_text).replace(repr(mine), "")
+    assert mine in str((await step(session, "nothing")).error_text), "its own are named"
+    assert (await session.call("tool.step", {"id": mine, "inputs": 1})).error_kind == "invalid_input"
+    assert (await session.call("tool.step", {})).error_kind == "invalid_input"
+    assert (await step(session, mine)).ok, "none of it took a step"
+
+
+async def test_steps_of_one_reply_are_taken_in_its_order(session: Session) -> None:
+    state = await opened(session, "st.asks")
+    calls = [("tool.step", {"id": state, "input": {"page": page}}) for page in range(1, 6)]
+    answers = await session.call_all([*calls, ("tool.close", {"id": state}), *calls[:1]])
+    assert [one.data["step"] for one in answers[:5]] == [{"page": page} for page in range(1, 6)]
+    assert answers[5].ok and answers[6].error_kind == "conflict"
+
+
+async def test_a_tool_that_goes_through_another_takes_one_step_at_a_time(session: Session) -> None:
+    result = await session.call("st.outer", {})
+    first, one, two, ended = result.data
+    assert first["step"]["number"] == 0 and one["step"]["number"] == 1
+    assert two == "conflict" and ended["closed"] is True
+
+
+async def test_what_is_sent_has_to_be_of_the_form_that_the_tool_asks_for(session: Session) -> None:
+    first = await session.call("st.asks", {})
+    assert first.data["input"]["required"] == ["page"], "it is told"
+    state = first.data["state_id"]
+    for wrong, text in (({"page": 0}, "input.page"), ({"pages": 1}, "input.pages"), ("one", "input"), (None, "input")):
+        answer = await step(session, state, wrong)
+        assert answer.error_kind == "invalid_input" and text in str(answer.error_text)
+    assert (await step(session, state, {"page": 1})).data["step"] == {"page": 1}, "nothing was sent before"
+    huge = await session.call("tool.step", {"id": state, "input": {"page": 1, "x": "y" * (11 << 20)}})
+    assert huge.error_kind == "invalid_input"
+    assert (await step(session, state, {"page": 2})).data["step"] == {"page": 2}
+
+
+@pytest.mark.parametrize("when", [0, 1])
+async def test_a_step_that_never_yields_is_ended_by_the_tools_time_out(session: Session, when: int) -> None:
+    first = await session.call("st.short", {"when": when})
+    if when:
+        last = await step(session, first.data["state_id"])
+        assert last.error_kind == "timeout" and "has ended with that" in str(last.error_text)
+        assert "took too long" in str((await step(session, first.data["state_id"])).error_text)
+    else:
+        assert first.error_kind == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "text"),
+    [
+        ("tool", "failed", "no paper The state"),
+        ("other", "backend", "KeyError: 'other'"),
+        ("exit", "backend", "SystemExit: 3"),
+        ("cancelled", "backend", "CancelledError"),
+    ],
+)
+async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kind: str, text: str) -> None:
+    state = await opened(session, "st.fails", how=how)
+    failed = await step(session, state)
+    assert failed.error_kind == kind and text in str(failed.error_text) and state in str(failed.error_text)
+    assert failed.data == ({"left": 0} if how == "tool" else None)
+    assert "a step of it failed" in str((await step(session, state)).error_text)
+
+
+async def test_a_step_may_be_an_error_that_ends_nothing_and_a_tool_may_have_no_step(session: Session) -> None:
+    state = await opened(session, "st.fails", how="error")
+    page = await step(session, state)
+    assert page.error_kind == "failed" and page.metadata["state_id"] == state
+    assert (await step(session, state)).data["step"] == 3
+    assert (await session.call("st.fails", {"how": "at once"})).data == {"done": True}
+
+
+@pytest.mark.parametrize("how", ["", "yields", "returns", "deaf"])
+@pytest.mark.parametrize("reason", ["user", "timeout"])
+async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_makes_of_it(
+    kernel: HeldKernel, session: Session, how: str, reason: Any
+) -> None:
+    state = await opened(session, "st.slow", how=how)
+    going = asyncio.create_task(step(session, state))
+    await bench.entered.wait()
+    assert isinstance(session, HeldSession)
+    (call,) = session.lane.in_flight
+    call.execution.stop(reason)
+    stopped = await going
+    late = await step(session, state)
+    bench.open.set()
+    assert stopped.error_kind == ("timeout" if reason == "timeout" else "cancelled")
+    assert stopped.metadata.get("stopped_by") == (None if reason == "timeout" else "user")
+    assert "told 1" in bench.seen and "went on" not in bench.seen
+    assert stopped.metadata.get("still_running", False) is (how == "deaf")
+    assert late.error_kind == "conflict"
+    assert ("too long" if reason == "timeout" else "was stopped") in str(late.error_text)
+    if how == "deaf":  # its locks are held until it yields
+        assert (await session.call("st.count", {"path": "a"})).ok
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(("times", "ok"), [(1, True), (100, False)])
+async def test_a_generator_that_yields_when_it_is_closed_is_closed_all_the_same(
+    session: Session, times: int, ok: bool
+) -> None:
+    state = await opened(session, "st.stubborn", times=times)
+    ended = await close(session, state)
+    assert ended.ok is ok and bench.seen[0] == 0
+    if not ok:
+        assert ended.error_kind == "backend" and "ignores GeneratorExit" in str(ended.error_text)
+    assert (await step(session, state)).error_kind == "conflict"
+    gc.collect()
+
+
+async def test_a_step_waits_for_its_locks_and_between_steps_none_is_held(session: Session) -> None:
+    state = await opened(session, "st.slow")
+    assert (await session.call("st.count", {"path": "between"})).ok
+    notes_state = await opened(session, "st.notes")
+    going = asyncio.create_task(step(session, state))
+    await bench.entered.wait()
+    waiting = asyncio.Event()
+    session.watch(lambda event: waiting.set() if event.kind == "waiting" else None)
+    behind = asyncio.create_task(step(session, notes_state, "late"))
+    await waiting.wait()
+    assert not behind.done()
+    bench.open.set()
+    assert (await going).data["step"] == "opened"
+    assert (await behind).data["step"]["got"] == "late" and (await behind).metadata["lock_wait_ms"] > 0
+
+
+async def test_what_a_rule_denies_since_is_denied_at_the_step_and_the_state_can_still_be_closed(
+    kernel: HeldKernel, session: Session
+) -> None:
+    kept, other = await opened(session, "st.notes"), await opened(session, "st.notes")
+    session.add_rules("deny fs.write 1.txt")
+    beyond = await step(session, kept)
+    assert beyond.error_kind == "denied", "also through a door that the tool kept"
+    session.add_rules("deny st.notes")
+    denied = await step(session, other)
+    assert denied.error_kind == "denied" and "deny st.notes" in str(denied.error_text)
+    assert not Path(kernel.workdir, "1.txt").exists()
+    assert (await close(session, other)).data["closed"] is True
+
+
+async def test_rules_may_speak_of_what_a_step_is_sent_and_of_steps_themselves(session: Session) -> None:
+    state = await opened(session, "st.asks")
+    session.add_rules("deny st.asks step_input=*13*")
+    assert (await step(session, state, {"page": 13})).error_kind == "denied"
+    assert (await step(session, state, {"page": 12})).ok
+    session.add_rules("deny tool.step")
+    assert "tool.step is denied" in str((await step(session, state, {"page": 12})).error_text)
+    assert (await close(session, state)).ok
+
+
+async def test_a_person_is_asked_for_each_step_and_sees_what_is_sent_and_may_change_only_that(tmp_path: Path) -> None:
+    given = ApprovalAnswer("once", arguments={"opened": 0, "step_input": {"page": 5}})
+    person = ScriptedPerson([ApprovalAnswer("once"), given, ApprovalAnswer("later"), ApprovalAnswer("reject", "no")])
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"]) as kernel:
+        session = await kernel.session(attendant=person)
+        state = await opened(session, "st.asks", opened=0)
+        assert (await step(session, state, {"page": 4})).data["step"] == {"page": 5}
+        assert person.requests[1].tool_id == "st.asks"
+        assert person.requests[1].arguments == {"opened": 0, "step_input": {"page": 4}}
+        parked = await step(session, state, {"page": 6})
+        assert parked.error_kind == "unavailable" and "nothing was run" in str(parked.error_text)
+        assert await session.parked() == []
+        assert (await step(session, state, {"page": 7})).error_kind == "denied"
+        wrong = {"opened": 1, "step_input": {"page": 8}}
+        person._approvals.extend([ApprovalAnswer("once", arguments=wrong)] * 5)  # pyright: ignore[reportPrivateUsage]
+        assert (await step(session, state, {"page": 8})).error_kind == "denied"
+        assert "only step_input may be another" in person.requests[-1].reason
+        assert (await close(session, state)).ok, "nobody is asked for that"
+
+
+async def test_a_keyed_step_is_taken_once(session: Session) -> None:
+    state = await opened(session, "st.notes")
+    asked = {"id": state, "input": "once"}
+    one, two = [await session.call("tool.step", asked, key="k") for _ in range(2)]
+    assert one.data == two.data and two.metadata["recorded"] is True
+    assert (await step(session, state)).data["step"]["number"] == 2
+
+
+async def test_between_its_steps_a_tool_touches_nothing(session: Session) -> None:
+    state = await opened(session, "st.held")
+    (runtime,) = bench.seen
+    with pytest.raises(ToolError, match="no step of st__held"):
+        _ = runtime.call_id
+    assert (await step(session, state, "x")).data["step"] == "x"
+    await close(session, state)
+
+
+async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(tmp_path: Path) -> None:
+    settings = SETTINGS + "state_idle_ms = 1\n"
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"], settings=settings) as kernel:
+        session = await kernel.session()
+        state = await opened(session, "st.notes")
+        await bench.left.wait()
+        expired = await step(session, state)
+        assert expired.error_kind == "conflict" and "no step came in time" in str(expired.error_text)
+        await kernel.log.flush()
+        (told,) = kernel.log.reader.records(session=session.id, kind="state-ended")
+        assert told.call_id == f"{session.id}/1.0" and told.body == {
+            "tool": "st.notes",
+            "state": state,
+            "ended": "expired",
+        }
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"], settings=SETTINGS) as kernel:
+        session = await kernel.session()
+        states = [await opened(session, "st.asks") for _ in range(3)]
+        over = await session.call("st.asks", {})
+        assert over.error_kind == "limit" and states[0] in str(over.error_text)
+        await close(session, states[0])
+        assert (await session.call("st.asks", {})).ok
+
+
+async def test_a_step_that_waits_keeps_its_state_from_expiring(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once"), ApprovalAnswer("once")])
+    settings = SETTINGS + "state_idle_ms = 1\n"
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["ask st.asks"], settings=settings) as kernel:
+        session = await kernel.session(attendant=person)
+        states = states_of(kernel)
+        rests, again = states._rest, asyncio.Event()  # pyright: ignore[reportPrivateUsage]
+        state = await opened(session, "st.asks")
+        person.may_answer.clear()
+        going = asyncio.create_task(step(session, state, {"page": 1}))
+        states._rest = lambda one: (rests(one), again.set())  # type: ignore[method-assign] # pyright: ignore
+        await again.wait()
+        person.may_answer.set()
+        answer = await going
+        assert answer.ok and answer.data["step"] == {"page": 1}
+
+
+async def test_closing_a_session_and_suspending_one_end_what_it_has_open(kernel: HeldKernel, session: Session) -> None:
+    state = await opened(session, "st.notes")
+    await session.suspend()
+    assert bench.left.is_set()
+    again = await kernel.session(session.id)
+    late = await step(again, state)
+    assert late.error_kind == "conflict" and "its session" in str(late.error_text)
+    bench.left.clear()
+    await opened(again, "st.notes")
+    await again.close()
+    assert bench.left.is_set() and not states_of(kernel).live
+
+
+async def test_what_a_former_process_left_open_is_interrupted(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"]) as kernel:
+        session = await kernel.session()
+        state = await opened(session, "st.notes")
+        states_of(kernel).table.end = lambda *_: None  # type: ignore[method-assign] # it has no time to say so
+    async with temporary_kernel(tmp_path, tools=TOOLS, rules=["allow st.*"]) as kernel:
+        session = await kernel.session(session.id)
+        late = await step(session, state)
+        assert late.error_kind == "interrupted" and "look at what it did" in str(late.error_text)
+        closed = await close(session, state)
+        assert closed.ok and "nobody knows" in closed.data["note"]
+        forked = await kernel.session(await kernel.fork(session.id))
+        assert (await step(forked, state)).error_kind == "invalid_input", "a fork has none of it"
+
+
+async def test_a_tool_that_is_another_since_is_not_gone_on_with(kernel: HeldKernel, session: Session) -> None:
+    kept, changed = await opened(session, "st.asks"), await opened(session, "st.notes")
+
+    @tool(id="st.notes", mode="stateful", side_effect="external", locks=[])
+    async def another() -> AsyncGenerator[int, None]:
+        """Be another."""
+        yield 1
+
+    await kernel.reload([another, asks])
+    refused = await step(session, changed)
+    assert refused.error_kind == "conflict" and "no longer the one" in str(refused.error_text)
+    await bench.left.wait()
+    assert (await step(session, kept, {"page": 1})).ok, "which is the same"
+
+
+def test_what_cannot_be_stateful_is_said_when_it_is_made() -> None:
+    async def plain() -> str:
+        """Return."""
+        return ""
+
+    async def yields() -> AsyncGenerator[int, None]:
+        """Yield."""
+        yield 1
+
+    for function, mode, text in ((plain, "stateful", "yields its steps"), (yields, "direct", 'mode="stateful"')):
+        with pytest.raises(UsageError, match=text):
+            tool(mode=mode)(function)  # type: ignore[call-overload] # pyright: ignore
+    named: dict[str, Any] = {"type": "object", "properties": {"step_input": {}}}
+    spec = ToolSpec("a", "A.", named, mode="stateful", promotable=True, output_schema={"type": "object"})
+    places = [place for place, _ in faults_in(spec)]
+    assert places == ["runtime.promotable", "runtime.output_schema", "llm.parameters.step_input"]
+    assert [place for place, _ in faults_in(ToolSpec("a", "A.", step_parameters={}))] == ["runtime.step_parameters"]
