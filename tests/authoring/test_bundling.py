@@ -89,6 +89,58 @@ async def test_a_bundle_starts_where_nothing_else_is(place: Path) -> None:
         assert [result.data["said"] for result in results] == ["its own", "psst", "from beside it"]
 
 
+def put_agent(place: Path, name: str, text: str) -> None:
+    folder = place / "config" / "agents" / name
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text(f'id = "{name}"\nrole = "subagent"\n{text}')
+
+
+@confined
+@pytest.mark.proves("R-15")
+async def test_a_bundle_has_the_agents_that_work_can_get_to_with_their_tools_and_the_skills_they_read(
+    place: Path,
+) -> None:
+    config = place / "config"
+    (config / "agents" / "speaker" / "agent.toml").write_text(
+        'id = "speaker"\ntools = ["read", "task"]\n[delegable]\nagents = ["asker"]\n'
+    )
+    put_agent(place, "asker", 'tools = ["agent.crier", "greet"]\n')
+    put_agent(place, "crier", 'tools = ["shout", "greet", "skill"]\nrules = ["allow greet"]\n')
+    put_agent(place, "stranger", 'tools = ["whisper"]\n')
+    program(config / "agents" / "crier" / "tools", "greet", "its own")
+    skill = config / "skills" / "calling"
+    skill.mkdir(parents=True)
+    (skill / "SKILL.md").write_text("---\nname: calling\ndescription: How to call.\n---\nLoudly.\n")
+    (skill / "away").symlink_to("/etc/hostname")
+    bundle = built(place)
+    assert bundle.agents == ("asker", "crier")
+    assert set(bundle.files) == {
+        *("handrail.toml", "agents/speaker/agent.toml", "agents/asker/agent.toml", "agents/crier/agent.toml"),
+        *("agents/crier/tools/greet", "agents/crier/tools/greet.json", "tools/greet", "tools/greet.json"),
+        *("tools/shout", "tools/shout.json", "skills/calling/SKILL.md"),
+    }, "not the stranger's, nor what is linked"
+    shutil.rmtree(config)
+    settings = bundle.folder / "handrail.toml"
+    async with Kernel.open(place / "ws", config=settings, state=place / "state") as kernel:
+        assert [one.id for one in (await kernel.session()).agents] == ["asker"]
+        crier = await kernel.session(agent="crier")
+        assert (await crier.call("greet", {})).data["said"] == "its own"
+        assert "Loudly." in str((await crier.call("skill", {"name": "calling"})).data)
+    (bundle.folder / "skills" / "calling" / "SKILL.md").write_text("changed")
+    with pytest.raises(LoadError, match=r"skills/calling/SKILL\.md"):
+        async with Kernel.open(place / "ws", config=settings, state=place / "state"):
+            pass
+
+
+@pytest.mark.proves("R-15")
+def test_a_fault_of_an_agent_that_work_can_get_to_stops_the_build(place: Path) -> None:
+    (place / "config" / "agents" / "speaker" / "agent.toml").write_text('id = "speaker"\ntools = ["agent.asker"]\n')
+    put_agent(place, "asker", 'tools = ["task", "grete"]\n')
+    with pytest.raises(LoadError, match="grete"):
+        built(place)
+    assert not (place / "bundle").exists()
+
+
 @confined
 @pytest.mark.proves("R-15")
 async def test_a_bundle_has_what_is_offered_beside_tools_with_its_files(place: Path) -> None:

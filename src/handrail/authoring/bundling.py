@@ -1,8 +1,9 @@
 """An agent with its tools, frozen: ``handrail build AGENT``.
 
 The bundle is a configuration folder that needs no other: the agent's manifest, its settings, and the manifests, modules and
-programs of the tools that it has, overrides resolved, each file by its hash. Whatever reads it checks the hashes first. What
-the agent has beside that, built-ins and the tools of installed packages, comes with Handrail and those packages wherever
+programs of the tools that it has, overrides resolved, each file by its hash; likewise the agents that it can hand work to,
+and those that they can, and the operator's skills where one of them reads skills. Whatever reads it checks the hashes
+first. What an agent has beside that, built-ins and the tools of installed packages, comes with Handrail and those packages wherever
 the bundle is started, and is named in it by definition.
 """
 
@@ -11,16 +12,16 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
-from handrail.agents import appoint, as_configured, equipped, sources_of
+from handrail.agents import all_agents, appoint, as_configured, equipped, sources_of
 from handrail.authoring.linting import nothing_runs
 from handrail.config import FILE_NAME, Configuration
-from handrail.contract.agent import DEFAULT_AGENT
-from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.agent import AGENT_TOOL, DEFAULT_AGENT
+from handrail.contract.errors import Fault, LoadError, UsageError
 from handrail.contract.sandbox import Sandbox
 from handrail.registry.agents import AGENT_FILE
 from handrail.registry.bundles import BUNDLE_FILE, Sealed, seal_of, sealed_text
@@ -29,8 +30,11 @@ from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.folders import content_of
 from handrail.registry.sources.modules import ModuleTool
 from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, read_offering
+from handrail.session.skill_files import FILE as SKILL_FILE
 from handrail.store.folders import Folders
 
+HANDS_OVER, READS_SKILLS = "task", "skill"
+"""Ids of the tools by which an agent hands work to others, and reads skills."""
 _AGENT_KEY = re.compile(r"^agent\s*=.*$", re.MULTILINE)
 _TABLE = re.compile(r"^\[", re.MULTILINE)
 
@@ -40,6 +44,7 @@ class Bundle:
     """What was built.
 
     :param hash: SHA-256 of its own file, which holds those of all others
+    :param agents: the further agents in it, which work is handed to
     :param tools: ids of the tools that are frozen in it
     :param beside: ids of those that come with Handrail and installed packages
     :param withheld: ids that could not run on this machine, with the reason
@@ -49,6 +54,7 @@ class Bundle:
     agent: str
     hash: str
     files: tuple[str, ...]
+    agents: tuple[str, ...]
     tools: tuple[str, ...]
     beside: tuple[str, ...]
     withheld: dict[str, str]
@@ -63,16 +69,11 @@ def build(config: Configuration, agent: str, folders: Folders, sandbox: Sandbox,
     """
     if os.path.lexists(target) and not (target.is_dir() and not any(target.iterdir())):
         raise UsageError(f"{target} is there already; name another with --out, or take it away")
-    appointed = appoint(config, agent, folders)
-    (_, everybody), (_, of_agent) = config.tool_folders(agent)
-    confinement = Confinement(sandbox, nothing_runs, nothing_runs)
-    sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
-    generation, _, faults = equipped(sources, 1, appointed)
-    if faults or generation is None:
-        raise LoadError(faults)
-    frozen = {tool_id: entry for tool_id, entry in generation.entries.items() if isinstance(entry.tool, ExecutableTool)}
-    made = _written(target, config, agent, frozen.values(), (everybody, of_agent))
-    text = sealed_text(agent, version("handrail"), made, {e.id: e.definition_hash for e in generation.entries.values()})
+    parts = _with_those_below(config, agent, folders, Confinement(sandbox, nothing_runs, nothing_runs))
+    generation = parts[agent]
+    made = _written(target, config, agent, parts)
+    hashes = {name: {e.id: e.definition_hash for e in has.entries.values()} for name, has in parts.items()}
+    text = sealed_text(agent, version("handrail"), made, hashes)
     (target / BUNDLE_FILE).write_text(text, encoding="utf-8")
     (target / BUNDLE_FILE).chmod(0o644)
     return Bundle(
@@ -80,34 +81,74 @@ def build(config: Configuration, agent: str, folders: Folders, sandbox: Sandbox,
         agent,
         seal_of(target / BUNDLE_FILE).sha256,
         tuple(sorted(made)),
-        tuple(frozen),
-        tuple(tool_id for tool_id in generation.entries if tool_id not in frozen),
+        tuple(name for name in parts if name != agent),
+        tuple(dict.fromkeys(entry.id for has in parts.values() for entry in _frozen(has))),
+        tuple(entry.id for entry in generation.entries.values() if not isinstance(entry.tool, ExecutableTool)),
         _withheld(generation),
     )
+
+
+def _with_those_below(
+    config: Configuration, agent: str, folders: Folders, confinement: Confinement
+) -> dict[str, Generation]:
+    """The tools of an agent, and of all that work can get to from it, by the agents' ids. The default one needs no manifest;
+    where it has none, it takes work with whatever tools the bundle has.
+
+    :raises LoadError: with every fault of any of them
+    """
+    found: dict[str, Generation] = {}
+    faults: list[Fault] = []
+    everybody = {one.manifest.id: one for one in all_agents(config, folders)}
+    wanted = [agent]
+    while wanted:
+        name = wanted.pop(0)
+        if name in found:
+            continue
+        appointed = everybody.get(name) or appoint(config, name, folders)
+        sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
+        generation, _, problems = equipped(sources, 1, appointed)
+        faults += problems
+        if generation is None:
+            continue
+        found[name] = generation
+        wanted += [i.removeprefix(AGENT_TOOL) for i in generation.entries if i.startswith(AGENT_TOOL)]
+        if HANDS_OVER in generation.entries:
+            wanted += [i for i, one in everybody.items() if one.manifest.takes_work_of(appointed.manifest)]
+        wanted = [i for i in wanted if i != DEFAULT_AGENT or _manifest(config, i).exists()]
+    if faults:
+        raise LoadError(list(dict.fromkeys(faults)))
+    return found
+
+
+def _frozen(generation: Generation) -> Iterator[Entry]:
+    return (entry for entry in generation.entries.values() if isinstance(entry.tool, ExecutableTool))
+
+
+def _manifest(config: Configuration, agent: str) -> Path:
+    return config.folder / "agents" / agent / AGENT_FILE
 
 
 def _withheld(generation: Generation) -> dict[str, str]:
     return {tool_id: entry.withheld for tool_id, entry in generation.entries.items() if entry.withheld is not None}
 
 
-def _written(
-    target: Path, config: Configuration, agent: str, entries: Iterable[Entry], tool_folders: tuple[Path, Path]
-) -> dict[str, Sealed]:
+def _written(target: Path, config: Configuration, agent: str, parts: dict[str, Generation]) -> dict[str, Sealed]:
     target.mkdir(parents=True, exist_ok=True)
     target.chmod(0o755)
-    names = ("tools", f"agents/{agent}/tools")
     wanted: dict[str, Path] = {}
-    for entry in entries:
-        for folder, name in zip(tool_folders, names, strict=True):
-            real = Path(os.path.realpath(folder))
-            if Path(entry.source).parent == real:
-                wanted |= {f"{name}/{path.relative_to(real)}": path for path in _files_of(entry, real)}
-    for folder, name in zip(tool_folders, names, strict=True):
-        real = Path(os.path.realpath(folder))
-        wanted |= {f"{name}/{path.relative_to(real)}": path for path in _offered(real)}
-    manifest = config.folder / "agents" / agent / AGENT_FILE
-    if agent != DEFAULT_AGENT or manifest.exists():
-        wanted[f"agents/{agent}/{AGENT_FILE}"] = manifest
+    for of, generation in parts.items():
+        (_, everybody), (_, own) = config.tool_folders(of)
+        places = [(Path(os.path.realpath(everybody)), "tools"), (Path(os.path.realpath(own)), f"agents/{of}/tools")]
+        for entry in _frozen(generation):
+            for real, name in places:
+                if Path(entry.source).parent == real:
+                    wanted |= {f"{name}/{path.relative_to(real)}": path for path in _files_of(entry, real)}
+        for real, name in places:
+            wanted |= {f"{name}/{path.relative_to(real)}": path for path in _offered(real)}
+        if of != DEFAULT_AGENT or _manifest(config, of).exists():
+            wanted[f"agents/{of}/{AGENT_FILE}"] = _manifest(config, of)
+    if any(READS_SKILLS in generation.entries for generation in parts.values()):
+        wanted |= {f"skills/{path.relative_to(config.folder / 'skills')}": path for path in _skills(config.folder)}
     for name, path in wanted.items():
         to = target / name
         to.parent.mkdir(parents=True, exist_ok=True)
@@ -138,6 +179,15 @@ def _files_of(entry: Entry, folder: Path) -> Iterator[Path]:
                 yield path
     if isinstance(tool, ModuleTool):
         yield from (path for path in sorted(folder.glob("*.py")) if not path.stat().st_mode & 0o111)
+
+
+def _skills(config: Path) -> Iterator[Path]:
+    """The files of the operator's skills. Links are never followed when skills are read, so none is taken along."""
+    for folder in sorted((config / "skills").glob("*/")):
+        if not folder.is_symlink() and (folder / SKILL_FILE).is_file():
+            for parent, _, names in os.walk(folder):
+                files = (Path(parent) / name for name in sorted(names))
+                yield from (path for path in files if path.is_file() and not path.is_symlink())
 
 
 def _offered(folder: Path) -> Iterator[Path]:

@@ -23,7 +23,7 @@ from handrail.registry.sources.source import Loaded, Rank
 BUNDLE_FILE = "bundle.json"
 FORMAT = 1
 MAX_BUNDLE_BYTES = 16 * 1024 * 1024
-_SEALED = ("handrail.toml", "tools", "agents")
+_SEALED = ("handrail.toml", "tools", "agents", "skills")
 """What Handrail reads of a configuration folder."""
 
 
@@ -63,11 +63,11 @@ def seal_of(path: Path) -> Sealed:
         return Sealed(hashlib.file_digest(file, "sha256").hexdigest(), bool(found.st_mode & 0o111))
 
 
-def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[str, str]) -> str:
+def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[str, dict[str, str]]) -> str:
     """The text of a bundle's own file: the same for the same files.
 
     :param files: by their path in the bundle
-    :param tools: id to definition hash, of every tool that the agent has
+    :param tools: by agent: id to definition hash, of every tool that it has
     """
     listed = {name: {"sha256": one.sha256, "executable": one.executable} for name, one in sorted(files.items())}
     whole = {
@@ -75,7 +75,7 @@ def sealed_text(agent: str, version: str, files: dict[str, Sealed], tools: dict[
         "agent": agent,
         "handrail": version,
         "files": listed,
-        "tools": dict(sorted(tools.items())),
+        "tools": {name: dict(sorted(of.items())) for name, of in sorted(tools.items())},
     }
     return json.dumps(whole, indent=1) + "\n"
 

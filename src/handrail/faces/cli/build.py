@@ -45,6 +45,7 @@ def command(setting: Setting, name: str, target: str | None) -> int:
                 "hash": made.hash,
                 "files": list(made.files),
                 "tools": list(made.tools),
+                "agents": list(made.agents),
                 "beside": list(made.beside),
                 "withheld": made.withheld,
             }
