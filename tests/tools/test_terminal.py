@@ -16,7 +16,9 @@ from tests.kernel.test_agents import confined
 from tests.tools.test_jobs import left_over
 
 from handrail import Kernel, Session
+from handrail.arbiter import outflow
 from handrail.contract.result import Result
+from handrail.runtime import terminals
 from handrail.runtime.terminals import MOST_TERMINALS
 from handrail.testing.kernels import temporary_kernel
 
@@ -143,17 +145,22 @@ async def test_what_is_no_terminal_of_the_session_is_refused_with_words(kernel: 
 
 @confined
 @pytest.mark.proves("X-11", "O-01")
-async def test_a_flood_is_bounded_told_and_interrupted(session: Session, tmp_path: Path) -> None:
+async def test_a_flood_is_bounded_told_and_interrupted(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outflow, "KEPT_AT_LEAST", 256 * 1024)
+    monkeypatch.setattr(outflow, "PUNCHED_EVERY", 128 * 1024)
     terminal = (await data(session, "start", command="yes"))["job_id"]
     first = await data(session, "read", id=terminal)
     assert first["text"].startswith("y\ny\n")
-    while (job := await session.jobs.get(terminal)).output_bytes < 6 * 1024 * 1024:
-        await asyncio.sleep(0.05)
+    while (job := await session.jobs.get(terminal)).output_bytes < 800 * 1024:
+        await asyncio.sleep(0.01)
     read = await data(session, "read", id=terminal, cursor=0, wait_ms=0)
-    assert read["dropped_bytes"] >= 1024 * 1024 and read["text"].strip("y\n") == "" and read["more"]
+    assert read["dropped_bytes"] >= 256 * 1024 and read["text"].strip("y\n") == "" and read["more"]
     assert read["cursor"] == read["dropped_bytes"] + len(read["text"])
+    assert (await session.call("read_job", {"job_id": terminal})).data["dropped_bytes"] >= read["dropped_bytes"]
     (kept,) = (tmp_path / "state").rglob(f"{job.id}*.job.txt")
-    assert os.stat(kept).st_blocks * 512 < 6 * 1024 * 1024
+    assert os.stat(kept).st_blocks * 512 < 768 * 1024
     await data(session, "send", id=terminal, keys="ctrl-c")
     assert (await ended(session, terminal))["exit_code"] == 130
 
@@ -198,7 +205,9 @@ async def test_what_it_shows_is_whole_characters_without_secrets_and_neutral(tmp
 
 
 @confined
-async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(session: Session, tmp_path: Path) -> None:
+async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     program(tmp_path, "stty raw -echo; echo up; sleep infinity")
     blocked = (await data(session, "start", command="./program.sh x"))["job_id"]
     cats = [(await data(session, "start", command="cat"))["job_id"] for _ in range(MOST_TERMINALS - 1)]
@@ -210,6 +219,10 @@ async def test_there_is_a_bound_to_open_terminals_and_to_what_is_typed(session: 
     assert "4,095" in str(too_long.error_text)
     await data(session, "send", id=cats[0], text="x" * 4094 + "\n")
     assert (await shown(session, cats[0], "x\n" + "x" * 4094)).count("x") == 2 * 4094
+    monkeypatch.setattr(terminals, "TAKEN_S", 0.02)
+    while "note" not in (told := await data(session, "send", id=blocked, text="x" * 16_384)):
+        assert told["sent_bytes"] == 16_384
+    assert told["sent_bytes"] < 16_384 and "were not typed" in told["note"]
 
 
 @confined

@@ -31,7 +31,7 @@ MAX_LINES = 10_000
 KEPT_AT_LEAST = 4 * 1024 * 1024
 """Bytes that are kept of an output of which the end matters."""
 _BLOCK = 64 * 1024
-_PUNCHED_EVERY = 1024 * 1024
+PUNCHED_EVERY = 1024 * 1024
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 
 
@@ -68,7 +68,7 @@ class OutputFile:
                 written = os.write(self._descriptor, data)
                 self.size += written
                 data = data[written:]
-            if self._ring and self.size - self._hole >= KEPT_AT_LEAST + _PUNCHED_EVERY:
+            if self._ring and self.size - self._hole >= KEPT_AT_LEAST + PUNCHED_EVERY:
                 self._forget((self.size - KEPT_AT_LEAST) // _BLOCK * _BLOCK)
         except OSError:
             self._lost = True
@@ -243,10 +243,14 @@ def _fallocate() -> Callable[[int, int, int, int], int]:
     """fallocate(2), with offsets of 64 bits; nothing but an error where there is none."""
     found: Any = getattr(ctypes.CDLL(None, use_errno=True), "fallocate64", None)
     if found is None:
-        return lambda *_: -1
+        return _no_holes
     found.argtypes = (ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64)
     found.restype = ctypes.c_int
     return found
+
+
+def _no_holes(descriptor: int, mode: int, start: int, length: int) -> int:
+    return -1
 
 
 def _whole(data: bytes) -> int:

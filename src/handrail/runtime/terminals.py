@@ -177,10 +177,13 @@ class CallTerminals:
                 terminal.line_open = not text.endswith("\n")
             for key in keys:
                 terminal.line_open = key not in _SUBMITS
-            writing = asyncio.ensure_future(terminal.process.write(data))
-            await asyncio.wait({writing}, timeout=TAKEN_S)
-            left = 0 if writing.done() else terminal.process.give_up()
-            await writing
+            left, writing = 0, asyncio.ensure_future(terminal.process.write(data))
+            try:
+                await asyncio.wait({writing}, timeout=TAKEN_S)
+            finally:  # also of a call that is stopped: nothing is typed behind its back
+                if not writing.done():
+                    left = terminal.process.give_up()
+                await writing
         return Typed(len(data) - left, left)
 
     def _check(self, terminal: OpenTerminal, text: str) -> None:

@@ -12,6 +12,7 @@ import os
 import struct
 import termios
 
+from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Process, TerminalSize
 from handrail.sandbox.delegating import Delegating
 from handrail.sandbox.process import Confined
@@ -22,8 +23,14 @@ _OUTPUT = 1
 
 
 def opened(size: TerminalSize) -> tuple[int, int]:
-    """Both ends: the holder's and the program's. Lines end as in a file: nothing puts a carriage return before a newline."""
-    ours, theirs = os.openpty()
+    """Both ends: the holder's and the program's. Lines end as in a file: nothing puts a carriage return before a newline.
+
+    :raises ToolError: ``unavailable`` where the machine has no more terminals, or none at all
+    """
+    try:
+        ours, theirs = os.openpty()
+    except OSError as error:
+        raise ToolError(f"this machine gives no terminal: {error.strerror or error}", kind="unavailable") from None
     try:
         settings = termios.tcgetattr(theirs)
         settings[_OUTPUT] &= ~termios.ONLCR

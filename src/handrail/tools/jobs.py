@@ -89,6 +89,8 @@ class ReadJob(Tool):
             found = await jobs.lines(job_id, offset=args.get("offset", 0), count=args.get("lines", 200))
         job = await jobs.get(job_id)
         answer: dict[str, object] = {"job_id": job.id, "state": job.state, "text": found.text, "cursor": found.cursor}
+        if found.skipped:
+            answer["dropped_bytes"] = found.skipped
         if found.first is not None:
             answer["first_line"] = found.first
         answer["more"] = found.cursor < job.output_bytes or not job.ended
