@@ -1,0 +1,62 @@
+"""A job's output of which the end is kept: what is left of it is where it was."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from handrail.arbiter import outflow
+from handrail.arbiter.outflow import OutputFile, read, read_lines
+
+SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
+
+
+@contextmanager
+def small() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in SMALL.items():
+            patch.setattr(outflow, name, value)
+        yield patch
+
+
+@pytest.mark.proves("X-11")
+@given(pieces=st.lists(st.integers(1, 90_000), max_size=12), cursor=st.integers(0, 10**6))
+def test_the_end_is_kept_under_the_same_cursors_and_what_is_not_is_counted(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[int], cursor: int
+) -> None:
+    path = tmp_path_factory.mktemp("ring") / "out"
+    with small():
+        output, whole = OutputFile(path, ring=True), ""
+        for number, length in enumerate(pieces):
+            piece = f"{number % 10}" * (length - 1) + "\n"
+            output.write(piece)
+            whole += piece
+        output.close()
+    found = read(str(path), cursor, 1 << 20, grows=False)
+    start = min(cursor, len(whole)) + found.skipped
+    assert (found.text, found.cursor, found.more) == (whole[start:], len(whole), False)
+    assert not found.skipped or len(whole) - start >= SMALL["KEPT_AT_LEAST"]
+    if whole:
+        assert os.stat(path).st_blocks * 512 <= sum(SMALL.values()) + max(pieces) + 64 * 1024
+        assert read_lines(str(path), -1, 1, grows=False).text == whole[-pieces[-1] :][-(1 << 20) :]
+
+
+def test_where_the_file_system_knows_no_holes_the_beginning_is_kept(tmp_path: Path) -> None:
+    def refused(descriptor: int, mode: int, start: int, length: int) -> int:
+        return -1
+
+    with small() as patch:
+        patch.setattr(outflow, "_fallocate", lambda: refused)
+        patch.setattr(outflow, "MAX_SIDECAR", 300_000)
+        output = OutputFile(tmp_path / "out", ring=True)
+        for _ in range(5):
+            output.write("x" * 100_000)
+        output.close()
+    found = read(str(tmp_path / "out"), 0, 1 << 20, grows=False)
+    assert found.skipped == 0 and found.text.startswith("x" * 300_000) and "are kept]" in found.text
