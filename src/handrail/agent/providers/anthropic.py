@@ -25,7 +25,6 @@ from handrail.agent.model import (
     Kept,
     Message,
     ModelRequest,
-    ProviderBusy,
     ResultsMessage,
     StreamCut,
     TextDelta,
@@ -34,7 +33,7 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.providers.anthropic_native import NativeReader, matched
-from handrail.agent.providers.failures import failure
+from handrail.agent.providers.failures import failure, late, unreachable, unreadable
 from handrail.agent.providers.fields import count, get, text
 from handrail.catalog.dialects import ANTHROPIC, Dialect
 from handrail.catalog.fitting import offered
@@ -105,13 +104,11 @@ class AnthropicModel:
                 error.response.headers,
             ) from error
         except anthropic.APITimeoutError as error:
-            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._client.base_url})") from error
+            raise late(self.name, self._client.base_url) from error
         except (anthropic.APIConnectionError, httpx2.TransportError) as error:
-            raise ProviderBusy(
-                f"{self.name}: no connection to {self._client.base_url}, or it broke off ({error.__cause__ or error})"
-            ) from error
+            raise unreachable(self.name, self._client.base_url, error) from error
         except ValueError as error:
-            raise StreamCut(f"{self.name}: the provider sent an event that is not JSON ({error})") from error
+            raise unreadable(self.name, error) from error
         if not reader.finished:
             raise StreamCut(f"{self.name}: the stream ended without message_stop")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from handrail.agent.model import ProviderBusy, ProviderDenied, ProviderError, RequestRefused
+from handrail.agent.model import ProviderBusy, ProviderDenied, ProviderError, RequestRefused, StreamCut
 
 _BUSY_STATUS = frozenset({408, 409, 425, 429})
 _BUSY_TYPES = frozenset(
@@ -38,6 +38,21 @@ def failure(
     if status is None or status == 200:
         return ProviderError(f"{name}: the provider broke off with an error ({code or 'unnamed'}: {said})")
     return RequestRefused(f"{name}: the provider refused the request ({status}: {said})")
+
+
+def late(name: str, address: object) -> ProviderBusy:
+    """The provider at ``address`` took longer than is waited for."""
+    return ProviderBusy(f"{name}: the provider did not answer in time ({address})")
+
+
+def unreachable(name: str, address: object, error: Exception) -> ProviderBusy:
+    """No connection to ``address``, or it was lost."""
+    return ProviderBusy(f"{name}: no connection to {address}, or it broke off ({error.__cause__ or error})")
+
+
+def unreadable(name: str, error: Exception) -> StreamCut:
+    """What was streamed is not in the provider's form."""
+    return StreamCut(f"{name}: the provider sent an event that cannot be read ({str(error)[:300]})")
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:

@@ -29,7 +29,6 @@ from handrail.agent.model import (
     Kept,
     Message,
     ModelRequest,
-    ProviderBusy,
     ProviderError,
     ResultsMessage,
     StreamCut,
@@ -38,7 +37,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.failures import failure
+from handrail.agent.providers.failures import failure, late, unreachable, unreadable
 from handrail.agent.providers.fields import count, get, text
 from handrail.catalog.dialects import GEMINI, Dialect
 from handrail.catalog.fitting import offered
@@ -91,13 +90,11 @@ class GeminiModel:
         except errors.APIError as error:
             raise self._failure(error) from error
         except httpx2.TimeoutException as error:
-            raise ProviderBusy(f"{self.name}: the provider did not answer in time ({self._address})") from error
+            raise late(self.name, self._address) from error
         except httpx2.TransportError as error:
-            raise ProviderBusy(f"{self.name}: no connection to {self._address}, or it broke off ({error})") from error
+            raise unreachable(self.name, self._address, error) from error
         except ValueError as error:
-            raise StreamCut(
-                f"{self.name}: the provider sent an event that cannot be read ({str(error)[:300]})"
-            ) from error
+            raise unreadable(self.name, error) from error
         if reader.unreadable is not None:
             raise StreamCut(
                 f"{self.name}: the model wrote a call that its provider could not read ({reader.unreadable})"

@@ -7,8 +7,7 @@ from contextlib import contextmanager
 
 import openai
 
-from handrail.agent.model import ProviderBusy, StreamCut
-from handrail.agent.providers.failures import failure
+from handrail.agent.providers.failures import failure, late, unreachable, unreadable
 
 KEY = "OPENAI_API_KEY"
 
@@ -26,11 +25,10 @@ def explained(name: str, address: object) -> Generator[None]:
     except openai.APIStatusError as error:
         raise failure(name, KEY, error.status_code, error.code, error.message, error.response.headers) from error
     except openai.APITimeoutError as error:
-        raise ProviderBusy(f"{name}: the provider did not answer in time ({address})") from error
+        raise late(name, address) from error
     except openai.APIConnectionError as error:
-        said = error.__cause__ or error
-        raise ProviderBusy(f"{name}: no connection to {address}, or it broke off ({said})") from error
+        raise unreachable(name, address, error) from error
     except openai.APIError as error:
         raise failure(name, KEY, None, error.code or error.type, error.message, {}) from error
     except ValueError as error:
-        raise StreamCut(f"{name}: the provider sent an event that is not JSON ({error})") from error
+        raise unreadable(name, error) from error
