@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ SMALL = {"KEPT_AT_LEAST": 128 * 1024, "PUNCHED_EVERY": 64 * 1024}
 
 
 @contextmanager
-def small() -> Iterator[pytest.MonkeyPatch]:
+def small() -> Generator[pytest.MonkeyPatch]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in SMALL.items():
             patch.setattr(outflow, name, value)
