@@ -65,7 +65,7 @@ ROWS: dict[str, str] = {
     "P-09": "What waits for a person is a row: any number, answered in any order from any door, days later, across restarts, also with other arguments; a call is taken up under its own id, judged again, and run once.",
     "P-10": "Without a person ask is deny, and a question is one fixed error.",
     "P-11": "Watchdogs in Python or as external commands are chained and only narrow; an error or a time-out of one is a deny. Three ship: what looks like carrying data out, secrets on their way out, calls that only ever fail.",
-    "P-12": "What a sub-agent has is what the ceiling, its parent and its own declaration all allow; the way to people is not passed on unless said, and secrets are no part of it.",
+    "P-12": "What a sub-agent has is what the ceiling, its parent and its own declaration all allow; the way to people is not passed on unless said, and secrets are no part of it; its calls are judged by the rules of everybody above it as well, the strictest answer first.",
     "P-13": "explain names the rule, scope, capability or watchdog that decides a call, and what would change it; for a finished call it tells so from the log, with tools, locks, times and outcome.",
     "P-14": "Modes are sets of rules in a scope of their own, from configuration, agent, flag, program or session; an untrusted workspace only narrows.",
     "P-15": "What makes other programs run something (hooks and configuration of version control, shells, editors, agents), keys and handrail.toml are written by no tool and no program in the sandbox, whatever rules say; private keys are not read.",

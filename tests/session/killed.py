@@ -13,9 +13,10 @@ import inspect
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager
-from functools import partial, wraps
+from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
@@ -187,5 +188,25 @@ async def live(folder: Path, case: str, step: str) -> None:
         await agent_in(session, case, step).complete("Begin.", until="idle")
 
 
+async def live_awhile(folder: Path, life: str, seconds: str) -> None:
+    """Have everything at work at once until the process is killed after so long, wherever it is then."""
+    names = (f"{life}-worker-{n}" for n in range(10))
+    calls = [(name, {"name": f"{life}-{name}"}) for name in ("once", "again", "pay")]
+    calls += [CALLS["task"], CALLS["task in the background"]]
+
+    def worker(_: str) -> PlayedModel:
+        return PlayedModel(call_reply(("pay", {"name": next(names)})), text_reply("Worked."))
+
+    async with workplace(folder) as kernel:
+        session = await kernel.session(SESSION, attendant=person())
+        model = PlayedModel(call_reply(*calls), *(text_reply("On.") for _ in range(20)))
+        threading.Timer(float(seconds), die).start()
+        await Agent(session, model, models=worker).complete(f"Life {life}.", until="idle")
+        await asyncio.Event().wait()
+
+
 if __name__ == "__main__":
-    asyncio.run(partial(live, Path(sys.argv[1]))(*sys.argv[2:4]))
+    if sys.argv[2] == "awhile":
+        asyncio.run(live_awhile(Path(sys.argv[1]), *sys.argv[3:5]))
+    else:
+        asyncio.run(live(Path(sys.argv[1]), *sys.argv[2:4]))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -31,9 +33,9 @@ NOT_BEGUN = {"proposed", "detached", "intended"}
 """Steps of a job before its tool has run."""
 
 
-def kill(folder: Path, case: str, step: str) -> None:
-    """Have a process live until it is killed at this step."""
-    done = subprocess.run([*prefork.python(Path(killed.__file__)), str(folder), case, step], capture_output=True)
+def kill(folder: Path, *how: str) -> None:
+    """Have a process live until it is killed at a step, or after a while."""
+    done = subprocess.run([*prefork.python(Path(killed.__file__)), str(folder), *how], capture_output=True)
     assert done.returncode == -signal.SIGKILL, (done.returncode, done.stdout, done.stderr.decode()[-2000:])
 
 
@@ -92,3 +94,27 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         assert (await Agent(session, model).complete("And again?", until="idle")).text == "The end."
         assert all(str(model.requests[0].messages).count(f"The job {job.id} (") == 1 for job in jobs), "and not again"
     assert CALLS[case][0] in str(model.requests[0].messages)
+
+
+@pytest.mark.slow
+@pytest.mark.proves("G-05", "X-06", "A-10")
+async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice_and_all_is_told(tmp_path: Path) -> None:
+    chance, lives = random.Random(7), 40
+    for life in range(lives):
+        kill(tmp_path, "awhile", str(life), f"{chance.uniform(0.0, 0.6):.3f}")
+    async with workplace(tmp_path) as kernel:
+        assert verify(kernel.log.reader).ok
+        session = await kernel.session(SESSION, attendant=person())
+        model = PlayedModel(*(text_reply("On.") for _ in range(50)))
+        assert (await Agent(session, model).complete("The last one.", until="idle")).ok
+        jobs = await session.jobs.list()
+        assert jobs and all(job.ended for job in await kernel.jobs.list()) and not kernel.approvals.pending()
+        await kernel.log.flush()
+        ended = Counter(row.state for row in kernel.log.reader.calls(limit=10_000))
+        assert not {"parked", "running"} & set(ended), ended
+    ran = Counter((tmp_path / "effects").read_text().split())
+    assert all(count == 1 for name, count in ran.items() if "again" not in name), ran
+    assert all(count <= 5 for count in ran.values()), ran
+    said = str(model.requests[-1].messages)
+    assert all(said.count(f"The job {job.id} (") == 1 for job in jobs)
+    assert len(ended) > 2 and ran, "they came to something, and to different things"
