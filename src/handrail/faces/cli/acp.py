@@ -14,6 +14,7 @@ import click
 from click.core import ParameterSource
 
 from handrail.faces.cli.app import OUTPUT
+from handrail.faces.cli.asked import Asked, asked_for
 from handrail.faces.cli.driving import drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.show import note
@@ -21,9 +22,7 @@ from handrail.faces.cli.show import note
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
-    from handrail.agent.budget import Budget
     from handrail.agent.model import Model
-    from handrail.agent.text_calls import TextForm
     from handrail.contract.agent import AgentManifest
     from handrail.faces.acp.agent import Serving
     from handrail.kernel import Kernel
@@ -32,41 +31,20 @@ if TYPE_CHECKING:
 
 @click.command("acp")
 @click.option(
-    "--model",
-    metavar="MODEL",
-    envvar="HANDRAIL_MODEL",
-    help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
-)
-@click.option(
     "--offer",
     "offered",
     multiple=True,
     metavar="MODEL",
     help="Another model that the editor may change to. Can be repeated.",
 )
-@click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
-@click.option(
-    "--text-calls",
-    type=click.Choice(("bracket", "xml")),
-    help="For a model without tool calling: it writes its calls into its text, in this form.",
-)
-@click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model for each prompt.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, for each prompt.")
-@click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls, for each prompt.")
-@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="Wall time, for each prompt.")
+@asked_for(" for each prompt")
 @common
 @click.pass_context
 def command(
     context: click.Context,
     setting: Setting,
-    model: str | None,
     offered: tuple[str, ...],
-    base_url: str | None,
-    text_calls: TextForm | None,
-    max_turns: int | None,
-    max_tokens: int | None,
-    max_calls: int | None,
-    max_seconds: float | None,
+    asked: Asked,
 ) -> int:
     """Serve an editor that speaks the Agent Client Protocol, on stdin and stdout.
 
@@ -77,32 +55,22 @@ def command(
         raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
     from handrail.faces.acp.agent import Serving
 
-    def budget(manifest: AgentManifest) -> Budget:
-        from handrail.agent.budget import Budget
-
-        return Budget.of(manifest.budgets, turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
-
     def chosen(manifest: AgentManifest) -> Model:
-        from handrail.agent.providers import open_model
-        from handrail.contract.errors import UsageError
-
-        if (spec := model or manifest.model) is None:
-            raise UsageError(
-                "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
-                "HANDRAIL_MODEL, or the agent's model"
-            )
-        its_own = manifest.base_url if model is None else None
-        return open_model(spec, base_url=base_url or its_own or None, text_calls=text_calls)
+        return asked.opened(
+            manifest,
+            "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
+            "HANDRAIL_MODEL, or the agent's model",
+        )
 
     def models(manifest: AgentManifest) -> tuple[str, ...]:
-        return tuple(dict.fromkeys((model or manifest.model or "", *offered)))
+        return tuple(dict.fromkeys((asked.model or manifest.model or "", *offered)))
 
     def named(name: str) -> Model:
         from handrail.agent.providers import open_model
 
         provider = name.partition(":")[0]
-        same = model is not None and model.partition(":")[0] == provider  # what is at that address speaks its API only
-        return open_model(name, base_url=base_url if same else None, text_calls=text_calls)
+        same = (asked.model or "").partition(":")[0] == provider  # what is at that address speaks its API only
+        return open_model(name, base_url=asked.base_url if same else None, text_calls=asked.text_calls)
 
     def opening(folder: str) -> AbstractAsyncContextManager[Kernel]:
         return opened(replace(setting, workspace=folder), face="acp")
@@ -112,7 +80,7 @@ def command(
 
     given = context.get_parameter_source("workspace") is ParameterSource.COMMANDLINE
     only = str(Path(setting.workspace).resolve()) if given else None
-    serving = Serving(opening, kept, chosen, budget, only, setting.headless, models, named)
+    serving = Serving(opening, kept, chosen, asked.budget, only, setting.headless, models, named)
     if sys.stdin.isatty():
         note("handrail acp: waiting for an ACP client on stdin; end with Ctrl-C or Ctrl-D")
     return drive(lambda _: _serve(serving))

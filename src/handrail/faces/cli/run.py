@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT, PARKED
+from handrail.faces.cli.asked import Asked, asked_for
 from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
@@ -22,10 +22,7 @@ from handrail.faces.cli.show import note, out, visible
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from handrail.agent.budget import Budget
     from handrail.agent.events import LoopEvent, RunOutcome
-    from handrail.agent.text_calls import TextForm
-    from handrail.contract.agent import AgentManifest
     from handrail.contract.session import Session
     from handrail.kernel import Kernel
 
@@ -45,35 +42,14 @@ MOST_SHOWN = 160
     help="Go on with a session; without ID the last one that nobody has open.",
 )
 @click.option("--fork", metavar="ID", shell_complete=session_ids, help="Begin with what was said in that session.")
-@click.option(
-    "--model",
-    metavar="MODEL",
-    envvar="HANDRAIL_MODEL",
-    help="openai:, openai-responses:, anthropic: or gemini:NAME, or script:FILE. Default: HANDRAIL_MODEL, or the agent's.",
-)
-@click.option("--base-url", metavar="URL", help="Another server that speaks the provider's API.")
-@click.option(
-    "--text-calls",
-    type=click.Choice(("bracket", "xml")),
-    help="For a model without tool calling: it writes its calls into its text, in this form.",
-)
-@click.option("--max-turns", type=click.IntRange(min=1), help="Requests to the model. Default: the agent's, or 50.")
-@click.option("--max-tokens", type=click.IntRange(min=1), help="Tokens in and out, all requests together.")
-@click.option("--max-calls", type=click.IntRange(min=1), help="Tool calls.")
-@click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help="Wall time.")
+@asked_for("")
 @common
 def command(
     setting: Setting,
     task: str | None,
     resume: str | None,
     fork: str | None,
-    model: str | None,
-    base_url: str | None,
-    text_calls: TextForm | None,
-    max_turns: int | None,
-    max_tokens: int | None,
-    max_calls: int | None,
-    max_seconds: float | None,
+    asked: Asked,
 ) -> int:
     """Give TASK to a model and let it work through the tools.
 
@@ -89,21 +65,7 @@ def command(
         raise click.UsageError("give a TASK, or go on with a session by --resume")
     begin = Begin(task, resume, fork)
 
-    def budget_of(manifest: AgentManifest) -> Budget:
-        from handrail.agent.budget import Budget
-
-        return Budget.of(manifest.budgets, turns=max_turns, tokens=max_tokens, calls=max_calls, seconds=max_seconds)
-
-    return drive(lambda interruption: _run(setting, begin, Asked(model, base_url, text_calls), budget_of, interruption))
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """Which model, and how it is reached; see :func:`handrail.agent.providers.open_model`. Without one, the agent's."""
-
-    model: str | None
-    base_url: str | None
-    text_calls: TextForm | None
+    return drive(lambda interruption: _run(setting, begin, asked, interruption))
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,23 +96,18 @@ async def _run(
     setting: Setting,
     begin: Begin,
     asked: Asked,
-    budget_of: Callable[[AgentManifest], Budget],
     interruption: Interruption,
 ) -> int:
     from handrail.agent.events import RunFinished
     from handrail.agent.loop import Agent
-    from handrail.agent.providers import open_model
 
     outcome: RunOutcome | None = None
     async with opened(setting) as kernel:
         manifest = kernel.agent
-        spec = asked.model or manifest.model
-        if spec is None:
-            raise click.UsageError(
-                "name a model: --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)"
-            )
-        its_own = manifest.base_url if asked.model is None else None
-        model = open_model(spec, base_url=asked.base_url or its_own or None, text_calls=asked.text_calls)
+        model = asked.opened(
+            manifest,
+            "name a model: --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)",
+        )
         try:
             session = await _session(setting, kernel, begin)
             view = JsonView() if setting.json else LiveView()
@@ -160,7 +117,7 @@ async def _run(
                 model,
                 workspace=session.workdir,
                 instructions=manifest.prompt,
-                budget=budget_of(manifest),
+                budget=asked.budget(manifest),
             )
             interruption.stop = agent.cancel
             async with aclosing(agent.run(begin.task, until="idle")) as events:
