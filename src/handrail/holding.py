@@ -432,9 +432,8 @@ async def hold(
         stack.push_async_callback(store.aclose)
         configuration.check_apart(settings, store.folders.workspace)
         rooms = await assemble(store, settings, brought.secrets or {})
-        await rooms.arbiter.restarts.recover(rooms.interrupted)
+        await rooms.arbiter.recover(rooms.interrupted)
         stack.enter_context(redacted_logs(rooms.arbiter.shaper.redactor))
-        await rooms.arbiter.states.recover()
         agent = brought.agent or settings.settings.agent
         own = rooms.context(agent, **brought.for_context())
         kernel = HeldKernel(rooms, own, brought.face, brought)

@@ -8,7 +8,7 @@ seldom has to wait gives back what there is to wait for, or None: a coroutine th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -33,7 +33,7 @@ from handrail.arbiter.states import StateLimits, States
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, ToolError
 from handrail.contract.spec import ToolSpec
-from handrail.record.log import CommitLog
+from handrail.record.log import CommitLog, Interrupted
 from handrail.registry.generation import Generation
 from handrail.store.approvals import ApprovalTable
 from handrail.store.jobs import JobTable
@@ -92,6 +92,15 @@ class Arbiter:
         of_states = StateLimits(limits.open_states, limits.state_idle_ms / 1000, limits.grace_ms / 1000)
         self.states = States(StateTable(log.database), log, of_states, self.runs.wait_for)
         self.runs.states = self.states
+
+    async def recover(self, interrupted: Iterable[Interrupted]) -> None:
+        """At start, when the log has been recovered: what became of all that a former process had at work.
+
+        :param interrupted: the calls that had begun
+        :raises LogUnavailable: when the log cannot tell, or cannot take the records
+        """
+        await self.restarts.recover(interrupted)
+        await self.states.recover()
 
     async def carry_out(self, call: Call, predecessors: Sequence[Call] = ()) -> Answer:
         """The way of one call. Always returns exactly one answer; refusals are recorded like outcomes.
