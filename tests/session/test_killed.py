@@ -98,7 +98,9 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
 
 @pytest.mark.slow
 @pytest.mark.proves("G-05", "X-06", "A-10")
-async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice_and_all_is_told(tmp_path: Path) -> None:
+async def test_killed_again_and_again_with_everything_at_work_nothing_runs_twice_and_all_is_told(
+    tmp_path: Path,
+) -> None:
     chance, lives = random.Random(7), 40
     for life in range(lives):
         kill(tmp_path, "awhile", str(life), f"{chance.uniform(0.0, 0.6):.3f}")
