@@ -286,6 +286,12 @@ class Call:
         return self.going is not None and self.going.state is not None
 
     @property
+    def ended_state(self) -> str:
+        """The id of what it went on with, where that has ended; else empty."""
+        state = None if self.going is None else self.going.state
+        return "" if state is None or state.ended is None else state.id
+
+    @property
     def of_a_job(self) -> bool:
         """Whether it, or a call that it was made by, goes on without anybody waiting for it."""
         call = self

@@ -93,12 +93,15 @@ class Steps:
         answer: asyncio.Future[object] = self._loop.create_future()
         self._asked.put_nowait((sent, closes, answer))
         try:
-            while not answer.done():
+            while not answer.done() and not self.task.done():
                 try:
-                    await asyncio.wait((answer,))
+                    await asyncio.wait((answer, self.task), return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
                     if not answer.done():
                         self._strike()
+            if not answer.done():  # the event loop ends
+                self.over = True
+                raise asyncio.CancelledError
             return answer.result()
         finally:
             self.now = None

@@ -187,13 +187,13 @@ class ToolRuns:
         assert call.entry is not None
         spec = call.entry.spec
         if reason != "timeout":
-            over = f"; the state {call.going.id} has ended with that" if call.steps and call.going is not None else ""
+            over = f"; the state {call.ended_state} has ended with that" if call.ended_state else ""
             text = f"{spec.id} was {STOPPED_TEXT[reason]}{over}"
             return naming(Result.error("cancelled", text, kept, stopped_by=reason, **metadata), call.handed)
         if metadata:
             step = "it is still running and keeps its locks until it ends"
-        elif call.steps and call.going is not None:
-            step = f"the state {call.going.id} has ended with that"
+        elif call.ended_state:
+            step = f"the state {call.ended_state} has ended with that"
         elif spec.timeout_argument is not None and budget_ms < spec.timeout_ms:
             step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
         else:

@@ -37,9 +37,6 @@ class Tool(abc.ABC):
     goes_on: GoesOn | None = None
     """Which state a call of it goes on with, as whose tool's it is judged. Only built-in tools do."""
 
-    steps_elsewhere = False
-    """It stands in for a stateful tool whose generator is in another process."""
-
     types = False
     """What it is sent is typed into a terminal of its session, whose program decides how it is judged. Only a built-in tool
     does."""

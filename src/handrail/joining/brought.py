@@ -16,6 +16,7 @@ from typing import Any
 import orjson
 
 from handrail.arbiter.execution import Execution, StopReason
+from handrail.arbiter.generators import OVER, running
 from handrail.arbiter.peers import MAX_MESSAGE
 from handrail.contract.errors import ToolError
 from handrail.contract.peer import CAPABILITY_OF, LOG_LEVELS
@@ -90,6 +91,38 @@ class AskingTool(BroughtTool):
         return await self._home.questions(self, args)
 
 
+class SteppingTool(BroughtTool):
+    """One that is gone through step by step: its generator is in the other process, this one asks it for each step."""
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        home = self._home
+        step: Message = {"state": next(home.states), "first": True, "sent": None, "closes": False}
+        while True:
+            value = await home.carry_out(self, args, running(runtime), step)
+            if value is OVER:
+                return
+            try:
+                sent: Any = yield value  # pyright: ignore[reportUnknownVariableType]
+            except GeneratorExit:
+                await self._close(args, runtime, {**step, "first": False, "sent": None, "closes": True})
+                raise
+            step = {**step, "first": False, "sent": sent}
+
+    async def _close(self, args: dict[str, Any], runtime: Runtime, step: Message) -> None:
+        try:
+            now = running(runtime)
+        except ToolError:  # no call ends it
+            self._home.forget(step["state"])
+        else:
+            await self._home.carry_out(self, args, now, step)
+
+
+class AskingSteppingTool(SteppingTool):
+    """The same for which people may have to be asked before it is opened."""
+
+    questions = AskingTool.questions
+
+
 class _Run:
     """One call that runs in the other process now."""
 
@@ -102,6 +135,15 @@ class _Run:
         self.doors: set[asyncio.Task[Any]] = set()
         self.kept: Any = None
         self.over = False
+
+
+_KINDS: Mapping[tuple[bool, bool], Callable[[Description, str, BroughtTools], BroughtTool]] = {
+    (False, False): BroughtTool,
+    (False, True): AskingTool,
+    (True, False): SteppingTool,
+    (True, True): AskingSteppingTool,
+}
+"""By whether they are stateful, and whether they ask first."""
 
 
 class BroughtTools:
@@ -117,6 +159,7 @@ class BroughtTools:
         self.secrets = frozenset(secrets)
         self._connection = connection
         self._numbers = itertools.count(1)
+        self.states = itertools.count(1)
         self._runs: dict[int, _Run] = {}
         self.tools: tuple[Tool, ...] = self.replaced(described)
         self.requests: Mapping[str, Op] = {
@@ -144,13 +187,22 @@ class BroughtTools:
         """
         process = self.process
         self.tools = tuple(
-            (AskingTool if one.asks_first else BroughtTool)(one, process, self)
+            _KINDS[one.spec.mode == "stateful", one.asks_first](one, process, self)
             for one in read_descriptions(described, process)
         )
         return self.tools
 
-    async def carry_out(self, tool: BroughtTool, args: dict[str, Any], runtime: Runtime) -> object:
-        """See :meth:`BroughtTool.execute`."""
+    def forget(self, state: int) -> None:
+        """End what a stateful tool has open there, without anything that it could touch."""
+        self._connection.notify("forget", {"state": state})
+
+    async def carry_out(
+        self, tool: BroughtTool, args: dict[str, Any], runtime: Runtime, step: Message | None = None
+    ) -> object:
+        """See :meth:`BroughtTool.execute`.
+
+        :param step: which one, of a stateful tool
+        """
         cancellation = runtime.cancellation
         if cancellation.requested:  # between the last look and here
             raise asyncio.CancelledError
@@ -161,6 +213,7 @@ class BroughtTools:
             "definition": tool.definition,
             "arguments": _exactly(run.tool_id, args),
             "around": _around(runtime, tool.spec) if tool.takes_runtime else None,
+            "step": None if step is None else _exactly(run.tool_id, step),
         }
         self._runs[run.number] = run
         if isinstance(cancellation, Execution):
@@ -353,6 +406,8 @@ def _outcome(answer: object) -> object:
     told = an_object(answer)
     if told.get("cancelled") is True:
         raise asyncio.CancelledError
+    if told.get("over") is True:
+        return OVER
     if (failure := failure_of(told)) is not None:
         raise failure
     return unpack(told.get("value"))

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from handrail.arbiter.execution import StopReason
+from handrail.arbiter.generators import OVER
 from handrail.arbiter.plain import TooLarge
 from handrail.arbiter.running import in_a_thread_of_its_own
 from handrail.contract.decorator import FunctionTool
@@ -18,6 +19,7 @@ from handrail.joining.describing import describe, usable
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
 from handrail.joining.remote_runtime import RemoteRuntime, Streams
+from handrail.joining.stepping import OpenSteps, a_step
 from handrail.joining.values import (
     INLINE_PARTS,
     Malformed,
@@ -70,13 +72,18 @@ class Bench:
         self._running: dict[int, _Running] = {}
         self._streams = Streams()
         self._left: set[asyncio.Task[Any]] = set()
+        self._steps = OpenSteps()
         self.bring(tools)
         self.requests: Mapping[str, Op] = {
             "execute": Op(self._execute, inline=True, cancel_when_lost=True),
             "questions": Op(self._questions, cancel_when_lost=True),
         }
         """What the holder may ask for. Begun at once, so that a stop which follows finds what it is about."""
-        self.notices: Mapping[str, Callable[[Any], None]] = {"stop": self._stop, "output": self._output}
+        self.notices: Mapping[str, Callable[[Any], None]] = {
+            "stop": self._stop,
+            "output": self._output,
+            "forget": self._forget,
+        }
 
     def bring(self, tools: Iterable[object]) -> None:
         """Have these as well; the earlier ones stay for turns that began with them.
@@ -92,12 +99,14 @@ class Bench:
         """From now on the holder is at the other end of this one."""
         self._connection = connection
         self._running = {}
+        self._steps.forget_all()
 
     async def aclose(self) -> None:
         """End the tools, each once.
 
         :raises ExceptionGroup: of what went wrong, after every tool was told
         """
+        self._steps.forget_all()
         problems: list[Exception] = []
         tools, self._tools = {id(tool): tool for tool in self._tools.values()}, {}
         for tool in tools.values():
@@ -111,7 +120,15 @@ class Bench:
     async def _execute(self, body: Any) -> Message:
         try:
             asked = fields(
-                body, {"run": whole, "tool": text, "definition": text, "arguments": an_object, "around": _or_empty}
+                body,
+                {
+                    "run": whole,
+                    "tool": text,
+                    "definition": text,
+                    "arguments": an_object,
+                    "around": _or_empty,
+                    "step": a_step,
+                },
             )
         except Malformed as error:
             raise Refused("malformed", f"execute: {error}") from None
@@ -121,7 +138,7 @@ class Bench:
         number: int = asked["run"]
         runtime = RemoteRuntime(connection, number, tool.spec, asked["around"], self._streams, self._secrets)
         running = _Running(runtime, bool(getattr(tool, "blocking", False)))
-        running.work = asyncio.get_running_loop().create_task(_carried_out(tool, asked["arguments"], runtime))
+        running.work = asyncio.get_running_loop().create_task(self._carried_out(tool, asked, runtime))
         table = self._running
         table[number] = running
         try:
@@ -135,6 +152,19 @@ class Bench:
             raise
         finally:
             del table[number]
+
+    async def _carried_out(self, tool: Tool, asked: Mapping[str, Any], runtime: RemoteRuntime) -> object:
+        arguments = asked["arguments"]
+        try:
+            if asked["step"] is not None:
+                return await self._steps.take(tool, arguments, runtime, asked["step"])
+            if isinstance(tool, FunctionTool) and tool.blocking:
+                return await in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), tool.spec.id)
+            return await tool.execute(arguments, runtime)
+        except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a tool's sys.exit() would end the event loop
+            raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
 
     async def _questions(self, body: Any) -> Message:
         try:
@@ -173,6 +203,12 @@ class Bench:
         if (running := self._running.get(told["run"])) is not None:
             running.stop(told["reason"])
 
+    def _forget(self, body: Any) -> None:
+        try:
+            self._steps.forget(fields(body, {"state": whole})["state"])
+        except Malformed as error:
+            logger.info("the end of a state was left aside: %s", error)
+
     def _output(self, body: Any) -> None:
         try:
             told = fields(body, {"stream": whole, "piece": some_bytes})
@@ -186,17 +222,6 @@ def _or_empty(value: Any) -> dict[str, Any]:
     return {} if value is None else an_object(value)
 
 
-async def _carried_out(tool: Tool, arguments: dict[str, Any], runtime: RemoteRuntime) -> object:
-    try:
-        if isinstance(tool, FunctionTool) and tool.blocking:
-            return await in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), tool.spec.id)
-        return await tool.execute(arguments, runtime)
-    except (Exception, asyncio.CancelledError, KeyboardInterrupt, GeneratorExit):
-        raise
-    except BaseException as error:  # a tool's sys.exit() would end the event loop
-        raise RuntimeError(f"it raised {type(error).__name__}: {error}") from error
-
-
 async def _answer(tool: Tool, running: _Running) -> Message:
     """How it ended."""
     work = running.work
@@ -207,6 +232,8 @@ async def _answer(tool: Tool, running: _Running) -> Message:
     if (error := work.exception()) is not None:
         return of_failure(error)
     value = work.result()
+    if value is OVER:
+        return {"over": True}
     try:
         return {"value": await _packed(value, tool.spec.id)}
     except TooLarge:

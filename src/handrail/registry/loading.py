@@ -249,7 +249,7 @@ def _faults_in_tool(tool: Tool) -> list[tuple[str, str]]:
 
 def _fault_in_steps(tool: Tool) -> str | None:
     """What a tool does and what its mode says have to agree."""
-    if tool.goes_on is not None or tool.steps_elsewhere:
+    if tool.goes_on is not None:
         return None
     if tool.spec.mode == "stateful":
         return None if yields(tool) else "is 'stateful', and its execute does not yield; make it an async generator"
