@@ -56,7 +56,7 @@ def _ahead(each: Judged, at: int) -> float:
 
 
 def _extent(each: Judged) -> float:
-    return math.log(min(max(each.tools, 5), 20_000))
+    return math.log(min(max(each.tools, 5), 4_000))
 
 
 def logistic(rows: Sequence[Sequence[float]], right: Sequence[float], weights: Sequence[float]) -> Any:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 _CONSIDERED = 5
 """Hits by which a request is judged."""
 
-_FEWEST, _MOST = 5, 20_000
-"""Sizes of a catalogue between which more tools mean better chance hits."""
+_FEWEST, _MOST = 5, 4_000
+"""Sizes of a catalogue between which more tools mean better chance hits. Larger ones than were measured count as the largest
+that was; continued beyond, the line tells too often that nothing fits."""
 
 LEAST, LEAST_BY_WORDS = 0.08, 0.12
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
