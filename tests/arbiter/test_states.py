@@ -13,6 +13,7 @@ from tests.arbiter.stepping import SETTINGS, TOOLS, asks, bench, close, opened, 
 
 from handrail import Kernel, Session, ToolError, ToolSpec, UsageError, tool
 from handrail.arbiter.states import OpenState, States
+from handrail.contract.events import Event
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.spec import faults_in
 from handrail.holding import HeldKernel
@@ -364,7 +365,12 @@ async def test_a_step_that_is_stopped_before_it_begins_leaves_its_state(session:
     waiting = asyncio.create_task(step(session, other))
     before = asyncio.create_task(step(session, state, {"page": 1}))
     assert (await before).ok
-    session.watch(lambda event: session.cancel() if event.kind == "waiting" else None)
+
+    def stop(event: Event) -> None:
+        if event.kind == "waiting":
+            session.cancel()
+
+    session.watch(stop)
     behind = asyncio.create_task(session.call("st.count", {"path": "a"}))
     assert [(await one).error_kind for one in (going, waiting, behind)] == ["cancelled"] * 3
     assert (await step(session, state, {"page": 2})).ok
