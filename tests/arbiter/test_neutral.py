@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import SECRET, Room, logged
 
+from handrail.arbiter.exposure import views
 from handrail.arbiter.neutral import for_model
 from handrail.contract.neutral import neutralised
 from handrail.contract.result import Blob, Result
@@ -92,5 +93,5 @@ async def test_what_a_model_is_shown_reads_back_as_itself(new_room: Callable[...
     again = await room.shape(shaped.model.data)
     assert again.model.data == shaped.model.data == {"text": neutralised(text)}
     assert again.model is again.result
-    assert room.shaper.views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
+    assert views(ToolSpec("tool", "…"), shaped.result)[1].data == shaped.model.data
     room.shaper.close()

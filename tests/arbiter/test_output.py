@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.arbiter.shaping import METADATA, Room, logged
 
+from handrail.arbiter.exposure import views
 from handrail.arbiter.output import Shaped
 from handrail.contract.result import Blob, Result
 from handrail.contract.spec import ToolSpec
@@ -286,7 +287,7 @@ async def test_a_masked_output_leaves_a_summary_and_a_reference_in_the_prompt(ro
 async def test_a_recorded_result_is_seen_as_it_was_then(room: Room) -> None:
     spec = ToolSpec("tool", "…", prompt_mask=True)
     shaped = await room.shaper.shape(spec, {"rows": [1]}, METADATA, call_id="c", session_id="s")
-    assert room.shaper.views(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
+    assert views(spec, Result.from_dict(logged(shaped))) == (shaped.result, shaped.model)
 
 
 def test_only_the_quick_and_open_goes_the_quick_way(room: Room) -> None:

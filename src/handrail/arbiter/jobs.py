@@ -20,6 +20,7 @@ from typing import Any
 from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
 from handrail.arbiter.delegating import naming
 from handrail.arbiter.execution import StopReason, uninterrupted
+from handrail.arbiter.exposure import views
 from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
 from handrail.arbiter.locks import lock_names
 from handrail.arbiter.neutral import for_model
@@ -188,7 +189,9 @@ class DetachedCalls:
             exposure=spec.exposure,
             prompt_mask=spec.prompt_mask,
         )
-        live = LiveJob(row, call, OutputFile(path, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec))
+        live = LiveJob(
+            row, call, OutputFile(path, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec)
+        )
         live.told = self._told(live)
         return live
 
@@ -378,7 +381,7 @@ class DetachedCalls:
         if outcome.kind == "refused":
             return for_model(recorded)
         spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
-        return self._shaper.views(spec, recorded)[1]
+        return views(spec, recorded)[1]
 
 
 def _unlink(paths: Iterable[str]) -> None:

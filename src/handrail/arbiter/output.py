@@ -21,6 +21,7 @@ from typing import Any, Protocol, cast, overload
 import orjson
 
 from handrail.arbiter import sidecar
+from handrail.arbiter.exposure import views
 from handrail.arbiter.neutral import FLAG, for_model
 from handrail.arbiter.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
 from handrail.arbiter.redaction import Redactor
@@ -31,13 +32,8 @@ from handrail.contract.result import Result
 from handrail.contract.shapes import artifacts_in
 from handrail.contract.spec import ToolSpec
 
-SEEN_BY_MODEL = frozenset({"both", "core"})
-SEEN_AT_FACE = frozenset({"both", "edge"})
 MAX_METADATA = 16 * 1024
 """Bytes of JSON that a tool's own metadata may take."""
-MAX_SUMMARY = 500
-"""Characters."""
-
 _SCALARS = frozenset({bool, int, float})
 _FEW_DIGITS, _SHORT = 10**9, 16
 """Numbers below, and how long their JSON text is at most."""
@@ -45,35 +41,6 @@ _dumps = orjson.dumps
 _INLINE_BYTES = 256 * 1024
 _INLINE_PARTS = 2_000
 """How many parts of a value are gone through on the event loop; more are a thread's work."""
-_OF_THE_CALL = frozenset(
-    {
-        "duration_ms",
-        "lock_wait_ms",
-        "confined_by",
-        "error_kind",
-        "still_running",
-        "stopped_by",
-        "recorded",
-        "unrecorded",
-        "untrusted",
-        "job",
-        "not_locked",
-    }
-)
-"""Metadata on how the call went."""
-_OF_THE_OUTPUT = frozenset(
-    {
-        "truncated",
-        "output_path",
-        "output_bytes",
-        "omitted_bytes",
-        "entries",
-        "omitted_entries",
-        "output_lost",
-        "artifact",
-    }
-)
-"""Metadata on where the output is and how large."""
 _PLACED = "artifacts"
 """In the metadata: the references in the data that the kernel put there itself. A tool can write any text that looks like
 one, and cannot write this."""
@@ -191,13 +158,6 @@ class Shaper:
                 return work(inline=False)
             return await asyncio.shield(written)
 
-    def views(self, spec: ToolSpec, result: Result) -> tuple[Result, Result]:
-        """``result`` as the face and as the model may see it, by the tool's exposure and mask."""
-        at_face = result if spec.exposure in SEEN_AT_FACE else _hidden(spec, result, "the people at the face")
-        if spec.exposure not in SEEN_BY_MODEL:
-            return at_face, for_model(_hidden(spec, result, "the model"))
-        return at_face, for_model(_masked(result) if spec.prompt_mask else result)
-
     @overload
     def redact(self, value: str) -> str: ...
     @overload
@@ -258,7 +218,7 @@ class Shaper:
         encoded = orjson.dumps(result.data)
         if inline and len(encoded) > _INLINE_BYTES and may_have_any(encoded):
             raise _NeedsThread
-        at_face, model = self.views(spec, result)
+        at_face, model = views(spec, result)
         if (flag := model.metadata.get(FLAG)) is not None:
             at_face, result = at_face.with_metadata(**{FLAG: flag}), result.with_metadata(**{FLAG: flag})
             model = self._within_limits(call, result, model)
@@ -414,39 +374,8 @@ class _Call:
             raise _NeedsThread
 
 
-def _hidden(spec: ToolSpec, result: Result, audience: str) -> Result:
-    """What one side is told of an output that is not meant for it: that there is one, and how the call went."""
-    known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL}
-    known["withheld"] = f"exposure: {spec.exposure}"
-    data = {"summary": f"The tool ran. Its output is not shown to {audience}."} if result.ok else None
-    return Result(result.type, data, result.error_text, known)
-
-
-def _masked(result: Result) -> Result:
-    """What a prompt has of an output that is kept out of prompts: a summary, and where the output is."""
-    known = {key: value for key, value in result.metadata.items() if key in _OF_THE_CALL or key in _OF_THE_OUTPUT}
-    known["withheld"] = "prompt_mask"
-    whole: object = result.data
-    data: dict[str, Any] | None = None
-    if whole is not None:
-        own = cast("dict[str, object]", whole).get("summary") if isinstance(whole, dict) else None
-        summary = (
-            own[:MAX_SUMMARY]
-            if isinstance(own, str)
-            else f"The output ({_kind(result.data)}) is kept out of the prompt."
-        )
-        data = {"summary": summary, "artifact": result.metadata.get("artifact")}
-    return Result(result.type, data, result.error_text, known)
-
-
 def _pretty(data: object) -> str:
     return orjson.dumps(data, option=orjson.OPT_INDENT_2).decode()
-
-
-def _kind(data: object) -> str:
-    if isinstance(data, str):
-        return f"a text of {len(data)} characters"
-    return "an object" if isinstance(data, dict) else "a list" if isinstance(data, list) else "one value"
 
 
 def _reason(error: Exception) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from handrail.arbiter.call import Call
+from handrail.arbiter.exposure import views
 from handrail.arbiter.output import Shaper
 from handrail.contract.call import Answer
 from handrail.contract.result import Result
@@ -67,7 +68,7 @@ class Repeats:
         else:
             result = recorded.with_metadata(recorded=True)
             entry = call.generation.resolve(before.tool or call.proposed.name)  # of a step: the tool that was open
-            at_face, model = (result, result) if entry is None else self._shaper.views(entry.spec, result)
+            at_face, model = (result, result) if entry is None else views(entry.spec, result)
             return Answer(call.id, call.proposed.name, at_face, model)
         result = call.answer_error(kind, f"the key of call {call.id} {text}")
         return Answer(call.id, call.proposed.name, result, result)

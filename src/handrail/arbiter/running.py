@@ -24,12 +24,12 @@ from handrail.arbiter.execution import (
     StopReason,
     uninterrupted,
 )
+from handrail.arbiter.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.jobs import DetachedCalls
 from handrail.arbiter.locks import LockTable
 from handrail.arbiter.looking import SessionJobs
 from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.outflow import Outflow
-from handrail.arbiter.output import SEEN_AT_FACE, SEEN_BY_MODEL
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.states import CallOpened, States

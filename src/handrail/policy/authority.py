@@ -108,7 +108,13 @@ class Authority:
         return self._prepare(spec, rules, parent, origin).judge(arguments, roots)
 
     def judge_typed(
-        self, spec: ToolSpec, arguments: Mapping[str, Any], typed: Target, *, rules: RuleBook, parent: CapabilitySet | None
+        self,
+        spec: ToolSpec,
+        arguments: Mapping[str, Any],
+        typed: Target,
+        *,
+        rules: RuleBook,
+        parent: CapabilitySet | None,
     ) -> Verdict:
         """As :meth:`judge`, for what is typed into a shell that runs: a target that only its terminal makes of the arguments."""
         return self._prepare(spec, rules, parent, None).judge_targets(arguments, (typed,))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from handrail.arbiter.delegating import naming
+from handrail.arbiter.exposure import views
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import Answer
@@ -58,7 +59,7 @@ async def recalled(
             return Answer(call_id, tool, found, found)
         entry = generation.resolve(tool)
         if entry is not None:
-            return Answer(call_id, tool, *shaper.views(entry.spec, found))
+            return Answer(call_id, tool, *views(entry.spec, found))
         return Answer(call_id, tool, found, Result.error("unavailable", _TOOL_GONE, recorded=True))
     return Answer(call_id, tool, result, result)
 
