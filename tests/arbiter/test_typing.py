@@ -65,6 +65,36 @@ async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_as
 
 
 @confined
+@pytest.mark.proves("P-05")
+async def test_no_keys_and_no_line_of_several_run_what_was_not_judged(kernel: Kernel) -> None:
+    session = await kernel.session(rules=["allow terminal.send", "deny shell.run rm *"])
+    shell = await opened(session, SHELL)
+    cut = "up home " + "delete " * 5
+    whole = "echo rm -f x\n"
+    for why, what in (
+        ("keys have made", {"text": whole, "keys": f"{cut}enter"}),
+        ("keys have made", {"keys": "up enter"}),
+        ("keys have made", {"keys": "ctrl-r"}),
+        ("keys have made", {"keys": "up ctrl-o"}),
+        ("keys have made", {"text": "true\n", "keys": "ctrl-x ctrl-e"}),
+        ("keys have made", {"keys": "ctrl-v"}),
+        ("over a line's end", {"text": "echo 'a\nrm -f x\n'\n"}),
+        ("one line at a time", {"text": f"head -c 5\n{whole}"}),
+        ("reads lines", {"text": "stty -isig\n"}),
+        ("reads lines", {"text": "set +m\n"}),
+    ):
+        told = await sent(session, shell, **what)
+        assert told.startswith("denied") and why in told, (what, told)
+    assert await sent(session, shell, text=whole) == "typed"
+    assert await sent(session, shell, keys=cut.strip()) == "typed", "what only edits runs nothing"
+    assert "keys have made" in await sent(session, shell, keys="enter")
+    assert await sent(session, shell, keys="ctrl-c enter") == "typed"
+    both: list[tuple[str, dict[str, Any]]] = [("terminal.send", {"id": shell, "keys": k}) for k in ("up", "enter")]
+    first, second = await session.call_all(both)
+    assert first.ok and second.error_kind == "conflict", "the line was empty when enter was judged"
+
+
+@confined
 @pytest.mark.proves("X-11", "P-02")
 async def test_other_programs_are_sent_what_rules_about_the_text_let_through(kernel: Kernel) -> None:
     session = await kernel.session(rules=["allow terminal.send id=* text=print*", "deny shell.run rm *"])

@@ -8,27 +8,36 @@ from functools import lru_cache
 
 from handrail.arbiter.call import Call, Lane
 from handrail.contract.terminals import DEFAULT_COMMAND
+from handrail.policy import wrappers
 from handrail.policy.program_forms import SHELLS
-from handrail.policy.shell import Script, parse
+from handrail.policy.shell import Command, Script, parse
 from handrail.policy.targets import Target, shown_command
-from handrail.runtime.terminals import typed_value
+from handrail.runtime.terminals import ENTERS, runs_unseen, typed_value
 
-_ENTERS = frozenset(("enter", "ctrl-j", "ctrl-m"))
+_TAKE_NOTHING = frozenset(("echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep"))
+_SETTERS = frozenset(("set", "reset", "tset"))
+_STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
 _UNFINISHED = (
     "it is not a whole line, so nobody can tell what will be run; end it with a newline, or with enter among keys"
 )
 _ADDED = "something stands in the terminal's line already, with which it is read; press ctrl-c first, or enter what stands there"
 _EDITS = "'!', a tab, or '^' at the beginning of a line has an interactive shell put something else in its place"
+_KEYS = "its keys run, or may run, a line that keys have made, which nobody can read here; type it as text"
+_LINES = (
+    "a quoted part of it goes on over a line's end, where a program may take the first line, and the shell the next"
+)
+_AHEAD = (
+    "a program of one of its lines may take part of the next ones before the shell reads them; send one line at a time"
+)
+_SETS = "it changes how the shell or its terminal reads lines"
 _FOLDER = "it opens a file by a name that depends on the folder that the terminal's shell is in"
 
 
 def typed_into(call: Call) -> Target | None:
-    """The command that a call types into a shell; None where there is no text, or something else than a shell runs there."""
+    """The command that a call types into a shell; None where it runs none, or something else than a shell runs there."""
     arguments = call.arguments
     assert arguments is not None
-    text = arguments.get("text")
-    if not isinstance(text, str) or not text:
-        return None
+    text, keys = str(arguments.get("text") or ""), str(arguments.get("keys") or "").split()
     shared, terminal_id = call.lane.around.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)
     command = _started_with(call.lane, terminal_id) if terminal is None else terminal.command
@@ -36,9 +45,13 @@ def typed_into(call: Call) -> Target | None:
         shared.no_shells.add(terminal_id)
         return None
     open_line = terminal is not None and terminal.line_open
-    keys = str(arguments.get("keys", "")).split()
-    script = _read(text, whole=text.endswith("\n") or keys[:1] in ([key] for key in _ENTERS), added=open_line)
-    return Target("shell.run", typed_value(text, open_line=open_line), shown_command(text), script)
+    hidden = runs_unseen(text, keys, open_line)
+    if not text and not hidden:
+        return None
+    whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTERS)
+    script = _read(text, whole=whole, added=open_line, hidden=hidden) if text else Script((), _KEYS)
+    shown = shown_command(text or " ".join(keys))
+    return Target("shell.run", typed_value(text, open_line=open_line or hidden), shown, script)
 
 
 def _started_with(lane: Lane, terminal_id: str) -> str | None:
@@ -50,7 +63,7 @@ def _started_with(lane: Lane, terminal_id: str) -> str | None:
     return None
 
 
-def _read(text: str, *, whole: bool, added: bool) -> Script:
+def _read(text: str, *, whole: bool, added: bool, hidden: bool) -> Script:
     script = parse(text)
     if script.unclear is not None:
         return script
@@ -59,13 +72,32 @@ def _read(text: str, *, whole: bool, added: bool) -> Script:
         if added
         else _UNFINISHED
         if not whole
+        else _KEYS
+        if hidden
         else _EDITS
         if "!" in text or "\t" in text or any(line.startswith("^") for line in text.split("\n"))
+        else _LINES
+        if any("\n" in word for command in script.commands for word in command.argv)
+        else _AHEAD
+        if any(takes_input(line) for line in text.rstrip("\n").split("\n")[:-1])
+        else _SETS
+        if any(map(_sets, script.commands))
         else _FOLDER
         if script.files
         else None
     )
     return script if unclear is None else replace(script, unclear=unclear, files=())
+
+
+def takes_input(line: str) -> bool:
+    """Whether a line of a shell may run something that takes what is typed behind it: all but a few are taken for that."""
+    return any(command.argv[:1] and command.argv[0] not in _TAKE_NOTHING for command in parse(line).commands)
+
+
+def _sets(command: Command) -> bool:
+    *_, argv = wrappers.layers(command.argv)
+    program = posixpath.basename(argv[0]) if argv else ""
+    return program in _SETTERS or (program == "stty" and any(word not in _STTY_SHOWS for word in argv[1:]))
 
 
 @lru_cache(maxsize=256)

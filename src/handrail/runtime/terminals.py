@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -28,7 +28,29 @@ _READ = 1 << 16
 _BURST, _PAUSE_S = 256 * 1024, 0.05
 """After so many bytes a program that floods is held up for a moment, so that others get their turn."""
 _MOST_REMEMBERED = 1_000
-_SUBMITS = frozenset(("enter", "ctrl-c", "ctrl-j", "ctrl-m"))
+ENTERS = frozenset(("enter", "ctrl-j", "ctrl-m"))
+_SUBMITS = ENTERS | {"ctrl-c"}
+_QUOTES = frozenset(("ctrl-v", "ctrl-q"))
+"""The key after one of these is put into the line as it is, whatever it does else."""
+_LEAVES = frozenset(("ctrl-d", "ctrl-l", "ctrl-z", "ctrl-backslash"))
+_EDITS = frozenset(
+    (
+        "tab",
+        "space",
+        "backspace",
+        "delete",
+        "insert",
+        "up",
+        "down",
+        "left",
+        "right",
+        "home",
+        "end",
+        "page-up",
+        "page-down",
+    )
+) | {f"ctrl-{letter}" for letter in "abefghknptuwy"}
+"""Change what stands in a shell's line, and run nothing."""
 
 
 @dataclass(eq=False, slots=True)
@@ -43,7 +65,17 @@ class OpenTerminal:
     command: str
     process: TerminalProcess
     line_open: bool = False
+    quoting: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def note(self, text: str, keys: Sequence[str]) -> None:
+        """What has been typed, as far as it says whether something stands in the line."""
+        if text:
+            self.line_open = self.quoting or not text.endswith("\n")
+            self.quoting = False
+        for key in keys:
+            self.line_open = self.quoting or (self.line_open if key in _LEAVES else key not in _SUBMITS)
+            self.quoting = not self.quoting and key in _QUOTES
 
 
 class SessionTerminals:
@@ -170,13 +202,9 @@ class CallTerminals:
         async with terminal.turn:
             if self._shared.find(terminal_id) is not terminal:
                 raise self._gone(terminal_id)
-            if text:
-                self._check(terminal, text)
+            self._check(terminal, text, keys)
             data = text.encode("utf-8", "replace") + "".join(KEYS[key] for key in keys).encode()
-            if text:
-                terminal.line_open = not text.endswith("\n")
-            for key in keys:
-                terminal.line_open = key not in _SUBMITS
+            terminal.note(text, keys)
             left, writing = 0, asyncio.ensure_future(terminal.process.write(data))
             try:
                 await asyncio.wait({writing}, timeout=TAKEN_S)
@@ -186,7 +214,7 @@ class CallTerminals:
                 await writing
         return Typed(len(data) - left, left)
 
-    def _check(self, terminal: OpenTerminal, text: str) -> None:
+    def _check(self, terminal: OpenTerminal, text: str, keys: Sequence[str]) -> None:
         if terminal.process.reads_lines() and any(
             len(line.encode("utf-8", "replace")) > LONGEST_LINE for line in text.split("\n")
         ):
@@ -197,8 +225,11 @@ class CallTerminals:
             )
         if terminal.id in self._shared.no_shells:
             return
+        hidden = runs_unseen(text, keys, terminal.line_open)
+        if not text and not hidden:
+            return
         # The call was judged for this text on an empty line, or for it on one that was not: that must still be so.
-        refusal = self._may("shell.run", typed_value(text, open_line=terminal.line_open))
+        refusal = self._may("shell.run", typed_value(text, open_line=terminal.line_open or hidden))
         if refusal is not None:
             raise ToolError(
                 f"what stands in the terminal's line is not what it was when this was judged, so nothing was typed; look with "
@@ -248,6 +279,25 @@ class CallTerminals:
             f"the terminal {terminal_id[:80]!r} is not open; open are {there}. terminal.read says how one has ended",
             kind="conflict",
         )
+
+
+def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:
+    """Whether ``keys`` have a shell run a line that they, or others before them, have made: nobody can read it here."""
+    if text:
+        line_open = not text.endswith("\n")
+        if line_open and keys[:1] and keys[0] in ENTERS:
+            line_open, keys = False, keys[1:]
+    for key in keys:
+        if key in ENTERS:
+            if line_open:
+                return True
+        elif key == "ctrl-c":
+            line_open = False
+        elif key in _EDITS:
+            line_open = True
+        elif key not in _LEAVES:
+            return True
+    return False
 
 
 def typed_value(text: str, *, open_line: bool) -> str:
