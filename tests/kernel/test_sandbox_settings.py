@@ -97,7 +97,7 @@ def configured(folder: Path, provider: str) -> Any:
     return load(folder / "handrail.toml", environment={})
 
 
-@pytest.mark.proves("R-09b")
+@pytest.mark.proves("R-09")
 def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_path: Path) -> None:
     points = offered("box", "handrail.sandbox.unconfined:Unconfined")
     chosen = sandbox_of(configured(tmp_path, "box"), lambda: points)
@@ -105,7 +105,7 @@ def test_an_operator_chooses_the_sandbox_of_an_installed_package_by_name(tmp_pat
     assert isinstance(provider_of(configured(tmp_path, "box"), lambda: points), Unconfined)
 
 
-@pytest.mark.proves("R-09b")
+@pytest.mark.proves("R-09")
 @pytest.mark.parametrize(
     ("provider", "value", "wanted"),
     [

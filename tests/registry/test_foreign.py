@@ -193,7 +193,7 @@ def test_each_tool_has_a_status_with_its_reason(pins: StoredPins) -> None:
     assert found["off"][0] == "quarantined"
 
 
-@pytest.mark.proves("R-09c")
+@pytest.mark.proves("R-09")
 def test_packages_add_sources_by_entry_points(monkeypatch: pytest.MonkeyPatch, pins: StoredPins) -> None:
     module = ModuleType("handrail_test_sources")
     source = ForeignSource("its own name for itself", [Simple("t")], about="not the operator's words")

@@ -268,7 +268,7 @@ def test_what_is_no_tool_is_a_fault_with_what_to_do() -> None:
         assert part in fault
 
 
-@pytest.mark.proves("R-09a")
+@pytest.mark.proves("R-09")
 def test_installed_packages_add_tools_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("handrail_test_plugin")
     module.one = Simple("one")  # type: ignore[attr-defined]

@@ -202,7 +202,7 @@ def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> Non
         trigger_spec("add_x", "x", {"prompt": {}})
 
 
-@pytest.mark.proves("R-09a")
+@pytest.mark.proves("R-09")
 def test_packages_register_classes_by_entry_point() -> None:
     point = metadata.EntryPoint("line", f"{__name__}:Line", "handrail.tools")
     loaded = PluginSource(entry_points=lambda: [point]).load()

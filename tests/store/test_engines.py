@@ -72,7 +72,7 @@ async def carried_out(folder: Path, store: str | None = "large") -> Path:
         return locate(kernel.workdir, folder / "state").database
 
 
-@pytest.mark.proves("R-09e")
+@pytest.mark.proves("R-09")
 async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path) -> None:
     database = await carried_out(tmp_path)
     assert page_size(database) == PAGE
@@ -86,7 +86,7 @@ async def test_an_operator_has_state_kept_by_an_installed_package(tmp_path: Path
     assert await carried_out(tmp_path) == database
 
 
-@pytest.mark.proves("R-09e")
+@pytest.mark.proves("R-09")
 async def test_state_is_not_opened_by_what_has_not_made_it(tmp_path: Path, offers: dict[str, str]) -> None:
     await carried_out(tmp_path)
     with pytest.raises(StartError, match=r"made by the store 'large', and \[state\] store asks for 'sqlite'"):

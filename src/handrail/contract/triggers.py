@@ -114,11 +114,11 @@ class TriggerTool(Tool):
         """Return when it fires. It is begun again from the position that this gives, also in a new process: what it gave is
         told once, whatever ends in between. It fires once a second at most. It may be cancelled at any time.
         """
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} fires by time: it has next_ns(), and nothing to wait for")
 
     def next_ns(self, arguments: Mapping[str, Any], now_ns: int) -> int | None:
         """When it fires for the first time after ``now_ns``, wall-clock nanoseconds; None for never again."""
-        raise NotImplementedError
+        raise TypeError(f"{type(self).__name__} waits by itself: it has wait(), and no time of its own")
 
     @property
     def by_time(self) -> bool:
