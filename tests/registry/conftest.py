@@ -65,6 +65,7 @@ class _Doors:
     """What carries a call out, reduced to a call that nobody stops and that touches nothing else."""
 
     cancellation = _NotCancelled()
+    job_id: str | None = None
 
     def may(self) -> May:
         return _everything

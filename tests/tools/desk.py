@@ -48,6 +48,7 @@ class Doors:
     judge: May
     attendant: Attendant | None = None
     cancellation: Running = field(default_factory=Running)
+    job_id: str | None = None
 
     def may(self) -> May:
         return self.judge

@@ -15,7 +15,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from handrail.contract.errors import StartError
 from handrail.store import private
@@ -116,4 +116,4 @@ def _engine(name: str) -> Engine:
         raise StartError(
             f"the store {name!r} from {points[name].value} is none: expected a function that is called as sqlite3.connect is"
         )
-    return made
+    return cast("Engine", made)
