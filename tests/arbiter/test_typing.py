@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from handrail.arbiter.typing import runs_a_shell
 from handrail.contract.people import ApprovalAnswer
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
+PROMPT = "# " if os.geteuid() == 0 else "$ "
 SHELL = "bash --noprofile --norc"
 START = (f"allow terminal.start {SHELL}", "allow terminal.start python3 -q", "allow terminal.start cat")
 
@@ -94,6 +96,35 @@ async def test_no_keys_and_no_line_of_several_run_what_was_not_judged(kernel: Ke
     assert first.ok and second.error_kind == "conflict", "the line was empty when enter was judged"
 
 
+async def until_shown(session: Session, terminal: str, *marks: str) -> None:
+    """Until all of ``marks`` were shown, one behind the other."""
+    text = ""
+    for mark in marks:
+        while mark not in text:
+            text += (await session.call("terminal.read", {"id": terminal})).data["text"]
+        text = text.partition(mark)[2]
+
+
+@confined
+@pytest.mark.proves("P-05")
+async def test_what_a_program_may_take_before_its_shell_is_asked_about(kernel: Kernel) -> None:
+    session = await kernel.session(rules=["allow terminal.send", "deny shell.run rm *"])
+    shell = await opened(session, SHELL)
+    assert await sent(session, shell, text="head -c 5\n") == "typed"
+    told = await sent(session, shell, text="echo rm -f x\n")
+    assert "still be at work" in told, "head would take 'echo ', and the shell the rest"
+    await until_shown(session, shell, "head -c 5\n")
+    assert "still be at work" in await sent(session, shell, text="echo rm -f x\n")
+    assert await sent(session, shell, keys="ctrl-c") == "typed"
+    await until_shown(session, shell, PROMPT)
+    both: list[tuple[str, dict[str, Any]]] = [
+        ("terminal.send", {"id": shell, "text": text}) for text in ("head -c 5\n", "echo rm -f x\n")
+    ]
+    first, second = await session.call_all(both)
+    assert first.ok, "the prompt is there again"
+    assert second.error_kind == "conflict"
+
+
 @confined
 @pytest.mark.proves("X-11", "P-02")
 async def test_other_programs_are_sent_what_rules_about_the_text_let_through(kernel: Kernel) -> None:
@@ -117,6 +148,7 @@ async def test_a_person_sees_what_is_typed_and_may_allow_exactly_that(kernel: Ke
     session = await kernel.session(attendant=person)
     shell = await opened(session, SHELL)
     assert await sent(session, shell, text="git status\n") == "typed"
+    await until_shown(session, shell, "git status\n", PROMPT)
     assert await sent(session, shell, text="git status\n") == "typed"
     (asked,) = person.requests
     assert asked.arguments["text"] == "git status\n" and "shell.run `git status" in asked.targets[0]

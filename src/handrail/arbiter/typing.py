@@ -12,15 +12,18 @@ from handrail.policy import wrappers
 from handrail.policy.program_forms import SHELLS
 from handrail.policy.shell import Command, Script, parse
 from handrail.policy.targets import Target, shown_command
-from handrail.runtime.terminals import ENTERS, runs_unseen, typed_value
+from handrail.runtime.terminals import ENTERS, runs_unseen, takes_input, typed_value
 
-_TAKE_NOTHING = frozenset(("echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep"))
 _SETTERS = frozenset(("set", "reset", "tset"))
 _STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
 _UNFINISHED = (
     "it is not a whole line, so nobody can tell what will be run; end it with a newline, or with enter among keys"
 )
 _ADDED = "something stands in the terminal's line already, with which it is read; press ctrl-c first, or enter what stands there"
+_TAKEN = (
+    "what ran last in the terminal's shell may still be at work and take it, in whole or in part; look with terminal.read whether "
+    "the prompt is there again (a shell without line editing, as dash, never shows that)"
+)
 _EDITS = "'!', a tab, or '^' at the beginning of a line has an interactive shell put something else in its place"
 _KEYS = "its keys run, or may run, a line that keys have made, which nobody can read here; type it as text"
 _LINES = (
@@ -49,9 +52,14 @@ def typed_into(call: Call) -> Target | None:
     if not text and not hidden:
         return None
     whole = text.endswith("\n") or (bool(keys) and keys[0] in ENTERS)
-    script = _read(text, whole=whole, added=open_line, hidden=hidden) if text else Script((), _KEYS)
+    taken = terminal is not None and terminal.taken
+    script = (
+        _read(text, whole=whole, added=_ADDED if open_line else _TAKEN if taken else None, hidden=hidden)
+        if text
+        else Script((), _KEYS)
+    )
     shown = shown_command(text or " ".join(keys))
-    return Target("shell.run", typed_value(text, open_line=open_line or hidden), shown, script)
+    return Target("shell.run", typed_value(text, open_line=taken or hidden), shown, script)
 
 
 def _started_with(lane: Lane, terminal_id: str) -> str | None:
@@ -63,12 +71,12 @@ def _started_with(lane: Lane, terminal_id: str) -> str | None:
     return None
 
 
-def _read(text: str, *, whole: bool, added: bool, hidden: bool) -> Script:
+def _read(text: str, *, whole: bool, added: str | None, hidden: bool) -> Script:
     script = parse(text)
     if script.unclear is not None:
         return script
     unclear = (
-        _ADDED
+        added
         if added
         else _UNFINISHED
         if not whole
@@ -79,7 +87,7 @@ def _read(text: str, *, whole: bool, added: bool, hidden: bool) -> Script:
         else _LINES
         if any("\n" in word for command in script.commands for word in command.argv)
         else _AHEAD
-        if any(takes_input(line) for line in text.rstrip("\n").split("\n")[:-1])
+        if takes_input(text.rstrip("\n").rpartition("\n")[0])
         else _SETS
         if any(map(_sets, script.commands))
         else _FOLDER
@@ -87,11 +95,6 @@ def _read(text: str, *, whole: bool, added: bool, hidden: bool) -> Script:
         else None
     )
     return script if unclear is None else replace(script, unclear=unclear, files=())
-
-
-def takes_input(line: str) -> bool:
-    """Whether a line of a shell may run something that takes what is typed behind it: all but a few are taken for that."""
-    return any(command.argv[:1] and command.argv[0] not in _TAKE_NOTHING for command in parse(line).commands)
 
 
 def _sets(command: Command) -> bool:

@@ -189,6 +189,11 @@ class TerminalProcess(Process, Protocol):
         """Whether its program is given whole lines as of now, by the system; it takes no line that is too long for that."""
         ...
 
+    def at_prompt(self) -> bool:
+        """Whether its first program, and none that this has started, edits a line there now, and has read all before it.
+        False also where that cannot be told."""
+        ...
+
     def give_up(self) -> int:
         """Have what is being written, and nobody has taken, not written any more. Gives how many bytes that are."""
         ...

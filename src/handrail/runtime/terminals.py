@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
@@ -27,6 +28,9 @@ _HANG_UP_S = 0.5
 _READ = 1 << 16
 _BURST, _PAUSE_S = 256 * 1024, 0.05
 """After so many bytes a program that floods is held up for a moment, so that others get their turn."""
+_PASSED_ON_S = 0.1
+"""How long the system may take to pass on what was typed."""
+_TAKE_NOTHING = frozenset(("", "echo", "printf", "true", "false", ":", "pwd", "cd", "ls", "date", "sleep", "stty"))
 _MOST_REMEMBERED = 1_000
 ENTERS = frozenset(("enter", "ctrl-j", "ctrl-m"))
 _SUBMITS = ENTERS | {"ctrl-c"}
@@ -59,6 +63,8 @@ class OpenTerminal:
 
     :param command: what it was started with
     :ivar line_open: something was typed that nobody has entered
+    :ivar quoting: the next key is put into the line as it is
+    :ivar fed: a line was typed into its shell that may have started something which takes what is typed next
     """
 
     id: str
@@ -66,13 +72,22 @@ class OpenTerminal:
     process: TerminalProcess
     line_open: bool = False
     quoting: bool = False
+    fed: bool = False
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def taken(self) -> bool:
+        """Whether what is typed now may be taken by something else than its shell, or in part."""
+        return self.line_open or (self.fed and not self.process.at_prompt())
 
     def note(self, text: str, keys: Sequence[str]) -> None:
         """What has been typed, as far as it says whether something stands in the line."""
         if text:
+            self.fed = takes_input(text) or (self.fed and self.taken)
             self.line_open = self.quoting or not text.endswith("\n")
             self.quoting = False
+        if runs_unseen(text, keys, self.line_open):
+            self.fed = True
         for key in keys:
             self.line_open = self.quoting or (self.line_open if key in _LEAVES else key not in _SUBMITS)
             self.quoting = not self.quoting and key in _QUOTES
@@ -149,6 +164,7 @@ class CallTerminals:
             shared.ring()
         process = cast("TerminalProcess", started)
         terminal = shared.open[terminal_id] = OpenTerminal(terminal_id, command, process)
+        terminal.fed = any(sign in command for sign in ";&|\n$`(<")
         self.read_up_to(terminal_id, 0)
         shared.ring()
         reading = asyncio.ensure_future(self._follow(terminal))
@@ -205,6 +221,7 @@ class CallTerminals:
             self._check(terminal, text, keys)
             data = text.encode("utf-8", "replace") + "".join(KEYS[key] for key in keys).encode()
             terminal.note(text, keys)
+            shell = terminal_id not in self._shared.no_shells
             left, writing = 0, asyncio.ensure_future(terminal.process.write(data))
             try:
                 await asyncio.wait({writing}, timeout=TAKEN_S)
@@ -212,6 +229,8 @@ class CallTerminals:
                 if not writing.done():
                     left = terminal.process.give_up()
                 await writing
+            if shell and terminal.fed:
+                await asyncio.sleep(_PASSED_ON_S)  # within its turn: the next text is to find its shell at work
         return Typed(len(data) - left, left)
 
     def _check(self, terminal: OpenTerminal, text: str, keys: Sequence[str]) -> None:
@@ -229,7 +248,7 @@ class CallTerminals:
         if not text and not hidden:
             return
         # The call was judged for this text on an empty line, or for it on one that was not: that must still be so.
-        refusal = self._may("shell.run", typed_value(text, open_line=terminal.line_open or hidden))
+        refusal = self._may("shell.run", typed_value(text, open_line=terminal.taken or hidden))
         if refusal is not None:
             raise ToolError(
                 f"what stands in the terminal's line is not what it was when this was judged, so nothing was typed; look with "
@@ -279,6 +298,13 @@ class CallTerminals:
             f"the terminal {terminal_id[:80]!r} is not open; open are {there}. terminal.read says how one has ended",
             kind="conflict",
         )
+
+
+def takes_input(text: str) -> bool:
+    """Whether a shell's text may run something that takes what is typed behind it: all but a few plain commands are taken
+    for that."""
+    commands = (part.split(maxsplit=1) for part in re.split(r"[;&|\n]", text))
+    return any(sign in text for sign in "$`(<") or any(c and c[0] not in _TAKE_NOTHING for c in commands)
 
 
 def runs_unseen(text: str, keys: Sequence[str], line_open: bool) -> bool:

@@ -48,6 +48,9 @@ class Delegating:
     def reads_lines(self) -> bool:
         return self._with_terminal.reads_lines()
 
+    def at_prompt(self) -> bool:
+        return self._with_terminal.at_prompt()
+
     def give_up(self) -> int:
         return self._with_terminal.give_up()
 

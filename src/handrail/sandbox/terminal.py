@@ -20,6 +20,10 @@ from handrail.sandbox.process import Confined
 _LOCAL = 3
 _OUTPUT = 1
 """Where termios has them in a list."""
+_TIOCGSID = 0x5429
+"""Asks for the leader of the terminal's session."""
+_TIOCGPTPEER = 0x5441
+"""Opens the program's end (ioctl_tty(2)), of which only its own unread input can be asked."""
 
 
 def opened(size: TerminalSize) -> tuple[int, int]:
@@ -47,6 +51,10 @@ def _resize(descriptor: int, size: TerminalSize) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSWINSZ, struct.pack("HHHH", size.rows, size.columns, 0, 0))
 
 
+def _number(descriptor: int, request: int) -> int:
+    return struct.unpack("i", fcntl.ioctl(descriptor, request, bytes(4)))[0]
+
+
 class Terminal(Delegating):
     """Implements :class:`handrail.contract.sandbox.TerminalProcess` on a process that was just started with one."""
 
@@ -72,6 +80,20 @@ class Terminal(Delegating):
         try:
             return bool(termios.tcgetattr(self._descriptor)[_LOCAL] & termios.ICANON)
         except termios.error:
+            return False
+
+    def at_prompt(self) -> bool:
+        if self._descriptor < 0 or self.reads_lines():
+            return False
+        try:
+            if os.tcgetpgrp(self._descriptor) != _number(self._descriptor, _TIOCGSID):
+                return False
+            theirs = fcntl.ioctl(self._descriptor, _TIOCGPTPEER, os.O_RDONLY | os.O_NOCTTY | os.O_CLOEXEC)
+            try:
+                return _number(theirs, termios.FIONREAD) == 0
+            finally:
+                os.close(theirs)
+        except OSError:
             return False
 
     def give_up(self) -> int:
