@@ -38,7 +38,7 @@ def points(monkeypatch: pytest.MonkeyPatch) -> list[EntryPoint]:
     return [EntryPoint(name, f"handrail_test_embedders:{value}", GROUP) for name, value in values.items()]
 
 
-@pytest.mark.proves("R-09d", "D-07")
+@pytest.mark.proves("R-09", "D-07")
 @pytest.mark.parametrize("name", ["ready", "made"])
 def test_packages_add_embedders_by_entry_points(points: list[EntryPoint], name: str) -> None:
     encoder, why = encoder_of(Chosen(name), lambda: points)(None)
