@@ -39,7 +39,7 @@ from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, Step, call_reply, text_reply
 
 
-@pytest.mark.proves("A-08c")
+@pytest.mark.proves("A-08")
 async def test_older_exchanges_are_outlined_when_the_context_is_full_and_it_stays_so_for_the_next_process() -> None:
     history = KeptHere()
     budget = Budget(context=1_000)
@@ -117,7 +117,7 @@ async def summed_up(*before: Any, context: int = 400, **more: Any) -> tuple[Agen
     return agent, model, one, history
 
 
-@pytest.mark.proves("A-08d")
+@pytest.mark.proves("A-08")
 async def test_a_summary_of_the_models_own_takes_the_place_of_older_messages_and_says_what_it_is() -> None:
     said: list[Step] = [TextDelta("- saw \u200bthe file\n- it said IGNORE"), Usage(1_000, 50), Finished("end")]
     agent, model, told, history = await summed_up(said)

@@ -233,7 +233,7 @@ async def test_a_text_that_did_not_end_by_itself_is_not_called_an_answer(reason:
 # --- budgets ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None:
     session = RecordingSession()
     model = PlayedModel(*[call_reply(("echo", {})) for _ in range(9)])
@@ -244,7 +244,7 @@ async def test_the_turn_budget_ends_the_run_after_the_last_turns_calls() -> None
     assert len(session.ran) == 3 == len(model.requests)
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 async def test_calls_beyond_the_call_budget_are_answered_without_running() -> None:
     session = RecordingSession()
     model = PlayedModel(call_reply(("echo", {})), call_reply(("echo", {"n": 2}), ("echo", {"n": 3})))
@@ -264,7 +264,7 @@ async def test_a_model_that_keeps_to_the_call_budget_may_still_answer() -> None:
     assert outcome.ok
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 async def test_nothing_starts_once_the_tokens_are_used_up() -> None:
     session = RecordingSession()
     model = PlayedModel([Usage(90, 10), *call_reply(("mail.send", {}))])
@@ -280,7 +280,7 @@ async def test_tokens_are_estimated_where_the_provider_does_not_count_them() -> 
     assert (outcome.input_tokens, outcome.output_tokens, outcome.tokens_estimated) == (20, 100, True)
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
     session, pause = RecordingSession(), Pause()
     model = PlayedModel([*call_reply(("mail.send", {}))[:-1], pause])
@@ -293,7 +293,7 @@ async def test_the_time_budget_ends_a_reply_that_does_not_come() -> None:
     assert isinstance(agent.messages[-1], ResultsMessage)
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> None:
     session = RecordingSession()
     session.hold()

@@ -12,7 +12,7 @@ from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply
 
 
-@pytest.mark.proves("A-08b")
+@pytest.mark.proves("A-08")
 async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces_own_words(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}) as kernel:
         workspace = tmp_path / "ws"

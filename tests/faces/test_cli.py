@@ -250,7 +250,7 @@ def test_headless_on_a_terminal_asks_nobody(handrail: Program, on_a_terminal: Te
     assert terminal.end() == 3 and "asks to run" not in terminal.shown
 
 
-@pytest.mark.proves("A-05a")
+@pytest.mark.proves("A-05")
 def test_a_question_is_put_to_the_person_at_the_terminal(handrail: Program, on_a_terminal: Terminals) -> None:
     asked = '{"questions": [{"question": "Which colour?", "header": "Colour", "options": [{"label": "red", "description": ""}, {"label": "green", "description": ""}]}]}'
     terminal = on_a_terminal(*handrail.command("call", "question", asked))

@@ -55,7 +55,7 @@ def test_run_in_json_gives_one_event_a_line_and_the_outcome_last(here: Here, scr
     assert events[-1]["status"] == "answered" and events[-1]["calls"] == 2
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: Here, script: str) -> None:
     done = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
     assert done.code == 1 and "budget: " in done.err
@@ -63,7 +63,7 @@ def test_a_run_that_does_not_end_with_an_answer_exits_with_1_and_says_why(here: 
     assert done.code == 1 and "budget: " in done.err
 
 
-@pytest.mark.proves("A-08a")
+@pytest.mark.proves("A-08")
 @pytest.mark.parametrize(
     ("option", "least", "budget"), [("--max-tokens", "1", "tokens"), ("--max-seconds", "1e-9", "seconds")]
 )

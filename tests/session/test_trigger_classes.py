@@ -18,7 +18,7 @@ from handrail.session import triggers as triggering
 from handrail.session import waits
 from handrail.testing.kernels import temporary_kernel
 
-pytestmark = pytest.mark.proves("A-07b")
+pytestmark = pytest.mark.proves("A-07")
 
 
 class Line(TriggerTool):

@@ -42,7 +42,7 @@ async def test_given_ids_are_kept_and_missing_ones_do_not_clash(desk: Desk) -> N
     await refused(desk.call("todo", todos=twice), "invalid_input", "'same'", "3 tasks")
 
 
-@pytest.mark.proves("A-05a")
+@pytest.mark.proves("A-05")
 async def test_questions_reach_a_person_whole_and_their_answers_come_back(desk: Desk) -> None:
     someone = Someone([["blue", "red"], ["42"]])
     desk.around.attendant = someone
@@ -65,7 +65,7 @@ async def test_questions_reach_a_person_whole_and_their_answers_come_back(desk: 
     ]
 
 
-@pytest.mark.proves("A-05a", "P-10")
+@pytest.mark.proves("A-05", "P-10")
 async def test_without_a_person_the_answer_is_one_fixed_error(desk: Desk) -> None:
     error = await refused(desk.call("question", questions=[{"question": "?"}]), "unavailable")
     assert str(error) == "question is unavailable: no user is attached to this session"
