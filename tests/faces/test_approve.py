@@ -14,6 +14,8 @@ from typing import Any
 import pytest
 from tests.faces.conftest import Here, Program, Terminals
 
+from handrail.store.folders import prepare
+
 WRITE = json.dumps({"path": "new.txt", "content": "one\ntwo\n"})
 
 
@@ -213,10 +215,12 @@ def test_a_waiting_call_is_woken_by_the_answer_of_another_process(here: Here, ha
     assert (handrail.workspace / "new.txt").exists() and listed(here) == []
 
 
-@pytest.mark.parametrize("used", [True, False], ids=["used", "new"])
-def test_wait_returns_with_the_next_request(here: Here, handrail: Program, used: bool) -> None:
-    if used:
+@pytest.mark.parametrize("state", ["used", "new", "being made"])
+def test_wait_returns_with_the_next_request(here: Here, handrail: Program, state: str) -> None:
+    if state == "used":
         assert here("call", "read", '{"path": "note.txt"}').code == 0
+    if state == "being made":  # another process has begun with it
+        prepare(handrail.workspace, handrail.state).database.touch(0o600)
     command = handrail.command("approve", "--wait", "--json")
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as waiting:
         assert waiting.stdout is not None and waiting.stderr is not None

@@ -24,6 +24,10 @@ _PATIENCE_S = 5.0
 """How long somebody else may keep the database locked for a moment."""
 
 
+class NotMadeYet(StartError):
+    """There is no database, or one that another process is making at this moment."""
+
+
 def token_of(connection: sqlite3.Connection) -> int:
     """The fencing token that was counted last.
 
@@ -38,10 +42,11 @@ def token_of(connection: sqlite3.Connection) -> int:
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, usable while another process holds the lease, from any thread.
 
-    :raises StartError: when there is no database, or it is damaged or newer than this program
+    :raises NotMadeYet: when there is no database
+    :raises StartError: when it is damaged or newer than this program
     """
     if not path.exists():
-        raise StartError(
+        raise NotMadeYet(
             f"there is no log yet at {path}: nothing was run in this workspace with this --state, or the state is elsewhere"
         )
     try:
@@ -66,6 +71,8 @@ def _read_only(path: Path, how: str) -> sqlite3.Connection:
     try:
         connection.execute("PRAGMA query_only = 1")
         _check_version(path, connection)
+        if connection.execute("PRAGMA user_version").fetchone() == (0,):
+            raise NotMadeYet(f"there is no log yet at {path}: it is just being made; try again in a moment")
     except BaseException:
         connection.close()
         raise

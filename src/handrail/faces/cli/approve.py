@@ -7,9 +7,8 @@ import json
 import sys
 import time
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -296,10 +295,8 @@ async def _forget(setting: Setting, rule_id: str) -> int:
 
 async def _until_kept(setting: Setting) -> None:
     """Return when anything is kept of the workspace that can be read."""
-    from handrail.contract.errors import StartError
-
     while True:
-        with suppress(StartError), _reading(setting) as (reader, _):  # one that is just being made is not whole yet
+        with _reading(setting) as (reader, _):
             if reader is not None:
                 return
         await asyncio.sleep(_LOOK_EVERY_S)
@@ -317,14 +314,15 @@ async def _until_asked(reader: ApprovalReader | None, interruption: Interruption
 def _reading(setting: Setting) -> Generator[tuple[ApprovalReader | None, str]]:
     """What is durable, beside whoever holds the workspace; None where nothing was ever kept of it."""
     from handrail.store.approvals import ApprovalReader
-    from handrail.store.database import open_reader
+    from handrail.store.connection import NotMadeYet, open_reader
     from handrail.store.folders import locate
 
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    if not Path(folders.database).exists():
+    try:
+        connection = open_reader(folders.database)
+    except NotMadeYet:
         yield None, str(folders.workspace)
         return
-    connection = open_reader(folders.database)
     try:
         yield ApprovalReader(connection), str(folders.workspace)
     finally:
