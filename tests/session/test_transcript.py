@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from handrail import tool
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
+from handrail.contract.runtime import Runtime
 from handrail.contract.session import Session
 from handrail.contract.transcript import Passage
 from handrail.session import transcript as searching
@@ -90,6 +91,33 @@ async def test_what_was_cut_out_of_the_models_view_is_still_found_and_secrets_ar
         assert (
             "5d0c1f7" not in json.dumps(await found(session, "keys")) and await found(session, "5d0c1f7ab2e94c63") == []
         )
+
+
+async def test_what_a_tool_keeps_from_the_model_is_not_found_nor_what_it_called(tmp_path: Path) -> None:
+    @tool(id="notes.audited", exposure="none")
+    def audited() -> dict[str, Any]:
+        """Look at it for the log alone."""
+        return {"seen": "xylophone"}
+
+    @tool(id="notes.masked", prompt_mask=True)
+    def masked() -> dict[str, Any]:
+        """Look at it without a word."""
+        return {"seen": "xylophone"}
+
+    @tool(id="notes.shown", exposure="edge", side_effect="read", locks=[], requires={"capabilities": ["call"]})
+    async def shown(runtime: Runtime) -> object:
+        """Look at it for the user."""
+        return (await runtime.call("notes.look", {"about": "planets"})).data
+
+    async with temporary_kernel(tmp_path, tools=[look, audited, masked, shown], rules=["allow notes.*"]) as kernel:
+        session = await kernel.session()
+        for name in ("audited", "masked", "shown"):
+            assert (await session.call(f"notes.{name}", {})).ok
+        assert await found(session, "xylophone") == await found(session, "planets") == []
+        kept = await found(session, '"kept from the model"')
+        assert {hit["tool"] for hit in kept} == {"notes.audited", "notes.masked", "notes.shown"}
+        whole = [(await session.call("search_memory", {"id": hit["id"]})).data["text"] for hit in kept]
+        assert "xylophone" not in str(whole)
 
 
 async def test_a_search_is_bounded_and_says_what_it_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

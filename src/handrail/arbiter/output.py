@@ -225,7 +225,8 @@ class Shaper:
         logged = result.to_dict()
         if "data" in logged:
             logged["data"] = orjson.Fragment(encoded)
-        return Shaped(at_face, model, {"result": logged})
+        why = model.metadata.get("withheld")  # whoever looks the call up for the model is to know
+        return Shaped(at_face, model, {"result": logged} if why is None else {"result": logged, "withheld": why})
 
     def _within_limits(self, call: _Call, result: Result, model: Result) -> Result:
         """What spelling out made too long, cut once more; the sidecar has the output as it was."""

@@ -28,6 +28,7 @@ _BEFORE = 120
 _MAX_DEPTH = 32
 _TERM = re.compile(r'"([^"]+)"|(\S+)')
 _AROUND = ".,;:!?()[]{}<>'\"`*"
+_WITHHELD = "(its output is kept from the model)"
 OWN = "search_memory"
 """Its calls are no part of what it finds."""
 
@@ -163,12 +164,29 @@ def _of_log(reader: LogReader, session_id: str, known: set[str]) -> tuple[list[P
         if len(found) >= MOST_CALLS or size > MOST_BYTES:
             return found, True
         known.add(proposal.call_id)
+        if any(_kept_from_model(reader, above) is not False for above in _above(proposal.call_id)):
+            continue
         outcome = reader.outcome_of(proposal.call_id)
         result = None if outcome is None or outcome.body is None else outcome.body.get("result")
+        if _kept_from_model(reader, proposal.call_id):
+            result = {"type": "output", "data": _WITHHELD}
         call = _Call(proposal.call_id, proposal.at_ns, proposal.tool or "?", proposal.body.get("arguments"), result)
         found.append(shown := _shown(call))
         size += len(shown.text)
     return found, False
+
+
+def _kept_from_model(reader: LogReader, call_id: str) -> bool | None:
+    """Whether what a call gave is not for the model, as it was recorded; None where it has not ended."""
+    outcome = reader.outcome_of(call_id)
+    return None if outcome is None else outcome.body is None or "withheld" in outcome.body
+
+
+def _above(call_id: str) -> Iterator[str]:
+    """The calls whose tools made this one: its outermost first (``session/turn.index``, a number more for each below it)."""
+    session, _, numbers = call_id.rpartition("/")
+    parts = numbers.split(".")
+    return (f"{session}/{'.'.join(parts[:many])}" for many in range(2, len(parts)))
 
 
 def _shown(call: _Call) -> Passage:
