@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from handrail.contract.checking import checked
 from handrail.contract.requires import NOTHING, Variables
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.policy.capabilities import agent_layer
-from handrail.registry.checking import checked
 from handrail.registry.loading import Memory
 from handrail.registry.sources.source import Found, Loaded, Rank
 from handrail.registry.succession import Succession

@@ -17,6 +17,7 @@ from typing import Any
 from handrail.arbiter.call import Call, Going, Lane, Refusal
 from handrail.arbiter.generators import OVER, NotEnding, Steps
 from handrail.arbiter.state_texts import has_ended, how, kind_of, over_now, refusal
+from handrail.contract.checking import checked
 from handrail.contract.decorator import FunctionTool, steps_of
 from handrail.contract.errors import ToolError
 from handrail.contract.names import STATE_IDS, wire_name
@@ -26,7 +27,6 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.schema import Schema
 from handrail.contract.tool import Tool
 from handrail.record.log import CommitLog, Record
-from handrail.registry.checking import checked
 from handrail.registry.generation import Entry, Generation
 from handrail.store.states import StateRow, StateTable
 

@@ -16,10 +16,11 @@ import pydantic
 from pydantic import BaseModel, ConfigDict, Field, PlainValidator
 
 from handrail.contract.checked import Location, faults_of, sound_part, unknown_key
+from handrail.contract.checking import checked
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.jsontext import ArgumentText, json_type, parse_object
 from handrail.contract.requires import NetRequires, Requires
-from handrail.contract.schema import InvalidSchema, compile_schema, path_text
+from handrail.contract.schema import path_text
 from handrail.contract.spec import (
     DEFAULT_MAX_OUTPUT,
     DEFAULT_TIMEOUT_MS,
@@ -156,7 +157,7 @@ def parse_manifest(text: str | bytes, source: str) -> ToolSpec:
         data = parse_object(text, what="the manifest's contents", max_bytes=MAX_MANIFEST_BYTES)
     except ArgumentText as error:
         raise LoadError([Fault(source, "", str(error))]) from None
-    return read_manifest(data, source)
+    return _read(data, text, source)
 
 
 def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
@@ -165,9 +166,29 @@ def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
     :raises LoadError: with every fault, each naming ``source`` and the place in it
     """
     try:
-        json.dumps(data, allow_nan=False)
+        text = json.dumps(data, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise LoadError([Fault(source, "", f"is not JSON: {error}")]) from None
+    return _read(data, text, source)
+
+
+def _read(data: Mapping[str, Any], text: str | bytes, source: str) -> ToolSpec:
+    """:param text: ``data`` as JSON"""
+    try:
+        sound = ToolManifest.model_validate_json(text, strict=True).spec()
+    except pydantic.ValidationError:  # what is wrong is found part by part, and names of other makers are taken
+        sound, faults = _part_by_part(data)
+    else:
+        faults = dict[str, str]()
+    for place, problem in _faults_beyond_form(sound, faults):
+        faults.setdefault(place, problem)
+    if faults:
+        raise LoadError([Fault(source, place, problem) for place, problem in faults.items()])
+    return sound
+
+
+def _part_by_part(data: Mapping[str, Any]) -> tuple[ToolSpec, dict[str, str]]:
+    """What of a manifest is sound, and what is wrong with the form of the rest, by place."""
     faults: dict[str, str] = {}
     views: dict[str, dict[str, Any]] = {}
     for key in data:
@@ -182,12 +203,7 @@ def read_manifest(data: Mapping[str, Any], source: str) -> ToolSpec:
             faults[name] = f"is a JSON {json_type(view)}; expected an object"
         else:
             faults[name] = "is missing; expected an object with name, description and parameters"
-    sound = _sound_part(views)
-    for place, problem in _faults_beyond_form(sound, faults):
-        faults.setdefault(place, problem)
-    if faults:
-        raise LoadError([Fault(source, place, problem) for place, problem in faults.items()])
-    return sound
+    return _sound_part(views), faults
 
 
 def _with_one_name(view: dict[str, Any], name: str, faults: dict[str, str]) -> dict[str, Any]:
@@ -212,9 +228,4 @@ def _sound_part(views: Mapping[str, dict[str, Any]]) -> ToolSpec:
 
 def _faults_beyond_form(spec: ToolSpec, faults: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     described = "llm" not in faults and "llm.parameters" not in faults
-    yield from faults_in(spec if described else replace(spec, locks=(), targets={}))
-    if described:
-        try:
-            compile_schema(spec.parameters)
-        except InvalidSchema as error:
-            yield from ((f"llm.parameters.{place}".rstrip("."), problem) for place, problem in error.problems)
+    yield from checked(spec).problems if described else faults_in(replace(spec, locks=(), targets={}))

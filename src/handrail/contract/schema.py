@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, cast
 
 import jsonschema_rs as rs
+from pydantic_core import to_json
 
 from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.names import nearest
@@ -99,7 +100,7 @@ def compile_schema(parameters: Mapping[str, Any]) -> Schema:
     :raises InvalidSchema: (a ``ValueError``) when it is no valid schema, describes something other than one
         object, refers to anything outside itself, or holds a pattern that no bounded engine takes
     """
-    if _deeper_than(parameters, MAX_SCHEMA_DEPTH):
+    if not _soon_seen_flat(parameters) and _deeper_than(parameters, MAX_SCHEMA_DEPTH):
         raise InvalidSchema([("", f"the schema is nested deeper than {MAX_SCHEMA_DEPTH} levels, or holds itself")])
     declared = str(parameters.get("$schema", _NEWEST)).rstrip("#")
     validator_of = _DIALECTS.get(declared)
@@ -368,6 +369,15 @@ def _is_text(value: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
+
+
+def _soon_seen_flat(schema: Mapping[str, Any]) -> bool:
+    """Whether it has no more brackets than may be nested in each other, whatever their order; most schemas have not."""
+    try:
+        text = to_json(schema)
+    except (TypeError, ValueError, RecursionError):  # it holds itself, or what only Python has
+        return False
+    return text.count(b"{") + text.count(b"[") <= MAX_SCHEMA_DEPTH
 
 
 def _deeper_than(value: object, limit: int) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast, get_args
 
+from pydantic_core import to_json
+
 from handrail.contract.names import fault_in_id, wire_name
 from handrail.contract.opened import STEP_INPUT
 from handrail.contract.requires import CAPABILITIES, NOTHING, Requires
@@ -35,6 +37,8 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities by which a tool waits for what may itself have to wait for locks."""
+_CONTROL_IN_JSON = re.compile(rb"\x7f|\\[ubf]")
+"""In text that JSON spells: DEL as itself, every other control as an escape."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
@@ -315,12 +319,12 @@ def _faults_in_steps(spec: ToolSpec, known: Mapping[str, Any]) -> Iterator[tuple
 
 
 def _plain(value: object) -> bool:
-    """Whether all its texts are seen to be printable ASCII at one look; most are."""
+    """Whether all its texts are seen to be ASCII without controls (tabs and line ends are none) at one look; most are."""
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = to_json(value)
     except (TypeError, ValueError, RecursionError):
         return False
-    return "\\" not in text and text.isascii() and text.isprintable()
+    return text.isascii() and _CONTROL_IN_JSON.search(text) is None
 
 
 def _unseen_in(value: object) -> str | None:

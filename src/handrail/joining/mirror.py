@@ -9,6 +9,7 @@ from typing import Any
 
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.call import Answer, ProposedCall
+from handrail.contract.checking import OfSpecs
 from handrail.contract.errors import Fault, HandrailError, LoadError, LogUnavailable, StartError, ToolError, UsageError
 from handrail.contract.events import Event
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
@@ -23,7 +24,6 @@ from handrail.joining.offerings import of_offerings, offerings_of
 from handrail.joining.operations import Refused
 from handrail.policy.explain import Explanation
 from handrail.policy.rules import RuleBook, parse_rule
-from handrail.registry.checking import OfSpecs
 from handrail.registry.generation import Difference, Entry, Foreign, Generation
 
 _dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))

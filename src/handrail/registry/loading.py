@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from handrail.contract.checking import checked
 from handrail.contract.decorator import yields
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.names import FACE_IDS, LOCKED_IDS, fault_in_id, is_session_internal, nearest, wire_name
 from handrail.contract.sandbox import Tier
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
-from handrail.registry.checking import checked
 from handrail.registry.generation import Entry, Foreign, Generation, foreign_origin
 from handrail.registry.pins import NO_PINS, Definition, Pins, review
 from handrail.registry.sources.native import NativeTool
