@@ -60,17 +60,18 @@ class FolderSource:
         tools: list[Found] = []
         faults: list[Fault] = []
         offering: OwnOffering | None = None
-        for file in sorted(folder.iterdir()):
-            if file.name == OFFERING_FILE:
+        for name in sorted(os.listdir(folder)):
+            if not name.endswith((".json", ".py")) or name.startswith("."):
+                continue
+            file = folder / name
+            if name == OFFERING_FILE:
                 try:
                     offering = self._offering(folder, file)
                 except LoadError as error:
                     faults += error.faults
                 continue
-            if file.suffix not in (".json", ".py") or file.name.startswith("."):
-                continue
             try:
-                tool = self._tool(folder, file) if file.suffix == ".json" else self._module(folder, file)
+                tool = self._tool(folder, file) if name.endswith(".json") else self._module(folder, file)
             except LoadError as error:
                 faults += error.faults
             else:
@@ -112,7 +113,7 @@ class FolderSource:
         except LoadError as error:
             faults += error.faults
         named = _executable_named(content, spec, faults) or _beside(manifest)
-        executable = Path(os.path.realpath(folder / named))
+        executable = _canonical(folder, named)
         if is_module(executable) and executable.parent == folder:
             if spec is None:
                 raise LoadError(faults)
@@ -123,9 +124,15 @@ class FolderSource:
             faults.append(Fault(str(manifest), "runtime.exec_path", problem))
         if faults or spec is None:
             raise LoadError(faults)
-        inner = executable.relative_to(folder).parts[:-1]
+        inner = () if executable.parent == folder else executable.relative_to(folder).parts[:-1]
         made = PersistentTool if spec.persistent else ExecutableTool
         return made(spec, str(executable), str(folder.joinpath(*inner[:1])), self.confinement)
+
+
+def _canonical(folder: Path, named: str) -> Path:
+    """What ``named`` is in the canonical ``folder`` without links."""
+    place = folder / named
+    return place if "/" not in named and not place.is_symlink() else Path(os.path.realpath(place))
 
 
 def _beside(manifest: Path) -> str:
@@ -151,9 +158,12 @@ def problem_with_folder(folder: Path, workspaces: Iterable[str]) -> str | None:
 
 def loose(path: Path) -> str | None:
     """Why somebody else could change what is at ``path``, or None."""
+    return _loose(path, path.lstat())
+
+
+def _loose(path: Path, found: os.stat_result) -> str | None:
     if os.name != "posix":
         return None  # nothing is started there: no tier confines it
-    found = path.lstat()
     if found.st_uid not in (0, os.geteuid()):
         return f"belongs to user {found.st_uid}; expected this user or root. Run: chown {os.geteuid()} {path}"
     if found.st_mode & _OTHERS_MAY_WRITE:
@@ -173,9 +183,10 @@ def content_of(manifest: Path, max_bytes: int) -> bytes:
         problem = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror}"
         raise LoadError([Fault(str(manifest), "", problem)]) from None
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode):
             raise LoadError([Fault(str(manifest), "", "is not a regular file; expected a manifest")])
-        if problem := loose(manifest):
+        if problem := _loose(manifest, found):
             raise LoadError([Fault(str(manifest), "", problem)])
         with os.fdopen(descriptor, "rb", closefd=False) as file:
             return file.read(max_bytes + 1)
@@ -201,7 +212,7 @@ def _executable_named(content: bytes, spec: ToolSpec | None, faults: list[Fault]
 def _problem_with_executable(folder: Path, named: str, executable: Path) -> str | None:
     if not os.path.lexists(folder / named):
         return f"there is no {named!r} beside the manifest; put the executable there or name it in exec_path"
-    if not executable.is_relative_to(folder):
+    if executable.parent != folder and not executable.is_relative_to(folder):
         return f"{named!r} leads out of the tool's folder to {executable}; put the executable itself there"
     try:
         mode = executable.lstat().st_mode
@@ -213,9 +224,9 @@ def _problem_with_executable(folder: Path, named: str, executable: Path) -> str 
         return f"{named!r} is not a regular file"
     if not mode & 0o111 or not os.access(executable, os.X_OK):
         return f"{named!r} is not executable; run: chmod +x {executable}"
-    for part in (executable, *executable.parents):
-        if part == folder:
-            break
+    part = executable
+    while part != folder:
         if problem := loose(part):
             return f"{part.relative_to(folder)} {problem}"
+        part = part.parent
     return None
