@@ -180,6 +180,10 @@ def test_a_terminal_whose_program_is_not_clear_is_taken_for_a_shell() -> None:
         "cd x; bash",
         "$SHELL",
         "python3 -q; bash",
+        "script -q log",
+        "sudo -i",
+        "tmux",
+        "nix-shell --pure",
     ):
         assert runs_a_shell(shell), shell
     for other in ("python3 -q", "cat", "sqlite3 a.db", "gdb ./a.out"):

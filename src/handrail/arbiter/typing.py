@@ -14,6 +14,37 @@ from handrail.policy.shell import Command, Script, parse
 from handrail.policy.targets import Target, shown_command
 from handrail.runtime.terminals import ENTERS, runs_unseen, takes_input, typed_value
 
+_SHELLS = SHELLS | frozenset(
+    (
+        "script",
+        "screen",
+        "tmux",
+        "su",
+        "sudo",
+        "doas",
+        "runuser",
+        "newgrp",
+        "sg",
+        "login",
+        "unshare",
+        "chroot",
+        "nsenter",
+    )
+    + (
+        "nix-shell",
+        "ssh-agent",
+        "asciinema",
+        "ttyrec",
+        "busybox",
+        "toybox",
+        "fakeroot",
+        "proot",
+        "xonsh",
+        "nu",
+        "elvish",
+    )
+)
+"""And what opens one where it is not told what to run."""
 _SETTERS = frozenset(("set", "reset", "tset"))
 _STTY_SHOWS = frozenset(("size", "speed", "-a", "--all", "-g", "--save"))
 _UNFINISHED = (
@@ -109,4 +140,4 @@ def runs_a_shell(command: str) -> bool:
     script = parse(command)
     if script.unclear is not None:
         return True
-    return any(posixpath.basename(word) in SHELLS for one in script.commands for word in one.argv)
+    return any(posixpath.basename(word) in _SHELLS for one in script.commands for word in one.argv)
