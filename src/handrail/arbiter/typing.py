@@ -14,8 +14,9 @@ from handrail.policy.shell import Command, Script, parse
 from handrail.policy.targets import Target, shown_command
 from handrail.runtime.terminals import ENTERS, runs_unseen, takes_input, typed_value
 
-_SHELLS = SHELLS | frozenset(
-    (
+_SHELLS = (
+    SHELLS
+    | {
         "script",
         "screen",
         "tmux",
@@ -29,8 +30,8 @@ _SHELLS = SHELLS | frozenset(
         "unshare",
         "chroot",
         "nsenter",
-    )
-    + (
+    }
+    | {
         "nix-shell",
         "ssh-agent",
         "asciinema",
@@ -42,7 +43,7 @@ _SHELLS = SHELLS | frozenset(
         "xonsh",
         "nu",
         "elvish",
-    )
+    }
 )
 """And what opens one where it is not told what to run."""
 _SETTERS = frozenset(("set", "reset", "tset"))
