@@ -157,6 +157,25 @@ async def test_a_person_sees_what_is_typed_and_may_allow_exactly_that(kernel: Ke
 
 
 @confined
+@pytest.mark.proves("P-02")
+async def test_a_rule_about_a_program_holds_in_no_other_folder_than_it_was_written_for(
+    kernel: Kernel, tmp_path: Path
+) -> None:
+    (tmp_path / "ws" / "deep").mkdir()
+    session = await kernel.session()
+    elsewhere = await session.call("terminal.start", {"command": "cat", "cwd": "deep"})
+    assert elsewhere.error_kind == "denied" and "cd deep" in str(elsewhere.error_text)
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    attended = await kernel.session(attendant=person)
+    started = await attended.call("terminal.start", {"command": "cat", "cwd": "deep"})
+    assert (
+        started.ok
+        and (await attended.call("terminal.resize", {"id": started.data["job_id"], "columns": 90, "rows": 30})).ok
+    )
+    assert len(person.requests) == 1
+
+
+@confined
 @pytest.mark.proves("P-01")
 async def test_a_line_that_was_judged_whole_is_not_typed_behind_another(kernel: Kernel) -> None:
     session = await kernel.session(rules=["allow terminal.send"])

@@ -28,6 +28,7 @@ RULES = [
     *(f"allow terminal.start {command}" for command in (PYTHON, SHELL, "cat", "yes", "./program.sh *")),
     "allow terminal.send",
     "allow bash *",
+    "allow terminal.start cd *",
 ]
 
 

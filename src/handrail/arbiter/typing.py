@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+import shlex
 from dataclasses import replace
 from functools import lru_cache
 
 from handrail.arbiter.call import Call, Lane
-from handrail.contract.terminals import DEFAULT_COMMAND
+from handrail.contract.terminals import DEFAULT_COMMAND, START
 from handrail.policy import wrappers
 from handrail.policy.program_forms import SHELLS
 from handrail.policy.shell import Command, Script, parse
@@ -69,9 +70,16 @@ _FOLDER = "it opens a file by a name that depends on the folder that the termina
 
 
 def typed_into(call: Call) -> Target | None:
-    """The command that a call types into a shell; None where it runs none, or something else than a shell runs there."""
+    """The command that a call types into a shell; None where it runs none, or something else than a shell runs there.
+    That a terminal is started in a folder is a command of its own, as it is in a shell: names mean something else there."""
     arguments = call.arguments
     assert arguments is not None
+    if call.tool_id == START:
+        folder, command = arguments.get("cwd"), str(arguments.get("command", DEFAULT_COMMAND))
+        if folder is None:
+            return None
+        whole = f"cd {shlex.quote(str(folder))} && {command}"
+        return Target("shell.run", command, shown_command(whole), parse(whole))
     text, keys = str(arguments.get("text") or ""), str(arguments.get("keys") or "").split()
     shared, terminal_id = call.lane.around.terminals, str(arguments.get("id"))
     terminal = shared.find(terminal_id)

@@ -34,6 +34,8 @@ KEYS: Mapping[str, str] = MappingProxyType(
 )
 """What each key sends, as terminals of the VT100 family do."""
 MOST_KEYS = 64
+START = "terminal.start"
+"""The tool that opens one."""
 DEFAULT_COMMAND = "bash --noprofile --norc"
 """What a terminal runs where nothing else is asked for."""
 

@@ -10,7 +10,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
-from handrail.contract.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS
+from handrail.contract.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
 from handrail.contract.tool import Tool
 
 LONGEST_MS = 24 * 3_600_000
@@ -29,12 +29,11 @@ _ONE_KEY = f"(?:{'|'.join(KEYS)})"
 _NEEDS = Requires(capabilities=("jobs", "terminals"))
 _SHELL = (ShellRequires(cmd="*"),)
 _WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
-_START = "terminal.start"
 
 
 class TerminalStart(Tool):
     spec = ToolSpec(
-        id=_START,
+        id=START,
         description=(
             "Start a program that is typed to, such as a shell, a debugger or an interpreter, in a terminal of its own in the "
             "sandbox without network. Answers at once with its job_id, which is the terminal's id: look with terminal.read "
@@ -67,6 +66,7 @@ class TerminalStart(Tool):
         category="system",
         kind="execute",
     )
+    types = True
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         command = args.get("command", DEFAULT_COMMAND)
@@ -246,7 +246,7 @@ async def _job(runtime: Runtime, terminal_id: str) -> Job:
     :raises ToolError: ``invalid_input`` for what is no terminal of the session
     """
     job = await runtime.jobs.get(terminal_id)
-    if job.tool_id != _START:
+    if job.tool_id != START:
         text = f"{job.id} is a job of {job.tool_id}, which is no terminal; read_job and stop_task look after it"
         raise ToolError(text, kind="invalid_input")
     return job
@@ -289,7 +289,7 @@ async def _over(runtime: Runtime, job: Job) -> ToolError:
     job = await runtime.jobs.get(job.id)
     end = await _end(runtime, job)
     how = end.get("error") or f"exit code {end.get('exit_code')}"
-    text = f"the terminal {job.id} has ended ({job.state}: {how}); start another with {_START}"
+    text = f"the terminal {job.id} has ended ({job.state}: {how}); start another with {START}"
     return ToolError(text, kind="conflict")
 
 
