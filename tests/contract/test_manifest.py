@@ -109,6 +109,15 @@ def test_the_printed_manifest_loads_as_it_is() -> None:
 
 
 @pytest.mark.proves("K-02")
+def test_a_manifest_means_the_same_read_whole_and_part_by_part() -> None:
+    others = copy.deepcopy(WHOLE)  # one name of another maker has it read part by part
+    others["llm"]["input_schema"] = others["llm"].pop("parameters")
+    found = [parse_manifest(json.dumps(one), "x.json") for one in (WHOLE, others)]
+    found += [read_manifest(one, "x.json") for one in (WHOLE, others)]
+    assert all(one == found[0] and one.definition_hash == found[0].definition_hash for one in found)
+
+
+@pytest.mark.proves("K-02")
 def test_a_model_is_shown_three_things_of_a_manifest() -> None:
     assert read_manifest(WHOLE, "x").llm_view() == {
         "name": "report__make",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -230,6 +231,12 @@ def test_a_schema_that_is_deep_or_holds_itself_is_refused() -> None:
     looped["properties"] = {"a": looped}
     with pytest.raises(InvalidSchema, match="holds itself"):
         compile_schema(looped)
+
+
+def test_a_schema_of_many_parts_is_not_taken_for_a_deep_one() -> None:
+    wide = {"type": "object", "properties": {f"a{n}": {"type": "string"} for n in range(200)}, "title": "[" * 200}
+    for schema in (wide, MappingProxyType(wide)):
+        assert compile_schema(schema).problems({"a7": "x"}) == []
 
 
 @pytest.mark.proves("K-06")

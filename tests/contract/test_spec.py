@@ -90,6 +90,20 @@ def test_a_changed_definition_has_another_hash(change: dict[str, Any]) -> None:
     assert replace(READ).definition_hash == READ.definition_hash
 
 
+@pytest.mark.parametrize("hidden", ["\x00", "\x08", "\x0c", "\x1b", "\x7f", "\x9b", "\u200b", "\u202e"])
+def test_what_people_do_not_see_is_found_wherever_a_model_reads_it(hidden: str) -> None:
+    texts: list[dict[str, Any]] = [
+        {"description": f"a{hidden}b"},
+        {"parameters": {"type": "object", "properties": {f"a{hidden}b": {}}}},
+        {"parameters": {"type": "object", "properties": {"a": {"enum": ["b", f"{hidden}c"]}}}},
+    ]
+    assert all("people do not see" in str(faults_in(replace(READ, **one))) for one in texts)
+
+
+def test_what_is_written_like_a_control_or_ends_a_line_is_seen() -> None:
+    assert faults_in(replace(READ, description='two "lines"\r\n\tand \\u0000, \\b, \\f, über')) == []
+
+
 @pytest.mark.proves("R-01")
 def test_faults_of_a_spec_are_found_all_together() -> None:
     misspelt: dict[str, Any] = {"side_effect": "reed", "mode": "later", "exposure": "all", "kind": "tool"}

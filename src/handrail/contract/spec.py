@@ -37,8 +37,8 @@ _CHOICES: Mapping[str, Sequence[str]] = {
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities by which a tool waits for what may itself have to wait for locks."""
-_CONTROL_IN_JSON = re.compile(rb"\x7f|\\[ubf]")
-"""In text that JSON spells: DEL as itself, every other control as an escape."""
+_CONTROL_IN_JSON = re.compile(rb"\\[ubf]")
+"""In text that JSON spells: every control but DEL, which stands as itself."""
 _PLACEHOLDER = re.compile(r"\{([^{}]+)\}|<([^<>]+)>")
 
 
@@ -194,13 +194,11 @@ class ToolSpec:
     def definition_hash(self) -> str:
         """SHA-256 over the canonical JSON of both views: an approval is bound to it."""
         whole = {"id": self.id, "llm": self.llm_view(), "runtime": self.runtime_view()}
-        return hashlib.sha256(
-            json.dumps(whole, sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode(
-                "utf-8", "surrogatepass"
-            )
-        ).hexdigest()
+        return hashlib.sha256(_canonical(whole).encode("utf-8", "surrogatepass")).hexdigest()
 
 
+_canonical = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode
+"""Made once: ``json.dumps`` makes one for every text."""
 _RUNTIME_VIEW = tuple(f.name for f in fields(ToolSpec) if f.name not in _LLM_VIEW)
 
 
@@ -324,7 +322,9 @@ def _plain(value: object) -> bool:
         text = to_json(value)
     except (TypeError, ValueError, RecursionError):
         return False
-    return text.isascii() and _CONTROL_IN_JSON.search(text) is None
+    if not text.isascii() or b"\x7f" in text:
+        return False
+    return b"\\" not in text or _CONTROL_IN_JSON.search(text) is None
 
 
 def _unseen_in(value: object) -> str | None:

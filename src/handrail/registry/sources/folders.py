@@ -60,7 +60,9 @@ class FolderSource:
         tools: list[Found] = []
         faults: list[Fault] = []
         offering: OwnOffering | None = None
-        for name in sorted(os.listdir(folder)):
+        with os.scandir(folder) as entries:
+            names = sorted(entry.name for entry in entries)
+        for name in names:
             if not name.endswith((".json", ".py")) or name.startswith("."):
                 continue
             file = folder / name
