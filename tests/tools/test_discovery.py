@@ -178,6 +178,21 @@ async def test_an_index_follows_generations_and_reads_only_what_is_new(searches:
     assert searches.near(generation(CORE, number=4), "fax_send") == [], "there is no index of that yet"
 
 
+async def test_a_search_that_was_to_go_by_words_reads_what_the_last_one_kept(tmp_path: Path) -> None:
+    answers, files = list[object](), list[int]()
+    for _ in range(2):
+        searches = Searches(tmp_path / "search", lambda cache: (None, ""))
+        try:
+            asked = "open an issue in a repository"
+            answers.append(await searches.find(THERE, asked, limit=3, source=lambda one: one.source, by_words=True))
+        finally:
+            await searches.aclose()
+        [kept] = (tmp_path / "search").glob("words*")
+        files.append(kept.stat().st_ino)
+    assert answers[0] == answers[1] and "as was asked for" in str(answers[0])
+    assert files[0] == files[1], "it was made and written again"
+
+
 async def test_a_place_that_cannot_keep_what_a_search_made_costs_only_the_keeping(tmp_path: Path) -> None:
     (tmp_path / "search").write_text("in the way")
     searches = Searches(tmp_path / "search", lambda cache: (None, "meaning is not asked for here"))

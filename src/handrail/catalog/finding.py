@@ -136,7 +136,7 @@ class Searches:
         """:param by_words: one that no model is loaded for will do"""
         task = self._indexes.get(generation)
         if task is None and by_words:
-            work = partial(_of_words, generation)
+            work = partial(self._of_words, generation)
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         if task is None or (task.done() and (task.cancelled() or task.exception() is not None)):
             task = asyncio.get_running_loop().create_task(self._made(generation))
@@ -165,18 +165,20 @@ class Searches:
         assert self._without is not None
         return versions, Index(documents.values(), encoder=self._encoder, cache=self._cache, without=self._without)
 
+    def _of_words(self, generation: Generation) -> searching.Index:
+        from handrail.catalog.index import Index
+
+        return Index(_documents(generation).values(), cache=self._kept(), without="as was asked for")
+
     def _begin(self) -> None:
+        self._encoder, self._without = self._make_encoder(self._kept())
+
+    def _kept(self) -> Cache | None:
         from handrail.catalog.cache import Cache
 
-        if self._folder is not None:  # made by what is first kept in it, where it can be
+        if self._cache is None and self._folder is not None:  # made by what is first kept in it, where it can be
             self._cache = Cache(self._folder, lambda text: logger.info("search: %s", text))
-        self._encoder, self._without = self._make_encoder(self._cache)
-
-
-def _of_words(generation: Generation) -> searching.Index:
-    from handrail.catalog.index import Index
-
-    return Index(_documents(generation).values(), without="as was asked for")
+        return self._cache
 
 
 def _documents(generation: Generation) -> dict[str, Document]:
