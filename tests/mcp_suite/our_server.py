@@ -15,6 +15,7 @@ import tempfile
 from pathlib import Path
 
 from tests.mcp_suite.task_tools import TASK_AFTER_S, TASK_RULES, TASK_TOOLS
+from tests.mcp_suite.timed_tools import TIMED_TOOLS
 
 from handrail import Tool, tool
 from handrail.faces.mcp.http import Listening, listen
@@ -32,7 +33,7 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
     """The two fixtures that change what there is: a tool comes and goes, a prompt comes and goes. They are given the kernel
     when it is open."""
     kernels: list[HeldKernel] = []
-    changes = 0
+    now: list[Tool] = []
 
     @tool(id="test_dynamic_tool", side_effect="read", locks=[])
     async def dynamic() -> str:
@@ -42,9 +43,8 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
     @tool(id="test_trigger_tool_change", side_effect="read", locks=[])
     async def tool_change() -> str:
         """Change which tools there are."""
-        nonlocal changes
-        changes += 1
-        await kernels[0].reload([*own, dynamic] if changes % 2 else own)
+        now[:] = own if dynamic in now else [*own, dynamic]
+        await kernels[0].reload(now)
         return "another list of tools"
 
     @tool(id="test_trigger_prompt_change", side_effect="read", locks=[])
@@ -56,10 +56,11 @@ def triggers(offering: Path) -> tuple[list[Tool], list[HeldKernel]]:
             said_once = [{"role": "user", "content": "Come and go."}]
             kept.append({"name": "test_dynamic_prompt", "description": "Come and go.", "messages": said_once})
         offering.write_text(json.dumps({**said, "prompts": kept}))
-        await kernels[0].reload(own)
+        await kernels[0].reload(now)
         return "another list of prompts"
 
-    own: list[Tool] = [tool_change, prompt_change, *TASK_TOOLS]
+    own: list[Tool] = [tool_change, prompt_change, *TIMED_TOOLS, *TASK_TOOLS]
+    now += own
     return own, kernels
 
 
@@ -87,7 +88,8 @@ async def main(port: int, *, gateway: bool) -> None:
                 await listen(kernel, serving, listening, print)
             return
         tools = folder / "config" / "tools"
-        shutil.copytree(PACK, tools, ignore=shutil.ignore_patterns("__pycache__"))
+        timed = (f"{one.spec.id}.json" for one in TIMED_TOOLS)
+        shutil.copytree(PACK, tools, ignore=shutil.ignore_patterns("__pycache__", *timed))
         own, kernels = triggers(tools / "offering.json")
         async with temporary_kernel(folder, tools=own, rules=RULES) as kernel:
             kernels.append(kernel)

@@ -13,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,7 +95,9 @@ class Suite:
         first = self.run("server", "--url", url, "--scenario", "tools-call-simple-text")
         if not re.search(r"^Passed: ([1-9]\d*)/\1, 0 failed", first, re.MULTILINE):
             raise Unfit(f"tools-call-simple-text has not passed at {url}, so nothing is counted:\n{first[-2_000:]}")
-        return counted(self.run("server", "--url", url, *which))
+        with tempfile.TemporaryDirectory(prefix="conformance-") as kept:
+            found = counted(self.run("server", "--url", url, *which, "--output-dir", kept))
+            return Counted(found.passed, {name: _missed(Path(kept), name) or why for name, why in found.failed.items()})
 
     def client(self, command: Sequence[str], *which: str) -> Counted:
         """A client's scenarios. They run side by side; those that fail so are run again, alone."""
@@ -120,6 +123,16 @@ def counted(output: str) -> Counted:
         raise Unfit(f"the suite printed no summary:\n{output[-2_000:]}")
     passed = tuple(name for mark, name, _, _ in lines if mark == "✓")
     return Counted(passed, {name: f"{bad} of its checks failed" for mark, name, _, bad in lines if mark == "✗"})
+
+
+def _missed(folder: Path, scenario: str) -> str:
+    """The checks of a server's scenario that failed, each with what the suite said of it."""
+    said: list[str] = []
+    for file in sorted(folder.glob(f"server-{scenario}-2*/checks.json")):
+        for check in json.loads(file.read_text()):
+            if check.get("status") == "FAILURE":
+                said.append(f"{check.get('id')}: {check.get('errorMessage') or check.get('description')}"[:300])
+    return "; ".join(said)
 
 
 def _reason(output: str) -> str:
