@@ -87,6 +87,7 @@ def test_a_manifest_names_everything_an_agent_is() -> None:
         "seconds": 90.0,
         "calls": 40,
         "context": None,
+        "compaction": None,
         "shared": False,
     }
     assert agent.aliases == {"choir.fs.read": "read"}

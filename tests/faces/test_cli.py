@@ -390,7 +390,7 @@ def test_doctor_says_what_this_machine_can_enforce(here: Here) -> None:
 def test_doctor_shows_what_each_tool_adds_to_an_agents_set(here: Here) -> None:
     shown = here("doctor", "--agent", "default")
     assert shown.code == 0 and "agent default has" in shown.out
-    assert "  bash, held by" in shown.out and "    adds  shell.run any program" in shown.out
+    assert "  bash, held by" in shown.out and "    adds  shell.run python3 -" in shown.out
     whole = json.loads(here("doctor", "--agent", "default", "--json").out)
     assert {tool["id"] for tool in whole["tools"]} >= {"read", "bash"} and whole["ceiling"] is None
     unknown = here("doctor", "--agent", "nobody")
