@@ -126,13 +126,14 @@ def counted(output: str) -> Counted:
 
 
 def _missed(folder: Path, scenario: str) -> str:
-    """The checks of a server's scenario that failed, each with what the suite said of it."""
+    """The first checks of a server's scenario that failed, each with what the suite said of it."""
     said: list[str] = []
     for file in sorted(folder.glob(f"server-{scenario}-2*/checks.json")):
         for check in json.loads(file.read_text()):
             if check.get("status") == "FAILURE":
                 said.append(f"{check.get('id')}: {check.get('errorMessage') or check.get('description')}"[:300])
-    return "; ".join(said)
+    more = f"; and {len(said) - 2} more" if len(said) > 2 else ""
+    return "; ".join(said[:2]) + more
 
 
 def _reason(output: str) -> str:

@@ -228,6 +228,7 @@ def servers(workspace: Path) -> list[Server]:
 def prepare(root: Path) -> None:
     """Configuration, workspace and installed servers, where they are not there from before."""
     workspace, config = root / "ws", root / "config" / "handrail.toml"
+    shutil.rmtree(root / "state" / "ws", ignore_errors=True)  # the log of a run before, maybe of another version of it
     for folder in (workspace, config.parent, root / "state"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     (workspace / "notes.txt").write_text("forty-two\n")
