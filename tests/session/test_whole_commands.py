@@ -61,6 +61,7 @@ async def test_a_stop_reaches_the_whole_tree_of_a_command(kernel: Kernel) -> Non
     begun = Path(session.workdir, "begun")
     async with asyncio.timeout(300):
         while not begun.exists():
+            assert not call.done(), call.result()
             await asyncio.sleep(0)
     session.cancel()
     result = await call
