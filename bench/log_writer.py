@@ -87,6 +87,9 @@ class FileLog:
     async def commit(self, records: Sequence[Record]) -> None:
         await self.writer.commit((time.time_ns(), records))
 
+    def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
+        return self.writer.begin((time.time_ns(), records))
+
     async def backlog_below(self, count: int) -> None:
         await self.writer.backlog_below(count)
 
