@@ -90,6 +90,36 @@ async def test_a_channel_that_nobody_reads_fills_and_says_so(tmp_path: Path, mon
         assert late.message is not None and (late.message.text, late.missed) == ("11", 10)
 
 
+async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for room in (channelling, storing):
+        monkeypatch.setattr(room, "HISTORY", HISTORY)
+    async with place(tmp_path) as there:
+        anna, ben = (there.channels("a", agent=name) for name in ("anna", "ben"))
+        reader = there.channels("b", top="a")
+
+        async def read(sender: str | None = None) -> tuple[str | None, int]:
+            received = await reader.receive("news", timeout_ms=0, sender=sender)
+            return received.message and received.message.text, received.missed
+
+        for number in range(4):
+            await anna.send("news", f"anna {number}", kind="broadcast")
+        await ben.send("news", "ben")
+        assert [await read("ben"), await read("ben")] == [("ben", 0), (None, 0)]
+        assert [await read(), await read("anna")] == [("anna 0", 0), ("anna 1", 0)]
+        for number in range(HISTORY - 2):  # anna 2, which the reader has left out, is dropped, and anna 3 the oldest
+            await ben.send("news", f"ben {number}")
+        assert [await read("ben"), await read(), await read()] == [("ben 0", 1), ("anna 3", 0), ("ben 1", 0)]
+        await anna.send("news", "anna 4")
+        assert await read("anna") == ("anna 4", 0)
+        for number in range(2 * HISTORY):
+            await anna.send("news", f"anna {number}")
+        assert await read("anna") == (f"anna {HISTORY}", HISTORY - 4 + HISTORY)
+        count = there.store.database.reading.execute("SELECT count(*) FROM channel_given").fetchone()
+        assert count == (0,)  # nothing is kept of what is there no more
+
+
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
 @pytest.mark.parametrize("call", ["", "call"])
 async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(

@@ -151,14 +151,19 @@ class Switchboard:
                 await (table.give(key, reader, kept, call) if call else table.take(key, kept.number))
             return None if kept is None else (kept, missed)
         position = table.position(key, reader)
+        missed = table.lost(key, reader)
         if position is not None and (kept := table.owed(key, reader, sender)) is not None:
             await table.advance(key, reader, position, (kept, call))
             return kept, missed
-        if (kept := table.first(key, 0 if position is None else position.number, sender)) is None:
+        waiting = table.after(key, 0 if position is None else position.number)
+        at = next((at for at, one in enumerate(waiting) if sender in (None, one.message.sender)), None)
+        if at is None:
             return None
-        if position is not None and sender is None and (oldest := table.first(key)) is not None:
-            missed = max(oldest.place - position.place - 1, 0)
-        await table.advance(key, reader, Position(kept.number, kept.place), (kept, call) if call else None)
+        kept = waiting[at]
+        if position is not None and (oldest := table.first(key)) is not None:
+            missed += max(oldest.place - position.place - 1, 0)
+        giving = (kept, call) if call else None
+        await table.advance(key, reader, Position(kept.number, kept.place), giving, waiting[:at])
         return kept, missed
 
     async def _undo(self, attempt: asyncio.Task[_Attempt], key: Key, reader: str, call: str) -> None:

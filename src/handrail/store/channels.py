@@ -165,16 +165,31 @@ class ChannelTable:
         row = self._row(sql, (*key, reader))
         return None if row is None else Position(*row)
 
-    async def advance(self, key: Key, reader: str, to: Position, giving: tuple[Kept, str] | None = None) -> None:
-        """A reader of a broadcast has read up to a message.
+    def lost(self, key: Key, reader: str) -> int:
+        """How many messages of a broadcast were owed to a reader, and are kept no more."""
+        row = self._row(f"SELECT count(*) FROM channel_given WHERE {_LOST}", (*key, reader))  # noqa: S608
+        return cast("int", row[0]) if row is not None else 0
+
+    async def advance(
+        self,
+        key: Key,
+        reader: str,
+        to: Position,
+        giving: tuple[Kept, str] | None = None,
+        skipped: Iterable[Kept] = (),
+    ) -> None:
+        """A reader of a broadcast has read up to a message, and been told what it has lost.
 
         :param giving: what a call has of it; it is owed to the reader if that call goes wrong
+        :param skipped: those before it which the reader did not ask for: they are owed to it
         """
         sql = (
             "INSERT INTO channel_reader (scope, channel, reader, number, place) VALUES (?, ?, ?, ?, ?) "
             "ON CONFLICT DO UPDATE SET number = excluded.number, place = excluded.place"
         )
         work: list[Statement | OneRow] = [(sql, (*key, reader, *to))]
+        work.append((f"DELETE FROM channel_given WHERE {_LOST}", (*key, reader)))  # noqa: S608
+        work += [(_GIVE, (*key, kept.number, reader, "")) for kept in skipped]
         if giving is not None:
             kept, call = giving
             work.append((_GIVE if call else _UNGIVE, (*key, kept.number, reader, *((call,) if call else ()))))
@@ -244,6 +259,7 @@ _GIVE = (
     "ON CONFLICT DO UPDATE SET call = excluded.call"
 )
 _UNGIVE = "DELETE FROM channel_given WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
+_LOST = "scope = ? AND channel = ? AND reader = ? AND call = '' AND number NOT IN (SELECT number FROM channel_message)"
 _OWE = "UPDATE channel_given SET call = '' WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
 _TRIM = (
     "DELETE FROM channel_message WHERE scope = ? AND channel = ?{where} AND number <= (SELECT number FROM channel_message "
