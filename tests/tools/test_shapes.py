@@ -38,6 +38,17 @@ class Row:
     targets: tuple[str, ...] = ()
 
 
+def file_reading(parameters: str, kind: str = "read", max_entries: int | None = None) -> Row:
+    return Row(
+        parameters, kind, "read", ("file:{path}:S",), READABLE, max_entries=max_entries, targets=("fs.read={path}",)
+    )
+
+
+def file_changing(parameters: str) -> Row:
+    targets = ("fs.read={path}", "fs.write={path}")
+    return Row(parameters, "edit", "write", ("file:{path}:X",), WORKSPACE, WORKSPACE, targets=targets)
+
+
 def git_reading(parameters: str, about: str) -> Row:
     return Row(parameters, "read", "read", ("workspace:S",), WORKSPACE, shell=True, targets=(f"fs.read={{{about}}}",))
 
@@ -53,44 +64,12 @@ def git_changing(
 
 
 TABLE = {
-    "read": Row("path* offset limit unit", "read", "read", ("file:{path}:S",), READABLE, targets=("fs.read={path}",)),
+    "read": file_reading("path* offset limit unit"),
     "write": Row("path* content*", "edit", "write", ("file:{path}:X",), (), WORKSPACE, targets=("fs.write={path}",)),
-    "edit": Row(
-        "path* old* new* replace_all",
-        "edit",
-        "write",
-        ("file:{path}:X",),
-        WORKSPACE,
-        WORKSPACE,
-        targets=("fs.read={path}", "fs.write={path}"),
-    ),
-    "file.patch": Row(
-        "path* operations*",
-        "edit",
-        "write",
-        ("file:{path}:X",),
-        WORKSPACE,
-        WORKSPACE,
-        targets=("fs.read={path}", "fs.write={path}"),
-    ),
-    "glob": Row(
-        "pattern* path",
-        "search",
-        "read",
-        ("file:{path}:S",),
-        READABLE,
-        max_entries=1000,
-        targets=("fs.read={path}",),
-    ),
-    "grep": Row(
-        "pattern* path glob ignore_case literal",
-        "search",
-        "read",
-        ("file:{path}:S",),
-        READABLE,
-        max_entries=200,
-        targets=("fs.read={path}",),
-    ),
+    "edit": file_changing("path* old* new* replace_all"),
+    "file.patch": file_changing("path* operations*"),
+    "glob": file_reading("pattern* path", "search", max_entries=1000),
+    "grep": file_reading("pattern* path glob ignore_case literal", "search", max_entries=200),
     "bash": Row(
         "command* timeout_ms background",
         "execute",
@@ -112,33 +91,10 @@ TABLE = {
     "find_tools": Row("query queries limit", "search", "read", (), capabilities=("catalog",)),
     "tool_search": Row("query*", "search", "read", (), capabilities=("catalog",)),
     "info": Row("tool*", "search", "read", (), capabilities=("catalog",)),
-    "multi_edit": Row(
-        "path* edits* mode",
-        "edit",
-        "write",
-        ("file:{path}:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        targets=("fs.read={path}", "fs.write={path}"),
-    ),
-    "tree": Row(
-        "path depth hidden max_entries",
-        "search",
-        "read",
-        ("file:{path}:S",),
-        reads=READABLE,
-        targets=("fs.read={path}",),
-    ),
-    "json_read": Row("path* pointer", "read", "read", ("file:{path}:S",), reads=READABLE, targets=("fs.read={path}",)),
-    "json_write": Row(
-        "path* pointer value remove",
-        "edit",
-        "write",
-        ("file:{path}:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        targets=("fs.read={path}", "fs.write={path}"),
-    ),
+    "multi_edit": file_changing("path* edits* mode"),
+    "tree": file_reading("path depth hidden max_entries", "search"),
+    "json_read": file_reading("path* pointer"),
+    "json_write": file_changing("path* pointer value remove"),
     "python": Row(
         "code* timeout_ms", "execute", "external", ("workspace:X",), reads=WORKSPACE, writes=WORKSPACE, shell=True
     ),
@@ -183,148 +139,38 @@ TABLE = {
     "terminal.stop": Row("id*", "other", "write", (), capabilities=("jobs", "terminals")),
     "tool.step": Row("id* input", "other", "external", ()),
     "tool.close": Row("id*", "other", "external", ()),
-    "git.status": Row(
-        "repository untracked",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={repository}",),
-    ),
-    "git.log": Row(
-        "repository ref paths limit skip",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={repository}",),
-    ),
-    "git.diff": Row(
-        "from to repository staged paths context counts_only",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={paths}",),
-    ),
-    "git.show": Row(
-        "repository ref file paths context counts_only",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={file}",),
-    ),
-    "git.blame": Row(
-        "path* ref first count",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={path}",),
-    ),
-    "git.branches": Row(
-        "repository remote",
-        "read",
-        "read",
-        ("workspace:S",),
-        reads=WORKSPACE,
-        shell=True,
-        targets=("fs.read={repository}",),
-    ),
-    "git.add": Row(
-        "repository paths all", "other", "write", ("workspace:X",), reads=WORKSPACE, writes=WORKSPACE, shell=True
-    ),
-    "git.commit": Row(
-        "repository message* all amend",
-        "other",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-    ),
-    "git.create_branch": Row(
-        "repository name* start track",
-        "other",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-        capabilities=("vcs.config",),
-    ),
-    "git.checkout": Row(
-        "repository ref track paths",
-        "edit",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-        capabilities=("vcs.config",),
-    ),
-    "git.merge": Row(
-        "repository ref message fast_forward abort",
-        "edit",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-    ),
-    "git.stash": Row(
-        "repository action index message untracked",
-        "edit",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-    ),
-    "git.init": Row(
-        "path branch",
-        "other",
-        "write",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
-        capabilities=("vcs.config",),
-    ),
-    "git.clone": Row(
+    "git.status": git_reading("repository untracked", "repository"),
+    "git.log": git_reading("repository ref paths limit skip", "repository"),
+    "git.diff": git_reading("from to repository staged paths context counts_only", "paths"),
+    "git.show": git_reading("repository ref file paths context counts_only", "file"),
+    "git.blame": git_reading("path* ref first count", "path"),
+    "git.branches": git_reading("repository remote", "repository"),
+    "git.add": git_changing("repository paths all"),
+    "git.commit": git_changing("repository message* all amend"),
+    "git.create_branch": git_changing("repository name* start track", capabilities=("vcs.config",)),
+    "git.checkout": git_changing("repository ref track paths", "edit", capabilities=("vcs.config",)),
+    "git.merge": git_changing("repository ref message fast_forward abort", "edit"),
+    "git.stash": git_changing("repository action index message untracked", "edit"),
+    "git.init": git_changing("path branch", capabilities=("vcs.config",)),
+    "git.clone": git_changing(
         "url source path branch depth",
         "fetch",
-        "external",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
+        side_effect="external",
         capabilities=("vcs.config",),
         targets=("net.fetch={url}",),
     ),
-    "git.push": Row(
+    "git.push": git_changing(
         "repository remote url branch set_upstream",
-        "other",
-        "external",
-        ("workspace:X",),
-        reads=WORKSPACE,
-        writes=WORKSPACE,
-        shell=True,
+        side_effect="external",
         capabilities=("vcs.config",),
         targets=("net.fetch={url}",),
     ),
     "resource.list": Row("source", "search", "read", (), capabilities=("offers",)),
-    "resource.read": Row("uri*", "read", "external", (), capabilities=("offers", "elicit", "sample", "roots")),
+    "resource.read": Row("uri*", "read", "external", (), capabilities=("offers", *CLIENT)),
     "resource.subscribe": Row("uri*", "other", "external", (), capabilities=("offers",)),
     "resource.unsubscribe": Row("uri*", "other", "read", (), capabilities=("offers",)),
     "prompt.list": Row("source", "search", "read", (), capabilities=("offers",)),
-    "prompt.get": Row("name* arguments", "read", "external", (), capabilities=("offers", "elicit", "sample", "roots")),
+    "prompt.get": Row("name* arguments", "read", "external", (), capabilities=("offers", *CLIENT)),
     "prompt.complete": Row("ref* argument* context", "search", "external", (), capabilities=("offers",)),
 }
 SPECS = {tool.spec.id: tool.spec for tool in BUILTINS}

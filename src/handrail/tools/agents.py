@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from handrail.contract.agent import AGENT_TOOL
@@ -10,6 +11,7 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _DAY_MS = 24 * 60 * 60 * 1000
 _PROMPT = {
@@ -20,39 +22,39 @@ _PROMPT = {
 _ABOUT = {"type": "string", "maxLength": 200, "description": "The task in a few words, for people"}
 _BACKGROUND = {"type": "boolean", "description": "Do not wait: you are told when it has ended"}
 _METADATA = {"type": "object", "description": "Kept with its session"}
+_delegating = partial(
+    ToolSpec,
+    requires=Requires(capabilities=("agents",)),
+    side_effect="external",
+    locks=(),
+    promotable=True,
+    background_argument="background",
+    timeout_ms=_DAY_MS,
+    category="agent",
+)
 
 
 class Task(Tool):
     # What its sub-agent does are calls of their own, each judged and recorded. It may do no more than its parent, so that this
     # may be used wherever its parent may work at all, also where that may only read; and what came of it is never guessed.
-    spec = ToolSpec(
+    spec = _delegating(
         id="task",
         description=(
             "Hand a task to a sub-agent and wait for its last message. It works on its own, with its own tools and "
             "conversation, in the same workspace, and may do at most what you may. Use it for a part of the work whose "
             "details you need not see; several tasks in one reply run side by side."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "subagent_type": {"type": "string", "minLength": 1, "description": "Which agent"},
                 "prompt": _PROMPT,
                 "description": _ABOUT,
                 "background": _BACKGROUND,
                 "metadata": _METADATA,
             },
-            "required": ["subagent_type", "prompt"],
-            "additionalProperties": False,
-        },
-        requires=Requires(capabilities=("agents",)),
-        side_effect="external",
-        locks=(),
-        promotable=True,
-        background_argument="background",
-        timeout_ms=_DAY_MS,
-        category="agent",
+            ["subagent_type", "prompt"],
+        ),
         tier="core",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -71,23 +73,10 @@ class AgentTool(Tool):
     def __init__(self, agent: str, about: str) -> None:
         self._agent = agent
         does = " ".join(about.split())
-        self.spec = ToolSpec(
+        self.spec = _delegating(
             id=f"{AGENT_TOOL}{agent}",
             description=f"Hand a task to the agent {agent} and wait for its last message.{f' {does}' if does else ''}",
-            parameters={
-                "type": "object",
-                "properties": {"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND},
-                "required": ["prompt"],
-                "additionalProperties": False,
-            },
-            requires=Requires(capabilities=("agents",)),
-            side_effect="external",
-            locks=(),
-            promotable=True,
-            background_argument="background",
-            timeout_ms=_DAY_MS,
-            category="agent",
-            kind="other",
+            parameters=object_schema({"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND}, ["prompt"]),
         )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -11,6 +11,7 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _DAY_MS = 24 * 60 * 60 * 1000
 
@@ -22,40 +23,34 @@ class Ask(Tool):
             "Ask the user one or more questions and wait for the answers. Only for what you cannot find out yourself "
             "and what the work depends on. Returns one list of answers per question."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "questions": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 20,
-                    "items": {
-                        "type": "object",
-                        "properties": {
+                    "items": object_schema(
+                        {
                             "question": {"type": "string", "minLength": 1},
                             "header": {"type": "string", "description": "A word or two above the question"},
                             "options": {
                                 "type": "array",
-                                "items": {
-                                    "type": "object",
-                                    "properties": {
+                                "items": object_schema(
+                                    {
                                         "label": {"type": "string", "minLength": 1},
                                         "description": {"type": "string"},
                                     },
-                                    "required": ["label"],
-                                    "additionalProperties": False,
-                                },
+                                    ["label"],
+                                ),
                             },
                             "multi_select": {"type": "boolean", "description": "Several options may be chosen"},
                         },
-                        "required": ["question"],
-                        "additionalProperties": False,
-                    },
+                        ["question"],
+                    ),
                 }
             },
-            "required": ["questions"],
-            "additionalProperties": False,
-        },
+            ["questions"],
+        ),
         requires=Requires(capabilities=("ask",)),
         side_effect="read",
         locks=(),

@@ -9,6 +9,7 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 LONGEST_WAIT_MS = 600_000
 USUAL_WAIT_MS = 60_000
@@ -28,16 +29,14 @@ class SendMessage(Tool):
             "Send a text to other agents over a channel. A queue gives each message to one reader; a broadcast gives each to "
             "every reader. A channel that is not there yet is made."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "channel": CHANNEL,
                 "message": {"type": "string", "minLength": 1, "maxLength": 65_536},
                 "kind": {"enum": ["queue", "broadcast"], "description": "Of a channel that is made; queue if left out"},
             },
-            "required": ["channel", "message"],
-            "additionalProperties": False,
-        },
+            ["channel", "message"],
+        ),
         requires=_NEEDS,
         side_effect="write",
         locks=(),
@@ -57,9 +56,8 @@ class WaitChannel(Tool):
             "Wait for the next message on a channel and read it. Gives message null when none came in time; "
             "call it again to go on waiting."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "channel": CHANNEL,
                 "timeout_ms": {
                     "type": "integer",
@@ -75,9 +73,8 @@ class WaitChannel(Tool):
                     "description": "Only what this agent sends",
                 },
             },
-            "required": ["channel"],
-            "additionalProperties": False,
-        },
+            ["channel"],
+        ),
         requires=_NEEDS,
         side_effect="write",
         locks=(),

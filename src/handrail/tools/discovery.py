@@ -6,6 +6,7 @@ They give no tool a right to run and take none away; what they bring is in the m
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from handrail.contract.doors import BroughtIn, Findings, Hit, Manual
@@ -15,31 +16,34 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 MAX_DESCRIPTION = 200
 """Characters of a tool's description in a list of hits."""
 MAX_HITS = 10
 _NEAREST, _NAMED = 3, 0.04
 """Tools that are named where nothing fits, and the confidence from which one is: one in thirty such answers is wrong."""
-_REQUIRES = Requires(capabilities=("catalog",))
 _NOT_FROM_OUTSIDE = (
     "Nothing fits (compared by {by}): no tool from an MCP server or extension does this. find_tools looks through all "
     "tools, those of Handrail among them."
 )
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
+_finder = partial(
+    ToolSpec,
+    requires=Requires(capabilities=("catalog",)),
+    side_effect="read",
+    locks=(),
+    category="system",
+    tier="core",
+    kind="search",
+)
 
 
 class BrowseTools(Tool):
-    spec = ToolSpec(
+    spec = _finder(
         id="browse_tools",
         description="List the categories of tools that are not in view yet, each with how many tools it has.",
-        parameters={"type": "object", "properties": {}, "additionalProperties": False},
-        requires=_REQUIRES,
-        side_effect="read",
-        locks=(),
-        category="system",
-        tier="core",
-        kind="search",
+        parameters=object_schema({}),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -52,14 +56,13 @@ class BrowseTools(Tool):
 
 
 class LoadTools(Tool):
-    spec = ToolSpec(
+    spec = _finder(
         id="load_tools",
         description=(
             "Bring a category of tools, or one tool by its id, into view: you can call them from your next reply on."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "category": {
                     "type": "string",
                     "minLength": 1,
@@ -67,15 +70,8 @@ class LoadTools(Tool):
                     "description": "A category that browse_tools lists",
                 },
                 "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "Or the id of one tool"},
-            },
-            "additionalProperties": False,
-        },
-        requires=_REQUIRES,
-        side_effect="read",
-        locks=(),
-        category="system",
-        tier="core",
-        kind="search",
+            }
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -90,15 +86,14 @@ class LoadTools(Tool):
 
 
 class FindTools(Tool):
-    spec = ToolSpec(
+    spec = _finder(
         id="find_tools",
         description=(
             "Find tools by what they do, and bring the best into view: you can call them from your next reply on. Say "
             "what you need in a sentence; give several needs as queries. It says so where no tool fits."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "query": {**_QUERY, "description": "What the tool should do, as in 'send an e-mail with attachments'"},
                 "queries": {
                     "type": "array",
@@ -113,15 +108,8 @@ class FindTools(Tool):
                     "maximum": MAX_HITS,
                     "description": "Tools for each query. Default: 5",
                 },
-            },
-            "additionalProperties": False,
-        },
-        requires=_REQUIRES,
-        side_effect="read",
-        locks=(),
-        category="system",
-        tier="core",
-        kind="search",
+            }
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -148,24 +136,13 @@ class FindTools(Tool):
 
 
 class ToolSearch(Tool):
-    spec = ToolSpec(
+    spec = _finder(
         id="tool_search",
         description=(
             "Search the tools that come from MCP servers and extensions, and bring the hits into view: you can call "
             "them from your next reply on."
         ),
-        parameters={
-            "type": "object",
-            "properties": {"query": {**_QUERY, "description": "What the tool should do"}},
-            "required": ["query"],
-            "additionalProperties": False,
-        },
-        requires=_REQUIRES,
-        side_effect="read",
-        locks=(),
-        category="system",
-        tier="core",
-        kind="search",
+        parameters=object_schema({"query": {**_QUERY, "description": "What the tool should do"}}, ["query"]),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -181,25 +158,15 @@ class ToolSearch(Tool):
 
 
 class Info(Tool):
-    spec = ToolSpec(
+    spec = _finder(
         id="info",
         description=(
             "Read the manual of one tool: what it does and takes in full, an example, its side effect, what it requires."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}
-            },
-            "required": ["tool"],
-            "additionalProperties": False,
-        },
-        requires=_REQUIRES,
-        side_effect="read",
-        locks=(),
-        category="system",
-        tier="core",
-        kind="search",
+        parameters=object_schema(
+            {"tool": {"type": "string", "minLength": 1, "maxLength": 128, "description": "The id of the tool"}},
+            ["tool"],
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

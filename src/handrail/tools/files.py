@@ -12,8 +12,8 @@ from handrail.contract.names import nearest
 from handrail.contract.neutral import Shown
 from handrail.contract.requires import FsRequires, Requires
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
 from handrail.tools.patching import blocks_of_operations, patched
 from handrail.tools.reading import bytes_answer, lines_answer
 from handrail.tools.text import (
@@ -35,33 +35,20 @@ from handrail.tools.text import (
 
 _T = TypeVar("_T")
 
-MAX_OUTPUT = 200 * 1024
-READS = FsRequires(read=("{workspace}", "{ad-hoc}"))
-WRITES = FsRequires(write=("{workspace}",))
-CHANGES = FsRequires(read=("{workspace}",), write=("{workspace}",))
-
 _THREAD_FROM = 256 * 1024
 """From this many characters on, comparing texts is done in a thread, so that other calls go on."""
 
-_PATH = {
-    "type": "string",
-    "format": "path",
-    "minLength": 1,
-    "description": "The file: relative to the workspace, or absolute",
-}
-
 
 class Read(Tool):
-    spec = ToolSpec(
+    spec = file_reading(
         id="read",
         description=(
             "Read a file: text by lines (the default) or a range of bytes; an image is returned as an image. "
             "Stops at about 200 KB; `next` is the offset to go on from, or null at the end."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
+        parameters=object_schema(
+            {
+                "path": FILE,
                 "offset": {
                     "type": "integer",
                     "description": (
@@ -72,18 +59,9 @@ class Read(Tool):
                 "limit": {"type": "integer", "minimum": 1, "description": "At most this many lines or bytes"},
                 "unit": {"enum": ["lines", "bytes"], "default": "lines"},
             },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=READS),
-        side_effect="read",
-        locks=(LockSpec("file:{path}", "S"),),
-        targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="files",
+            ["path"],
+        ),
         tier="core",
-        kind="read",
         guidance="Read a file before you change it. For a large file, read the part you need with offset and limit.",
     )
 
@@ -99,27 +77,20 @@ class Read(Tool):
 
 
 class Write(Tool):
-    spec = ToolSpec(
+    spec = file_changing(
         id="write",
         description=(
             "Create a file, or replace the whole content of one that you have read. Parent folders are created. "
             "Returns the change as a unified diff."
         ),
-        parameters={
-            "type": "object",
-            "properties": {"path": _PATH, "content": {"type": "string", "description": "The whole new content"}},
-            "required": ["path", "content"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=WRITES),
-        side_effect="write",
-        locks=(LockSpec("file:{path}", "X"),),
+        parameters=object_schema(
+            {"path": FILE, "content": {"type": "string", "description": "The whole new content"}},
+            ["path", "content"],
+        ),
+        requires=Requires(fs=FsRequires(write=("{workspace}",))),
         targets={"fs.write": "{path}"},
         idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="files",
         tier="core",
-        kind="edit",
         guidance="Prefer edit for a change to a file that exists; write replaces all of it.",
     )
 
@@ -138,31 +109,22 @@ class Write(Tool):
 
 
 class Edit(Tool):
-    spec = ToolSpec(
+    spec = file_changing(
         id="edit",
         description=(
             "Replace an exact text in a file that you have read. `old` must be in the file exactly once, unless "
             "replace_all is true. Returns the change as a unified diff."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
+        parameters=object_schema(
+            {
+                "path": FILE,
                 "old": {"type": "string", "minLength": 1, "description": "The text to replace, with its whitespace"},
                 "new": {"type": "string", "description": "What takes its place; empty deletes it"},
                 "replace_all": {"type": "boolean", "default": False, "description": "Replace every occurrence"},
             },
-            "required": ["path", "old", "new"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=CHANGES),
-        side_effect="write",
-        locks=(LockSpec("file:{path}", "X"),),
-        targets={"fs.read": "{path}", "fs.write": "{path}"},
-        max_output=MAX_OUTPUT,
-        category="files",
+            ["path", "old", "new"],
+        ),
         tier="core",
-        kind="edit",
         guidance=(
             "Copy `old` from what read returned, with enough lines around it to be the only such place. Copy ⟦…⟧, which "
             "spells out a character that is not seen, as it is shown."
@@ -183,28 +145,23 @@ class Edit(Tool):
 
 
 class MultiEdit(Tool):
-    spec = ToolSpec(
+    spec = file_changing(
         id="multi_edit",
         description=(
             "Make several replacements in one file that you have read, one after the other, as edit makes one. "
             "Returns which were made and the whole change as a unified diff."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
+        parameters=object_schema(
+            {
+                "path": FILE,
                 "edits": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 500,
-                    "items": {
-                        "type": "object",
-                        "properties": {
-                            name: Edit.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")
-                        },
-                        "required": ["old", "new"],
-                        "additionalProperties": False,
-                    },
+                    "items": object_schema(
+                        {name: Edit.spec.parameters["properties"][name] for name in ("old", "new", "replace_all")},
+                        ["old", "new"],
+                    ),
                     "description": "In this order; each sees what those before it have changed",
                 },
                 "mode": {
@@ -215,16 +172,8 @@ class MultiEdit(Tool):
                     ),
                 },
             },
-            "required": ["path", "edits"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=CHANGES),
-        side_effect="write",
-        locks=(LockSpec("file:{path}", "X"),),
-        targets={"fs.read": "{path}", "fs.write": "{path}"},
-        max_output=MAX_OUTPUT,
-        category="files",
-        kind="edit",
+            ["path", "edits"],
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -260,23 +209,21 @@ class MultiEdit(Tool):
 
 
 class FilePatch(Tool):
-    spec = ToolSpec(
+    spec = file_changing(
         id="file.patch",
         description=(
             "Change a file that you have read by line numbers: replace a range of lines, insert before a line, append. "
             "All line numbers mean the file as it is before this call. All operations are made, or none."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
+        parameters=object_schema(
+            {
+                "path": FILE,
                 "operations": {
                     "type": "array",
                     "minItems": 1,
                     "maxItems": 500,
-                    "items": {
-                        "type": "object",
-                        "properties": {
+                    "items": object_schema(
+                        {
                             "op": {"enum": ["replace", "insert", "append"]},
                             "first_line": {"type": "integer", "minimum": 1, "description": "replace: from this line"},
                             "last_line": {"type": "integer", "minimum": 1, "description": "replace: to this line"},
@@ -290,21 +237,12 @@ class FilePatch(Tool):
                                 ),
                             },
                         },
-                        "required": ["op", "content"],
-                        "additionalProperties": False,
-                    },
+                        ["op", "content"],
+                    ),
                 },
             },
-            "required": ["path", "operations"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=CHANGES),
-        side_effect="write",
-        locks=(LockSpec("file:{path}", "X"),),
-        targets={"fs.read": "{path}", "fs.write": "{path}"},
-        max_output=MAX_OUTPUT,
-        category="files",
-        kind="edit",
+            ["path", "operations"],
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail.contract.requires import FsRequires, Requires
 from handrail.contract.runtime import Found, Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import file_reading, object_schema
 
-MAX_OUTPUT = 200 * 1024
-_READS = Requires(fs=FsRequires(read=("{workspace}", "{ad-hoc}")))
 _FOLDER = {
     "type": "string",
     "format": "path",
@@ -21,29 +18,20 @@ _FOLDER = {
 
 
 class Glob(Tool):
-    spec = ToolSpec(
+    spec = file_reading(
         id="glob",
         description=(
             "List files by a pattern: `*` within a name, `**` across folders, as in `src/**/*.py`. "
             "Leaves out what ignore files name, and hidden files unless the pattern begins one with a dot."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "pattern": {"type": "string", "minLength": 1, "description": "Matched against the path in the folder"},
                 "path": _FOLDER,
             },
-            "required": ["pattern"],
-            "additionalProperties": False,
-        },
-        requires=_READS,
-        side_effect="read",
-        locks=(LockSpec("file:{path}", "S"),),
-        targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
+            ["pattern"],
+        ),
         max_entries=1000,
-        category="files",
         tier="core",
         kind="search",
     )
@@ -56,32 +44,23 @@ class Glob(Tool):
 
 
 class Grep(Tool):
-    spec = ToolSpec(
+    spec = file_reading(
         id="grep",
         description=(
             "Search files for a regular expression, line by line (Rust syntax: no look-around, no back-references). "
             "Leaves out hidden and binary files and what ignore files name."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "pattern": {"type": "string", "minLength": 1, "description": "The regular expression"},
                 "path": {**_FOLDER, "description": "The file or folder to search; the workspace if left out"},
                 "glob": {"type": "string", "minLength": 1, "description": "Only files like this, as in `*.py`"},
                 "ignore_case": {"type": "boolean", "default": False},
                 "literal": {"type": "boolean", "default": False, "description": "The pattern is plain text"},
             },
-            "required": ["pattern"],
-            "additionalProperties": False,
-        },
-        requires=_READS,
-        side_effect="read",
-        locks=(LockSpec("file:{path}", "S"),),
-        targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
+            ["pattern"],
+        ),
         max_entries=200,
-        category="files",
         tier="core",
         kind="search",
     )
@@ -101,15 +80,14 @@ class Grep(Tool):
 
 
 class Tree(Tool):
-    spec = ToolSpec(
+    spec = file_reading(
         id="tree",
         description=(
             "Show the folders and files below a folder as an indented list, each folder with the number of files in it. "
             "Leaves out what ignore files name, hidden files unless asked for, and folders without files."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "path": _FOLDER,
                 "depth": {
                     "type": "integer",
@@ -126,16 +104,8 @@ class Tree(Tool):
                     "default": 400,
                     "description": "Lines",
                 },
-            },
-            "additionalProperties": False,
-        },
-        requires=_READS,
-        side_effect="read",
-        locks=(LockSpec("file:{path}", "S"),),
-        targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="files",
+            }
+        ),
         kind="search",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from handrail.contract.doors import Job
@@ -9,13 +10,21 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 LONGEST_WAIT_MS = 600_000
 USUAL_WAIT_MS = 60_000
 MOST_SHOWN = 200
 MOST_LINES = 2_000
 MOST_BYTES = 100_000
-_NEEDS = Requires(capabilities=("jobs",))
+_spec = partial(
+    ToolSpec,
+    requires=Requires(capabilities=("jobs",)),
+    side_effect="read",
+    locks=(),
+    idempotent=True,
+    category="system",
+)
 _JOB_ID = {
     "type": "string",
     "minLength": 1,
@@ -25,23 +34,15 @@ _JOB_ID = {
 
 
 class ListJobs(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="jobs",
         description="List this session's jobs: the calls that run in the background, and those that ended a while ago.",
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "running_only": {"type": "boolean", "description": "Leave out those that have ended"},
-            },
-            "additionalProperties": False,
-        },
-        requires=_NEEDS,
-        side_effect="read",
-        locks=(),
-        idempotent=True,
+            }
+        ),
         max_entries=MOST_SHOWN,
-        category="system",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -53,7 +54,7 @@ class ListJobs(Tool):
 
 
 class ReadJob(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="read_job",
         description=(
             "Read what a job has written so far. With cursor, from where the last look ended; with offset and lines, "
@@ -61,23 +62,21 @@ class ReadJob(Tool):
             "Returns the text, and the cursor to read on from."
         ),
         parameters={
-            "type": "object",
-            "properties": {
-                "job_id": _JOB_ID,
-                "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
-                "offset": {"type": "integer", "description": "The first line to show, from 0; -20: the last twenty"},
-                "lines": {"type": "integer", "minimum": 1, "maximum": MOST_LINES, "description": "200 if left out"},
-            },
-            "required": ["job_id"],
-            "additionalProperties": False,
+            **object_schema(
+                {
+                    "job_id": _JOB_ID,
+                    "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                    "offset": {
+                        "type": "integer",
+                        "description": "The first line to show, from 0; -20: the last twenty",
+                    },
+                    "lines": {"type": "integer", "minimum": 1, "maximum": MOST_LINES, "description": "200 if left out"},
+                },
+                ["job_id"],
+            ),
             "not": {"required": ["cursor", "offset"]},
         },
-        requires=_NEEDS,
-        side_effect="read",
-        locks=(),
-        idempotent=True,
         max_output=2 * MOST_BYTES,
-        category="system",
         kind="read",
     )
 
@@ -98,15 +97,14 @@ class ReadJob(Tool):
 
 
 class Wait(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="wait",
         description=(
             "Wait until a job has ended, and return its result. If it has not ended in time, that is said, and the job "
             "goes on: wait again, or do something else meanwhile."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "job_id": _JOB_ID,
                 "timeout_ms": {
                     "type": "integer",
@@ -114,17 +112,10 @@ class Wait(Tool):
                     "description": f"{USUAL_WAIT_MS} if left out; one wait lasts {LONGEST_WAIT_MS} at most",
                 },
             },
-            "required": ["job_id"],
-            "additionalProperties": False,
-        },
-        requires=_NEEDS,
-        side_effect="read",
-        locks=(),
-        idempotent=True,
+            ["job_id"],
+        ),
         timeout_ms=LONGEST_WAIT_MS + 30_000,
         max_output=256 * 1024,
-        category="system",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -141,32 +132,31 @@ class Wait(Tool):
 
 
 class StopTask(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="stop_task",
         description="Stop a job. Returns its state afterwards; one that had ended stays as it was.",
-        parameters={
-            "type": "object",
-            "properties": {"job_id": _JOB_ID},
-            "required": ["job_id"],
-            "additionalProperties": False,
-        },
-        requires=_NEEDS,
+        parameters=object_schema({"job_id": _JOB_ID}, ["job_id"]),
         side_effect="write",
-        locks=(),
-        idempotent=True,
-        category="system",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         before = await runtime.jobs.get(args["job_id"])
         job = await runtime.jobs.stop(args["job_id"])
-        answer: dict[str, object] = {"job_id": job.id, "state": job.state}
-        if before.ended:
-            answer["note"] = f"it had ended before, as {before.state}"
-        elif not job.ended:
-            answer["note"] = "it was told to end and is still at it"
-        return answer
+        return {"job_id": job.id, **state_after_stopping(before, job)}
+
+
+def state_after_stopping(before: Job, job: Job) -> dict[str, object]:
+    """The state of a job that was asked to end, with a note where the asking did not end it.
+
+    :param before: the job as it was when it was asked
+    :param job: the same job afterwards
+    """
+    answer: dict[str, object] = {"state": job.state}
+    if before.ended:
+        answer["note"] = f"it had ended before, as {before.state}"
+    elif not job.ended:
+        answer["note"] = "it was told to end and is still running"
+    return answer
 
 
 def _shown(job: Job) -> dict[str, object]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from handrail.contract.errors import ToolError
@@ -26,6 +27,7 @@ from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 MAX_URI = 4_096
 MAX_NAME = 512
@@ -45,29 +47,17 @@ _ARGUMENTS = {
     "maxProperties": MAX_ARGUMENTS,
     "description": "The prompt's arguments by name, each a text",
 }
-_LISTS = Requires(capabilities=("offers",))
 _ASKS = Requires(capabilities=("offers", "elicit", "sample", "roots"))
 """A server may ask the client for something before it answers, where its operator has granted it that."""
-
-
-def _parameters(properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(required),
-        "additionalProperties": False,
-    }
+_spec = partial(ToolSpec, requires=Requires(capabilities=("offers",)), locks=(), category=CATEGORY)
 
 
 class ListResources(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="resource.list",
         description="List the resources that there are to read, and the templates of URIs by which there are more.",
-        parameters=_parameters({"source": _SOURCE}),
-        requires=_LISTS,
+        parameters=object_schema({"source": _SOURCE}),
         side_effect="read",
-        locks=(),
-        category=CATEGORY,
         kind="search",
     )
 
@@ -85,14 +75,12 @@ class ListResources(Tool):
 
 class ReadResource(Tool):
     asks_source = SourceRequest("resources/read", "uri")
-    spec = ToolSpec(
+    spec = _spec(
         id="resource.read",
         description="Read a resource by its URI: what resource.list lists, or what one of its templates makes.",
-        parameters=_parameters({"uri": _URI}, "uri"),
+        parameters=object_schema({"uri": _URI}, ["uri"]),
         requires=_ASKS,
         side_effect="external",
-        locks=(),
-        category=CATEGORY,
         kind="read",
     )
 
@@ -102,14 +90,11 @@ class ReadResource(Tool):
 
 class Subscribe(Tool):
     asks_source = SourceRequest("resources/subscribe", "uri")
-    spec = ToolSpec(
+    spec = _spec(
         id="resource.subscribe",
         description="Have the client of this session told whenever a resource changes, as long as the session is open.",
-        parameters=_parameters({"uri": _URI}, "uri"),
-        requires=_LISTS,
+        parameters=object_schema({"uri": _URI}, ["uri"]),
         side_effect="external",
-        locks=(),
-        category=CATEGORY,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -118,14 +103,11 @@ class Subscribe(Tool):
 
 
 class Unsubscribe(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="resource.unsubscribe",
         description="End what resource.subscribe began.",
-        parameters=_parameters({"uri": _URI}, "uri"),
-        requires=_LISTS,
+        parameters=object_schema({"uri": _URI}, ["uri"]),
         side_effect="read",
-        locks=(),
-        category=CATEGORY,
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -133,14 +115,11 @@ class Unsubscribe(Tool):
 
 
 class ListPrompts(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="prompt.list",
         description="List the prompts that there are to begin a task with, each with its arguments.",
-        parameters=_parameters({"source": _SOURCE}),
-        requires=_LISTS,
+        parameters=object_schema({"source": _SOURCE}),
         side_effect="read",
-        locks=(),
-        category=CATEGORY,
         kind="search",
     )
 
@@ -157,16 +136,14 @@ class ListPrompts(Tool):
 
 class GetPrompt(Tool):
     asks_source = SourceRequest("prompts/get", "name")
-    spec = ToolSpec(
+    spec = _spec(
         id="prompt.get",
         description="Get a prompt by its name, filled with its arguments: the messages that it is made of.",
-        parameters=_parameters(
-            {"name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME}, "arguments": _ARGUMENTS}, "name"
+        parameters=object_schema(
+            {"name": {"type": "string", "minLength": 1, "maxLength": MAX_NAME}, "arguments": _ARGUMENTS}, ["name"]
         ),
         requires=_ASKS,
         side_effect="external",
-        locks=(),
-        category=CATEGORY,
         kind="read",
     )
 
@@ -176,38 +153,29 @@ class GetPrompt(Tool):
 
 class Complete(Tool):
     asks_source = SourceRequest("completion/complete", "ref")
-    spec = ToolSpec(
+    spec = _spec(
         id="prompt.complete",
         description="List the values that an argument of a prompt, or of a template of URIs, may go on with.",
-        parameters=_parameters(
+        parameters=object_schema(
             {
-                "ref": {
-                    "type": "object",
-                    "properties": {
+                "ref": object_schema(
+                    {
                         "type": {"enum": ["ref/prompt", "ref/resource"]},
                         "name": {"type": "string", "maxLength": MAX_NAME, "description": "Of the prompt"},
                         "uri": {"type": "string", "maxLength": MAX_URI, "description": "The template of the resource"},
                         "title": {"type": "string"},
                     },
-                    "required": ["type"],
-                    "additionalProperties": False,
-                },
+                    ["type"],
+                ),
                 "argument": {
-                    "type": "object",
-                    "properties": {"name": {"type": "string"}, "value": {"type": "string"}},
-                    "required": ["name", "value"],
-                    "additionalProperties": False,
+                    **object_schema({"name": {"type": "string"}, "value": {"type": "string"}}, ["name", "value"]),
                     "description": "Which one, and how it begins",
                 },
                 "context": {**_ARGUMENTS, "description": "The arguments that are known already"},
             },
-            "ref",
-            "argument",
+            ["ref", "argument"],
         ),
-        requires=_LISTS,
         side_effect="external",
-        locks=(),
-        category=CATEGORY,
         kind="search",
     )
 

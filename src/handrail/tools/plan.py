@@ -9,6 +9,7 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _KEY = "todos"
 
@@ -19,15 +20,13 @@ class Todo(Tool):
         description=(
             "Keep this session's list of tasks. With todos, replaces the whole list; without, returns it as it is."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "todos": {
                     "type": "array",
                     "maxItems": 500,
-                    "items": {
-                        "type": "object",
-                        "properties": {
+                    "items": object_schema(
+                        {
                             "content": {"type": "string", "minLength": 1, "maxLength": 2_000},
                             "status": {"enum": ["pending", "in_progress", "completed"]},
                             "id": {
@@ -37,13 +36,11 @@ class Todo(Tool):
                                 "description": "Given by the tool if left out",
                             },
                         },
-                        "required": ["content", "status"],
-                        "additionalProperties": False,
-                    },
+                        ["content", "status"],
+                    ),
                 }
-            },
-            "additionalProperties": False,
-        },
+            }
+        ),
         requires=Requires(capabilities=("state",)),
         side_effect="write",
         locks=(),

@@ -10,6 +10,7 @@ from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _KEY = "notes"
 MAX_KEYS = 500
@@ -24,16 +25,14 @@ class Scratchpad(Tool):
             "Keep short notes under names, for this session: set, get, delete, list the names, clear. "
             "Names like __this__ are reserved."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "action": {"enum": ["set", "get", "delete", "list", "clear"]},
                 "key": {"type": "string", "minLength": 1, "maxLength": 200, "description": "For set, get and delete"},
                 "value": {"type": "string", "maxLength": MAX_VALUE, "description": "For set"},
             },
-            "required": ["action"],
-            "additionalProperties": False,
-        },
+            ["action"],
+        ),
         requires=Requires(capabilities=("state",)),
         side_effect="write",
         locks=(),

@@ -6,15 +6,19 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from handrail.contract.requires import FsRequires, Requires, ShellRequires
+from handrail.contract.requires import Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import MAX_OUTPUT, WORKSPACE, object_schema
 
-MAX_OUTPUT = 200 * 1024
 LONGEST_MS = 600_000
-_WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
-"""What the sandbox mounts for the programs that a command runs: without it they would see no workspace at all."""
+_TIMEOUT = {
+    "type": "integer",
+    "minimum": 1,
+    "maximum": LONGEST_MS,
+    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
+}
 
 
 class Python(Tool):
@@ -24,21 +28,14 @@ class Python(Tool):
             "Run Python code in the workspace, with the python3 that is found there, in a sandbox without network. Each call is a "
             "process of its own: print what you want to see. Returns exit_code and the output, stdout and stderr together."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "code": {"type": "string", "minLength": 1, "description": "A whole program"},
-                "timeout_ms": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": LONGEST_MS,
-                    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
-                },
+                "timeout_ms": _TIMEOUT,
             },
-            "required": ["code"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=_WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
+            ["code"],
+        ),
+        requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="python3", args=("-",)),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         timeout_ms=LONGEST_MS,
@@ -60,30 +57,23 @@ class Bash(Tool):
             "no state but files is kept, and nothing it starts goes on after it. Returns exit_code and the output, "
             "stdout and stderr together; an exit code other than 0 is a result, not an error."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "command": {
                     "type": "string",
                     "format": "command",
                     "minLength": 1,
                     "description": "The command, as for bash -c",
                 },
-                "timeout_ms": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": LONGEST_MS,
-                    "description": f"Stop it after this many milliseconds; {LONGEST_MS} if left out",
-                },
+                "timeout_ms": _TIMEOUT,
                 "background": {
                     "type": "boolean",
                     "description": "Answer at once with a job_id, and go on without the lock on the workspace",
                 },
             },
-            "required": ["command"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=_WORKSPACE, shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
+            ["command"],
+        ),
+        requires=Requires(fs=WORKSPACE, shell=(ShellRequires(cmd="*"),)),  # noqa: S604 - a declaration, nothing is run
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},

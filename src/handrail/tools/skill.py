@@ -10,6 +10,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.skills import SkillText
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _OUR_TAG = re.compile(r"<(?=/?skill_content)", re.IGNORECASE)
 _FROM: dict[str, str] = {
@@ -26,12 +27,9 @@ class SkillTool(Tool):
             "Read a skill: instructions for one kind of work. Read it before you begin such work. The skills there are "
             "stand in the system text, a line each."
         ),
-        parameters={
-            "type": "object",
-            "properties": {"name": {"type": "string", "minLength": 1, "description": "As in the list"}},
-            "required": ["name"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema(
+            {"name": {"type": "string", "minLength": 1, "description": "As in the list"}}, ["name"]
+        ),
         requires=Requires(capabilities=("skills",)),
         side_effect="read",
         locks=(),

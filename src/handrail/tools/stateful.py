@@ -11,6 +11,7 @@ from handrail.contract.opened import GoesOn
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import object_schema
 
 _STATE_ID = {
     "type": "string",
@@ -28,15 +29,13 @@ class Step(Tool):
             "Take the next step of what a stateful tool has opened: a tool whose answer had a state_id. "
             "Returns that step, or done when there is none left."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "id": _STATE_ID,
                 "input": {"description": "What the tool is sent, of the form that it asks for; left out: null"},
             },
-            "required": ["id"],
-            "additionalProperties": False,
-        },
+            ["id"],
+        ),
         side_effect="external",
         locks=(),
         mode="stateful",
@@ -58,12 +57,7 @@ class Close(Tool):
     spec = ToolSpec(
         id="tool.close",
         description="End what a stateful tool has opened, when no further step of it is needed. Twice is once.",
-        parameters={
-            "type": "object",
-            "properties": {"id": _STATE_ID},
-            "required": ["id"],
-            "additionalProperties": False,
-        },
+        parameters=object_schema({"id": _STATE_ID}, ["id"]),
         side_effect="external",
         locks=(),
         idempotent=True,

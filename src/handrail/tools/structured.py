@@ -8,21 +8,13 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.jsontext import json_type
-from handrail.contract.requires import FsRequires, Requires
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
 from handrail.tools.json_text import put, removed, value_at
 from handrail.tools.text import blocks_between, decoded, encoded, lines_of, unified
 
-MAX_OUTPUT = 200 * 1024
 MAX_FILE = 16 * 1024 * 1024
-_PATH = {
-    "type": "string",
-    "format": "path",
-    "minLength": 1,
-    "description": "The file: relative to the workspace, or absolute",
-}
 _POINTER = {
     "type": "string",
     "default": "",
@@ -31,23 +23,10 @@ _POINTER = {
 
 
 class JsonRead(Tool):
-    spec = ToolSpec(
+    spec = file_reading(
         id="json_read",
         description="Read one value of a JSON file, by a JSON Pointer. Returns the value and what type it is.",
-        parameters={
-            "type": "object",
-            "properties": {"path": _PATH, "pointer": _POINTER},
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=FsRequires(read=("{workspace}", "{ad-hoc}"))),
-        side_effect="read",
-        locks=(LockSpec("file:{path}", "S"),),
-        targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="files",
-        kind="read",
+        parameters=object_schema({"path": FILE, "pointer": _POINTER}, ["path"]),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -61,30 +40,21 @@ class JsonRead(Tool):
 
 
 class JsonWrite(Tool):
-    spec = ToolSpec(
+    spec = file_changing(
         id="json_write",
         description=(
             "Set or remove one value of a JSON file that you have read, by a JSON Pointer; everything else in the file stays as it "
             "is. /list/- appends. Without a pointer the whole file is the value, and may be new. Returns the change as a diff."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
-                "path": _PATH,
+        parameters=object_schema(
+            {
+                "path": FILE,
                 "pointer": _POINTER,
                 "value": {"description": "Any JSON value"},
                 "remove": {"type": "boolean", "default": False, "description": "Instead of setting it"},
             },
-            "required": ["path"],
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=FsRequires(read=("{workspace}",), write=("{workspace}",))),
-        side_effect="write",
-        locks=(LockSpec("file:{path}", "X"),),
-        targets={"fs.read": "{path}", "fs.write": "{path}"},
-        max_output=MAX_OUTPUT,
-        category="files",
-        kind="edit",
+            ["path"],
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any, cast
 
 from handrail.contract.doors import Job
 from handrail.contract.errors import ToolError
-from handrail.contract.requires import FsRequires, Requires, ShellRequires
+from handrail.contract.requires import Requires, ShellRequires
 from handrail.contract.runtime import Runtime
 from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.terminals import DEFAULT_COMMAND, KEYS, MOST_KEYS, START
 from handrail.contract.tool import Tool
+from handrail.tools.declaring import WORKSPACE, object_schema
+from handrail.tools.jobs import state_after_stopping
 
 LONGEST_MS = 24 * 3_600_000
 LONGEST_WAIT_MS = 60_000
@@ -26,9 +29,9 @@ _COLUMNS = {"type": "integer", "minimum": 20, "maximum": 500, "description": "16
 _ROWS = {"type": "integer", "minimum": 5, "maximum": 200, "description": "40 if left out"}
 _ID = {"type": "string", "minLength": 1, "maxLength": 200, "description": "The job_id that terminal.start gave"}
 _ONE_KEY = f"(?:{'|'.join(KEYS)})"
-_NEEDS = Requires(capabilities=("jobs", "terminals"))
 _SHELL = (ShellRequires(cmd="*"),)
-_WORKSPACE = FsRequires(read=("{workspace}",), write=("{workspace}",))
+_spec = partial(ToolSpec, requires=Requires(capabilities=("jobs", "terminals")), locks=(), category="system")
+"""The declaration of a tool that looks after a terminal which is there already."""
 
 
 class TerminalStart(Tool):
@@ -39,9 +42,8 @@ class TerminalStart(Tool):
             "sandbox without network. Answers at once with its job_id, which is the terminal's id: look with terminal.read "
             "whether it started, type with terminal.send, end it with terminal.stop. For a single command use bash."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "command": {
                     "type": "string",
                     "format": "command",
@@ -53,10 +55,9 @@ class TerminalStart(Tool):
                 "columns": _COLUMNS,
                 "rows": _ROWS,
                 "name": {"type": "string", "maxLength": 80, "description": "What it is for, as lists of jobs show it"},
-            },
-            "additionalProperties": False,
-        },
-        requires=Requires(fs=_WORKSPACE, shell=_SHELL, capabilities=("terminals",)),
+            }
+        ),
+        requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("terminals",)),
         side_effect="external",
         locks=(LockSpec("workspace", "X"),),
         targets={"shell.run": "{command}"},
@@ -79,38 +80,36 @@ class TerminalStart(Tool):
 
 
 class TerminalSend(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="terminal.send",
         description=(
             "Type into a terminal: text, then keys. A line is entered by a newline at its end, or by the key enter. "
             "Keys are names with spaces between them, such as 'ctrl-c' or 'up enter'. terminal.read shows what came of it."
         ),
         parameters={
-            "type": "object",
-            "properties": {
-                "id": _ID,
-                "text": {
-                    "type": "string",
-                    "minLength": 1,
-                    "maxLength": MOST_TEXT,
-                    "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
-                    "description": "Typed as it is; without control characters, which are keys",
+            **object_schema(
+                {
+                    "id": _ID,
+                    "text": {
+                        "type": "string",
+                        "minLength": 1,
+                        "maxLength": MOST_TEXT,
+                        "pattern": "^[^\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f]*$",
+                        "description": "Typed as it is; without control characters, which are keys",
+                    },
+                    "keys": {
+                        "type": "string",
+                        "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MOST_KEYS - 1}}}$",
+                        "description": "enter, tab, space, escape, backspace, delete, insert, up, down, left, right, home, end, "
+                        "page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash",
+                    },
                 },
-                "keys": {
-                    "type": "string",
-                    "pattern": f"^{_ONE_KEY}(?: {_ONE_KEY}){{0,{MOST_KEYS - 1}}}$",
-                    "description": "enter, tab, space, escape, backspace, delete, insert, up, down, left, right, home, end, "
-                    "page-up, page-down, ctrl-a to ctrl-z, ctrl-backslash",
-                },
-            },
-            "required": ["id"],
+                ["id"],
+            ),
             "anyOf": [{"required": ["text"]}, {"required": ["keys"]}],
-            "additionalProperties": False,
         },
-        requires=Requires(fs=_WORKSPACE, shell=_SHELL, capabilities=("jobs", "terminals")),
+        requires=Requires(fs=WORKSPACE, shell=_SHELL, capabilities=("jobs", "terminals")),
         side_effect="external",
-        locks=(),
-        category="system",
         kind="execute",
     )
     types = True
@@ -129,39 +128,36 @@ class TerminalSend(Tool):
 
 
 class TerminalRead(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="terminal.read",
         description=(
             "Read what a terminal has shown: what came since the last look, or from a cursor on, or the last lines. Waits "
             "until there is something and it pauses, or has ended. Programs are told that the terminal is a plain one (TERM=dumb)."
         ),
         parameters={
-            "type": "object",
-            "properties": {
-                "id": _ID,
-                "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
-                "wait_ms": {
-                    "type": "integer",
-                    "minimum": 0,
-                    "description": f"For at most so long; {USUAL_WAIT_MS} if left out, {LONGEST_WAIT_MS} at most",
+            **object_schema(
+                {
+                    "id": _ID,
+                    "cursor": {"type": "integer", "minimum": 0, "description": "Bytes, as an earlier look gave it"},
+                    "wait_ms": {
+                        "type": "integer",
+                        "minimum": 0,
+                        "description": f"For at most so long; {USUAL_WAIT_MS} if left out, {LONGEST_WAIT_MS} at most",
+                    },
+                    "lines": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MOST_LINES,
+                        "description": "Only the last so many",
+                    },
                 },
-                "lines": {
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MOST_LINES,
-                    "description": "Only the last so many",
-                },
-            },
-            "required": ["id"],
-            "additionalProperties": False,
+                ["id"],
+            ),
             "not": {"required": ["cursor", "lines"]},
         },
-        requires=_NEEDS,
         side_effect="read",
-        locks=(),
         timeout_ms=LONGEST_WAIT_MS + 30_000,
         max_output=2 * MOST_BYTES,
-        category="system",
         kind="read",
     )
 
@@ -186,21 +182,12 @@ class TerminalRead(Tool):
 
 
 class TerminalResize(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="terminal.resize",
         description="Give a terminal another size; the program in it is told.",
-        parameters={
-            "type": "object",
-            "properties": {"id": _ID, "columns": _COLUMNS, "rows": _ROWS},
-            "required": ["id", "columns", "rows"],
-            "additionalProperties": False,
-        },
-        requires=_NEEDS,
+        parameters=object_schema({"id": _ID, "columns": _COLUMNS, "rows": _ROWS}, ["id", "columns", "rows"]),
         side_effect="write",
-        locks=(),
         idempotent=True,
-        category="system",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -212,33 +199,19 @@ class TerminalResize(Tool):
 
 
 class TerminalStop(Tool):
-    spec = ToolSpec(
+    spec = _spec(
         id="terminal.stop",
         description="End a terminal and all that runs in it. Returns its state afterwards; one that had ended stays as it was.",
-        parameters={
-            "type": "object",
-            "properties": {"id": _ID},
-            "required": ["id"],
-            "additionalProperties": False,
-        },
-        requires=_NEEDS,
+        parameters=object_schema({"id": _ID}, ["id"]),
         side_effect="write",
-        locks=(),
         idempotent=True,
-        category="system",
-        kind="other",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         before = await _job(runtime, args["id"])
         job = await runtime.jobs.stop(before.id)
-        answer: dict[str, object] = {"id": job.id, "state": job.state}
-        if before.ended:
-            answer["note"] = f"it had ended before, as {before.state}"
-            answer |= await _end(runtime, job)
-        elif not job.ended:
-            answer["note"] = "it was told to end and is still at it"
-        return answer
+        answer = {"id": job.id, **state_after_stopping(before, job)}
+        return answer | await _end(runtime, job) if before.ended else answer
 
 
 async def _job(runtime: Runtime, terminal_id: str) -> Job:

@@ -11,6 +11,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.transcript import Passage
+from handrail.tools.declaring import object_schema
 
 MOST_HITS = 50
 MOST_CHARACTERS = 16_000
@@ -23,9 +24,8 @@ class SearchMemory(Tool):
             "Search all that was said and done in this session, also what is no longer in your view: messages, calls and "
             "their results. Give words (or a phrase in double quotes), or the id of a hit to read it whole."
         ),
-        parameters={
-            "type": "object",
-            "properties": {
+        parameters=object_schema(
+            {
                 "query": {"type": "string", "minLength": 1, "maxLength": 400},
                 "kind": {
                     "enum": ["user", "assistant", "call", "notice"],
@@ -43,9 +43,8 @@ class SearchMemory(Tool):
                     "minimum": 0,
                     "description": "With id: the first character, as next said",
                 },
-            },
-            "additionalProperties": False,
-        },
+            }
+        ),
         requires=Requires(capabilities=("transcript",)),
         side_effect="read",
         locks=(),

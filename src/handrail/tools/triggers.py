@@ -12,6 +12,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.triggers import TRIGGER_NAME, TRIGGER_PROMPT, described
 from handrail.tools.channels import CHANNEL
+from handrail.tools.declaring import object_schema
 
 _NEEDS = Requires(capabilities=("triggers",))
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
@@ -21,12 +22,7 @@ def _spec(id: str, description: str, properties: dict[str, Any], *required: str,
     return ToolSpec(
         id=id,
         description=description,
-        parameters={
-            "type": "object",
-            "properties": properties,
-            "required": list(required),
-            "additionalProperties": False,
-        },
+        parameters=object_schema(properties, required),
         requires=_NEEDS,
         side_effect="read" if reads else "write",
         locks=(),

@@ -9,49 +9,36 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
-from handrail.tools.git import forms
+from handrail.tools.declaring import object_schema
+from handrail.tools.git import declaring, forms
 from handrail.tools.git.answers import MOST_LISTED, STATUS, check_conflicts, listed
-from handrail.tools.git.repository import (
-    FOLDER,
-    WRITES,
-    Repository,
-    commitish,
-    opened,
-    schema,
-    text,
-)
+from handrail.tools.git.declaring import FOLDER, PATHS, TIMEOUT_MS, WRITES_CONFIG
+from handrail.tools.git.repository import Repository, commitish, opened, text
 
-LOCKS = (LockSpec("workspace", "X"),)
-WRITES_CONFIG = WRITES.model_copy(update={"capabilities": ("vcs.config",)})
-TIMEOUT_MS = 120_000
 _IN_THE_WAY = re.compile(r"would be overwritten by (?:checkout|merge)|(?:commit your changes or stash them)")
 
 
 class Add(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.add",
         description=(
             "Stage changes for the next commit: the files given (new, changed or deleted; a folder means what is in it), "
             "or with `all` everything that changed. Also marks a conflict in a given file as resolved."
         ),
-        parameters=schema(
-            repository=FOLDER,
-            paths={
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "minItems": 1,
-                "description": "The files and folders to stage",
-            },
-            all={"type": "boolean", "default": False, "description": "Stage every change, new files too"},
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "paths": {
+                    **PATHS,
+                    "minItems": 1,
+                    "description": "The files and folders to stage",
+                },
+                "all": {"type": "boolean", "default": False, "description": "Stage every change, new files too"},
+            }
         ),
-        requires=WRITES,
-        side_effect="write",
-        locks=LOCKS,
         idempotent=True,
         timeout_ms=TIMEOUT_MS,
-        category="git",
         kind="other",
         guidance="Stage the files that belong together by name rather than all; look at git.status first.",
     )
@@ -104,28 +91,26 @@ async def stage(repository: Repository, paths: Sequence[str], *, new: bool = Tru
 
 
 class Commit(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.commit",
         description=(
             "Record what is staged as a commit. `all` stages every change of tracked files first (new files have to be "
             "added); `amend` replaces the last commit. No hooks are run and nothing is signed."
         ),
-        parameters=schema(
-            ("message",),
-            repository=FOLDER,
-            message={
-                "type": "string",
-                "minLength": 1,
-                "description": "A subject line; then a blank line and the reasons",
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "A subject line; then a blank line and the reasons",
+                },
+                "all": {"type": "boolean", "default": False, "description": "First stage all changes of tracked files"},
+                "amend": {"type": "boolean", "default": False, "description": "Replace the last commit"},
             },
-            all={"type": "boolean", "default": False, "description": "First stage all changes of tracked files"},
-            amend={"type": "boolean", "default": False, "description": "Replace the last commit"},
+            ["message"],
         ),
-        requires=WRITES,
-        side_effect="write",
-        locks=LOCKS,
         timeout_ms=TIMEOUT_MS,
-        category="git",
         kind="other",
         guidance="Commit when asked to, or when the task says so; never amend what was pushed.",
     )
@@ -213,30 +198,29 @@ async def described(repository: Repository, *, changes: bool = False) -> dict[st
 
 
 class CreateBranch(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.create_branch",
         description="Make a branch, without checking it out.",
-        parameters=schema(
-            ("name",),
-            repository=FOLDER,
-            name={"type": "string", "minLength": 1, "description": "The new branch's name"},
-            start={
-                "type": "string",
-                "minLength": 1,
-                "default": "HEAD",
-                "description": "The commit, branch or tag it begins at; the current commit if left out",
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "name": {"type": "string", "minLength": 1, "description": "The new branch's name"},
+                "start": {
+                    "type": "string",
+                    "minLength": 1,
+                    "default": "HEAD",
+                    "description": "The commit, branch or tag it begins at; the current commit if left out",
+                },
+                "track": {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Have it follow `start`, a branch of a remote such as origin/main",
+                },
             },
-            track={
-                "type": "boolean",
-                "default": False,
-                "description": "Have it follow `start`, a branch of a remote such as origin/main",
-            },
+            ["name"],
         ),
         requires=WRITES_CONFIG,
-        side_effect="write",
-        locks=LOCKS,
         timeout_ms=TIMEOUT_MS,
-        category="git",
         kind="other",
     )
 
@@ -266,32 +250,30 @@ def branch_name(given: str) -> str:
 
 
 class Checkout(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.checkout",
         description=(
             "Switch to a branch, tag or commit, or with `paths` put back files as they are in `ref` (or as staged), which "
             "discards their changes. `track` makes a local branch that follows a remote's (origin/feature)."
         ),
-        parameters=schema(
-            repository=FOLDER,
-            ref={"type": "string", "minLength": 1, "description": "The branch, tag or commit"},
-            track={
-                "type": "boolean",
-                "default": False,
-                "description": "Make the local branch that follows `ref`, a branch of a remote, and switch to it",
-            },
-            paths={
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "minItems": 1,
-                "description": "Only put back these files and folders, and stay on the branch",
-            },
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "ref": {"type": "string", "minLength": 1, "description": "The branch, tag or commit"},
+                "track": {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Make the local branch that follows `ref`, a branch of a remote, and switch to it",
+                },
+                "paths": {
+                    **PATHS,
+                    "minItems": 1,
+                    "description": "Only put back these files and folders, and stay on the branch",
+                },
+            }
         ),
         requires=WRITES_CONFIG,
-        side_effect="write",
-        locks=LOCKS,
         timeout_ms=TIMEOUT_MS,
-        category="git",
         kind="edit",
         guidance="Changes that are not committed keep a checkout from overwriting their files; commit or stash them first.",
     )

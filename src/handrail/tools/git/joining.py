@@ -6,45 +6,43 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
-from handrail.tools.git import forms
+from handrail.tools.declaring import object_schema
+from handrail.tools.git import declaring, forms
 from handrail.tools.git.answers import STATUS, check_conflicts
-from handrail.tools.git.changing import TIMEOUT_MS, check_writing, described, identity, in_the_way, refuse_hidden
-from handrail.tools.git.repository import FOLDER, MAX_OUTPUT, WRITES, Repository, commitish, opened, schema, text
+from handrail.tools.git.changing import check_writing, described, identity, in_the_way, refuse_hidden
+from handrail.tools.git.declaring import FOLDER, MAX_OUTPUT, TIMEOUT_MS
+from handrail.tools.git.repository import Repository, commitish, opened, text
 from handrail.tools.git.showing import difference
 
-_LOCKS = (LockSpec("workspace", "X"),)
 _MOST_STASHES = 100
 
 
 class Merge(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.merge",
         description=(
             "Merge a branch, tag or commit into the current branch. Conflicts are answered with the files: solve them, "
             "git.add each, then git.commit; or call again with `abort`."
         ),
-        parameters=schema(
-            repository=FOLDER,
-            ref={"type": "string", "minLength": 1, "description": "What to merge"},
-            message={
-                "type": "string",
-                "minLength": 1,
-                "description": "The merge commit's message; git's own if left out",
-            },
-            fast_forward={
-                "enum": ["auto", "only", "never"],
-                "default": "auto",
-                "description": "auto: move the branch on where that is enough; only: or else refuse; never: always commit",
-            },
-            abort={"type": "boolean", "default": False, "description": "Give up the merge under way instead"},
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "ref": {"type": "string", "minLength": 1, "description": "What to merge"},
+                "message": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "The merge commit's message; git's own if left out",
+                },
+                "fast_forward": {
+                    "enum": ["auto", "only", "never"],
+                    "default": "auto",
+                    "description": "auto: move the branch on where that is enough; only: or else refuse; never: always commit",
+                },
+                "abort": {"type": "boolean", "default": False, "description": "Give up the merge under way instead"},
+            }
         ),
-        requires=WRITES,
-        side_effect="write",
-        locks=_LOCKS,
         timeout_ms=TIMEOUT_MS,
-        category="git",
         kind="edit",
     )
 
@@ -89,35 +87,33 @@ class Merge(Tool):
 
 
 class Stash(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.stash",
         description=(
             "Put changes that are not committed aside and take them back: push, list, show, apply (keeps the stash), pop "
             "(removes it), drop (discards it)."
         ),
-        parameters=schema(
-            repository=FOLDER,
-            action={
-                "enum": ["push", "list", "show", "apply", "pop", "drop"],
-                "default": "push",
-                "description": "What to do; push if left out",
-            },
-            index={
-                "type": "integer",
-                "minimum": 0,
-                "maximum": 100_000,
-                "default": 0,
-                "description": "Which stash, 0 the last",
-            },
-            message={"type": "string", "minLength": 1, "description": "For push: what it is"},
-            untracked={"type": "boolean", "default": False, "description": "For push: new files too"},
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "action": {
+                    "enum": ["push", "list", "show", "apply", "pop", "drop"],
+                    "default": "push",
+                    "description": "What to do; push if left out",
+                },
+                "index": {
+                    "type": "integer",
+                    "minimum": 0,
+                    "maximum": 100_000,
+                    "default": 0,
+                    "description": "Which stash, 0 the last",
+                },
+                "message": {"type": "string", "minLength": 1, "description": "For push: what it is"},
+                "untracked": {"type": "boolean", "default": False, "description": "For push: new files too"},
+            }
         ),
-        requires=WRITES,
-        side_effect="write",
-        locks=_LOCKS,
         timeout_ms=TIMEOUT_MS,
         max_output=MAX_OUTPUT,
-        category="git",
         kind="edit",
     )
 

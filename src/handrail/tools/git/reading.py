@@ -7,24 +7,14 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
-from handrail.tools.git import forms
+from handrail.tools.declaring import object_schema
+from handrail.tools.git import declaring, forms
 from handrail.tools.git.answers import MOST_LISTED, STATUS, conflicts, filters_noted, hidden, listed
-from handrail.tools.git.repository import (
-    MAX_OUTPUT,
-    READ_FOLDER,
-    READS,
-    Repository,
-    commitish,
-    opened,
-    revision,
-    schema,
-    text,
-)
+from handrail.tools.git.declaring import PATHS, READ_FOLDER
+from handrail.tools.git.repository import Repository, commitish, opened, revision, text
 from handrail.tools.git.urls import without_credentials
 
-_LOCKS = (LockSpec("workspace", "S"),)
 _STATES = {
     "MERGE_HEAD": "merging",
     "CHERRY_PICK_HEAD": "cherry-picking",
@@ -36,24 +26,23 @@ _STATES = {
 
 
 class Status(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.status",
         description=(
             "Show the state of a git repository: branch, upstream with ahead and behind, staged and unstaged changes, "
             "untracked files, conflicts, and whether a merge or rebase is under way."
         ),
-        parameters=schema(
-            repository=READ_FOLDER,
-            untracked={"type": "boolean", "default": True, "description": "Also list files that git does not track"},
+        parameters=object_schema(
+            {
+                "repository": READ_FOLDER,
+                "untracked": {
+                    "type": "boolean",
+                    "default": True,
+                    "description": "Also list files that git does not track",
+                },
+            }
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{repository}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
         guidance="Look at git.status before you stage, commit, check out or merge.",
     )
 
@@ -110,41 +99,35 @@ def _change(repository: Repository, one: forms.Changed, letter: str) -> dict[str
 
 
 class Log(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.log",
         description=(
             "List commits, newest first, with author, date and message. Give `paths` for those that changed certain "
             "files, `ref` for another branch or a range such as main..feature; page on with `skip`."
         ),
-        parameters=schema(
-            repository=READ_FOLDER,
-            ref={
-                "type": "string",
-                "minLength": 1,
-                "description": "A branch, tag, commit or range (main..feature); the current commit if left out",
-            },
-            paths={
-                "type": "array",
-                "items": {"type": "string", "minLength": 1},
-                "description": "Only commits that changed these files or folders",
-            },
-            limit={
-                "type": "integer",
-                "minimum": 1,
-                "maximum": 500,
-                "default": 20,
-                "description": "At most so many commits",
-            },
-            skip={"type": "integer", "minimum": 0, "default": 0, "description": "Leave out so many first"},
+        parameters=object_schema(
+            {
+                "repository": READ_FOLDER,
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "A branch, tag, commit or range (main..feature); the current commit if left out",
+                },
+                "paths": {
+                    **PATHS,
+                    "description": "Only commits that changed these files or folders",
+                },
+                "limit": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 500,
+                    "default": 20,
+                    "description": "At most so many commits",
+                },
+                "skip": {"type": "integer", "minimum": 0, "default": 0, "description": "Leave out so many first"},
+            }
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{repository}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -167,34 +150,29 @@ class Log(Tool):
 
 
 class Blame(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.blame",
         description="Show which commit last changed each line of a file, and who made it when.",
-        parameters=schema(
-            ("path",),
-            path={"type": "string", "format": "path", "minLength": 1, "description": "The file"},
-            ref={
-                "type": "string",
-                "minLength": 1,
-                "description": "The file as of this commit, branch or tag; as it is now if left out",
+        parameters=object_schema(
+            {
+                "path": {"type": "string", "format": "path", "minLength": 1, "description": "The file"},
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "The file as of this commit, branch or tag; as it is now if left out",
+                },
+                "first": {"type": "integer", "minimum": 1, "default": 1, "description": "The first line"},
+                "count": {
+                    "type": "integer",
+                    "minimum": 1,
+                    "maximum": 2000,
+                    "default": 300,
+                    "description": "At most so many lines",
+                },
             },
-            first={"type": "integer", "minimum": 1, "default": 1, "description": "The first line"},
-            count={
-                "type": "integer",
-                "minimum": 1,
-                "maximum": 2000,
-                "default": 300,
-                "description": "At most so many lines",
-            },
+            ["path"],
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{path}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -240,25 +218,20 @@ def _author(number: str, about: dict[str, str]) -> dict[str, str]:
 
 
 class Branches(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.branches",
         description="List the branches of a repository, with their upstream, last commit and the remotes there are.",
-        parameters=schema(
-            repository=READ_FOLDER,
-            remote={
-                "type": "boolean",
-                "default": True,
-                "description": "Also list the remotes' branches, as last fetched",
-            },
+        parameters=object_schema(
+            {
+                "repository": READ_FOLDER,
+                "remote": {
+                    "type": "boolean",
+                    "default": True,
+                    "description": "Also list the remotes' branches, as last fetched",
+                },
+            }
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{repository}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:

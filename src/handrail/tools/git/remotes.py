@@ -9,45 +9,39 @@ from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
 from handrail.contract.requires import NetRequires
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
-from handrail.tools.git import neutral, urls
-from handrail.tools.git.changing import WRITES_CONFIG, branch_name
-from handrail.tools.git.repository import (
-    FOLDER,
-    Repository,
-    absolute_of,
-    beneath,
-    failure,
-    opened,
-    run,
-    schema,
-    text,
-)
+from handrail.tools.declaring import object_schema
+from handrail.tools.git import declaring, neutral, urls
+from handrail.tools.git.changing import branch_name
+from handrail.tools.git.declaring import FOLDER, WRITES_CONFIG
+from handrail.tools.git.repository import Repository, absolute_of, beneath, failure, opened, run, text
 
-_LOCKS = (LockSpec("workspace", "X"),)
 _TIMEOUT_MS = 600_000
 _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
 """Any public host may be asked for; the rules, or a person, decide on each by its name."""
 
 
 class Init(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.init",
         description="Make a new, empty git repository in a folder of the workspace.",
-        parameters=schema(
-            path={
-                "type": "string",
-                "minLength": 1,
-                "default": ".",
-                "description": "The folder; made if it is not there",
-            },
-            branch={"type": "string", "minLength": 1, "default": "main", "description": "The first branch's name"},
+        parameters=object_schema(
+            {
+                "path": {
+                    "type": "string",
+                    "minLength": 1,
+                    "default": ".",
+                    "description": "The folder; made if it is not there",
+                },
+                "branch": {
+                    "type": "string",
+                    "minLength": 1,
+                    "default": "main",
+                    "description": "The first branch's name",
+                },
+            }
         ),
         requires=WRITES_CONFIG,
-        side_effect="write",
-        locks=_LOCKS,
-        category="git",
         kind="other",
     )
 
@@ -70,34 +64,38 @@ class Init(Tool):
 
 
 class Clone(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.clone",
         description=(
             "Copy a repository into a new folder of the workspace: from an http(s) address, or with `source` from a folder "
             "of the workspace. Submodules are not fetched."
         ),
-        parameters=schema(
-            url={
-                "type": "string",
-                "format": "uri",
-                "minLength": 1,
-                "description": "The address, as in https://example.org/project.git",
-            },
-            source={"type": "string", "minLength": 1, "description": "Instead of `url`: a repository in the workspace"},
-            path={
-                "type": "string",
-                "minLength": 1,
-                "description": "The new folder; named after the repository if left out",
-            },
-            branch={"type": "string", "minLength": 1, "description": "The branch or tag to check out"},
-            depth={"type": "integer", "minimum": 1, "description": "Only the last so many commits"},
+        parameters=object_schema(
+            {
+                "url": {
+                    "type": "string",
+                    "format": "uri",
+                    "minLength": 1,
+                    "description": "The address, as in https://example.org/project.git",
+                },
+                "source": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "Instead of `url`: a repository in the workspace",
+                },
+                "path": {
+                    "type": "string",
+                    "minLength": 1,
+                    "description": "The new folder; named after the repository if left out",
+                },
+                "branch": {"type": "string", "minLength": 1, "description": "The branch or tag to check out"},
+                "depth": {"type": "integer", "minimum": 1, "description": "Only the last so many commits"},
+            }
         ),
         requires=_ONLINE,
         side_effect="external",
-        locks=_LOCKS,
         targets={"net.fetch": "{url}"},
         timeout_ms=_TIMEOUT_MS,
-        category="git",
         kind="fetch",
     )
 
@@ -145,29 +143,34 @@ async def _has_commits(repository: Repository) -> bool:
 
 
 class Push(Tool):
-    spec = ToolSpec(
+    spec = declaring.changing(
         id="git.push",
         description=(
             "Send a branch's commits to a remote. Never forces. A remote on the web needs its address in `url` as well, so "
             "that whoever allows the call sees where it goes; git.branches lists the remotes with their addresses."
         ),
-        parameters=schema(
-            repository=FOLDER,
-            remote={"type": "string", "minLength": 1, "default": "origin", "description": "The remote's name"},
-            url={"type": "string", "format": "uri", "minLength": 1, "description": "The remote's http(s) address"},
-            branch={"type": "string", "minLength": 1, "description": "The branch; the current one if left out"},
-            set_upstream={
-                "type": "boolean",
-                "default": False,
-                "description": "Have the branch follow the remote's from now on",
-            },
+        parameters=object_schema(
+            {
+                "repository": FOLDER,
+                "remote": {"type": "string", "minLength": 1, "default": "origin", "description": "The remote's name"},
+                "url": {
+                    "type": "string",
+                    "format": "uri",
+                    "minLength": 1,
+                    "description": "The remote's http(s) address",
+                },
+                "branch": {"type": "string", "minLength": 1, "description": "The branch; the current one if left out"},
+                "set_upstream": {
+                    "type": "boolean",
+                    "default": False,
+                    "description": "Have the branch follow the remote's from now on",
+                },
+            }
         ),
         requires=_ONLINE,
         side_effect="external",
-        locks=_LOCKS,
         targets={"net.fetch": "{url}"},
         timeout_ms=_TIMEOUT_MS,
-        category="git",
         kind="other",
         guidance="Push only when asked to.",
     )

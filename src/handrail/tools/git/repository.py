@@ -7,25 +7,11 @@ import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
-from handrail.contract.requires import FsRequires, Requires, ShellRequires
 from handrail.contract.runtime import Completed, Runtime
 from handrail.tools.git import neutral
-
-GIT = (ShellRequires(cmd="git"),)
-READS = Requires(fs=FsRequires(read=("{workspace}",)), shell=GIT)
-WRITES = Requires(fs=FsRequires(read=("{workspace}",), write=("{workspace}",)), shell=GIT)
-MAX_OUTPUT = 200 * 1024
-FOLDER = {
-    "type": "string",
-    "minLength": 1,
-    "default": ".",
-    "description": "A folder in the repository; the workspace if left out",
-}
-READ_FOLDER = {**FOLDER, "format": "path"}
 
 _MOST_SAID = 2_000
 _MOST_WORDS = 100_000
@@ -297,21 +283,6 @@ def said_by(done: Completed) -> str:
 def text(raw: bytes) -> str:
     """Bytes of git's for a result: what is no UTF-8 is shown as ``\\xhh``, so nothing is lost."""
     return raw.decode("utf-8", "backslashreplace")
-
-
-def schema(
-    required: Sequence[str] = (), more: Mapping[str, Mapping[str, Any]] | None = None, **properties: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The parameters of a tool.
-
-    :param more: those whose names Python keeps for itself, which come first
-    """
-    return {
-        "type": "object",
-        "properties": {**(more or {}), **properties},
-        **({"required": list(required)} if required else {}),
-        "additionalProperties": False,
-    }
 
 
 def _no_repository(folder: str, done: Completed) -> ToolError:

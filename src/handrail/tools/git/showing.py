@@ -11,22 +11,13 @@ from typing import Any
 
 from handrail.contract.errors import ToolError
 from handrail.contract.runtime import Runtime
-from handrail.contract.spec import LockSpec, ToolSpec
 from handrail.contract.tool import Tool
-from handrail.tools.git import forms
+from handrail.tools.declaring import object_schema
+from handrail.tools.git import declaring, forms
 from handrail.tools.git.answers import filters_noted, hidden, listed
-from handrail.tools.git.repository import (
-    MAX_OUTPUT,
-    READ_FOLDER,
-    READS,
-    Repository,
-    commitish,
-    opened,
-    schema,
-    text,
-)
+from handrail.tools.git.declaring import READ_FOLDER
+from handrail.tools.git.repository import Repository, commitish, opened, text
 
-_LOCKS = (LockSpec("workspace", "S"),)
 _PLAIN = (
     "--no-ext-diff",
     "--no-textconv",
@@ -60,31 +51,24 @@ _COUNTS_ONLY = {
 
 
 class Diff(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.diff",
         description=(
             "Show changes as a patch with counts per file. Without further arguments: what is changed and not staged. "
             "`staged`: what is staged; `from`: compared with a commit, branch or tag; `from` and `to`: between two."
         ),
-        parameters=schema(
-            repository=READ_FOLDER,
-            staged={"type": "boolean", "default": False, "description": "What is staged instead of what is not"},
-            more={
+        parameters=object_schema(
+            {
                 "from": {"type": "string", "minLength": 1, "description": "The commit, branch or tag to compare with"},
                 "to": {"type": "string", "minLength": 1, "description": "Compare `from` with this, not with the files"},
-            },
-            paths=_PATHS,
-            context=_CONTEXT,
-            counts_only=_COUNTS_ONLY,
+                "repository": READ_FOLDER,
+                "staged": {"type": "boolean", "default": False, "description": "What is staged instead of what is not"},
+                "paths": _PATHS,
+                "context": _CONTEXT,
+                "counts_only": _COUNTS_ONLY,
+            }
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{paths}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -104,33 +88,28 @@ class Diff(Tool):
 
 
 class Show(Tool):
-    spec = ToolSpec(
+    spec = declaring.reading(
         id="git.show",
         description=(
             "Show one commit: its message, author and date, and its changes as a patch. With `file`, show what that "
             "file held at the commit instead."
         ),
-        parameters=schema(
-            repository=READ_FOLDER,
-            ref={
-                "type": "string",
-                "minLength": 1,
-                "default": "HEAD",
-                "description": "The commit, branch or tag; the current commit if left out",
-            },
-            file={"type": "string", "minLength": 1, "description": "Show this file as it was then"},
-            paths=_PATHS,
-            context=_CONTEXT,
-            counts_only=_COUNTS_ONLY,
+        parameters=object_schema(
+            {
+                "repository": READ_FOLDER,
+                "ref": {
+                    "type": "string",
+                    "minLength": 1,
+                    "default": "HEAD",
+                    "description": "The commit, branch or tag; the current commit if left out",
+                },
+                "file": {"type": "string", "minLength": 1, "description": "Show this file as it was then"},
+                "paths": _PATHS,
+                "context": _CONTEXT,
+                "counts_only": _COUNTS_ONLY,
+            }
         ),
-        requires=READS,
-        side_effect="read",
-        locks=_LOCKS,
         targets={"fs.read": "{file}"},
-        idempotent=True,
-        max_output=MAX_OUTPUT,
-        category="git",
-        kind="read",
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
