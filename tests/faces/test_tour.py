@@ -18,10 +18,11 @@ from tests.prefork import command as prefork
 
 from handrail.agent.providers.script_file import Expectation
 from handrail.faces.cli.app import run
+from handrail.faces.cli.demonstration import IDENTITY
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.tour import guide
 from handrail.faces.cli.tour.effects import survivors
-from handrail.faces.cli.tour.project import IDENTITY, KEY, Project
+from handrail.faces.cli.tour.project import KEY, Project
 from handrail.faces.cli.tour.scenes import Scene, scenes
 from handrail.record.verification import Verification
 from handrail.sandbox import tiers

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from handrail.contract.errors import HandrailError, StartError
 from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.demonstration import Stuck, own_folder
 from handrail.faces.cli.doors import accounts, place
 from handrail.faces.cli.doors.accounts import Account
 from handrail.faces.cli.doors.journal import Journal
@@ -23,14 +24,12 @@ from handrail.faces.cli.doors.opened import (
     Crew,
     EditorDoor,
     Heard,
-    Stuck,
     TerminalDoor,
 )
 from handrail.faces.cli.doors.place import EDIT, EDITOR, HOLD_RULES, NAMES, ONE, TERMINAL, TWO, WAIT, Place
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.tour.effects import Effect, missing
 from handrail.faces.cli.tour.guide import program
-from handrail.faces.cli.tour.project import own_folder
 from handrail.faces.cli.tour.watching import View
 from handrail.record.reading import LogReader
 from handrail.record.verification import Verification, verify

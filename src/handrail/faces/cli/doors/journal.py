@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 from handrail.contract.errors import StartError
-from handrail.faces.cli.doors.opened import PATIENCE_S, Crew, Stuck, door_of
+from handrail.faces.cli.demonstration import Stuck
+from handrail.faces.cli.doors.opened import PATIENCE_S, Crew, door_of
 from handrail.faces.cli.doors.place import BOX, NAMES, TERMINAL, Place
 from handrail.faces.cli.tour.watching import View
 from handrail.record.reading import LoggedRecord, LogReader

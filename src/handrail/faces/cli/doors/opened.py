@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TextIO, cast
 
-from handrail.contract.errors import HandrailError, StartError
+from handrail.contract.errors import StartError
+from handrail.faces.cli.demonstration import Stuck
 from handrail.faces.cli.doors.place import BOARD, BOX, EDIT, EDITOR, Place, ticking
 
 PATIENCE_S = 60.0
@@ -27,10 +28,6 @@ AGAIN = ("conflict",)
 PROMPT = "\n> "
 YES = "o\n"
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Stuck(HandrailError):
-    """A door does not do what it was opened for; the text says what was waited for."""
 
 
 @dataclass(slots=True)

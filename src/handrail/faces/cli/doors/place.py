@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from handrail.faces.cli.tour.project import git, put
+from handrail.faces.cli.demonstration import git, put
 
 ONE, TWO, EDITOR, TERMINAL = "one", "two", "editor", "terminal"
 NAMES: Mapping[str, str] = {

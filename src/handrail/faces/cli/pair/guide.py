@@ -24,13 +24,14 @@ from handrail.contract.errors import StartError
 from handrail.contract.notices import Notice
 from handrail.contract.session import Session
 from handrail.faces.cli.app import ERROR, OUTPUT
+from handrail.faces.cli.demonstration import own_folder
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.pair import accounts, parts
 from handrail.faces.cli.pair.parts import FIXER, MEND, REVIEW, REVIEWER
 from handrail.faces.cli.tour import effects
 from handrail.faces.cli.tour.facts import Fact, Facts
 from handrail.faces.cli.tour.guide import in_a_line, program
-from handrail.faces.cli.tour.project import Project, own_folder
+from handrail.faces.cli.tour.project import Project
 from handrail.faces.cli.tour.watching import View
 from handrail.kernel import Kernel
 from handrail.record.reading import LogReader

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from handrail.agent.providers.script_file import Script
+from handrail.faces.cli.demonstration import put
 from handrail.faces.cli.tour import project
-from handrail.faces.cli.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project, put
+from handrail.faces.cli.tour.project import PRICING_BUG, PRICING_FIX, RECEIPT_BUG, RECEIPT_FIX, Project
 
 REVIEWER, FIXER = "reviewer", "fixer"
 WORK, REPORTS = "shared/work", "shared/reports"

@@ -16,6 +16,7 @@ from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.contract.runtime import Question
 from handrail.contract.session import Session
 from handrail.faces.cli.app import CANNOT_START, ERROR, OUTPUT
+from handrail.faces.cli.demonstration import own_folder
 from handrail.faces.cli.driving import Interruption
 from handrail.faces.cli.tour import effects, project
 from handrail.faces.cli.tour.effects import Effect
@@ -47,7 +48,7 @@ async def guided(interruption: Interruption, *, keep: bool) -> int:
     :raises HandrailError: where it cannot begin
     """
     view = View()
-    with project.own_folder("handrail-tour-", keep=keep) as folder:
+    with own_folder("handrail-tour-", keep=keep) as folder:
         place = project.make(folder)
         facts = Facts()
         async with Kernel.open(place.workspace, state=place.state, config=place.config, face="cli") as kernel:

@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
-import subprocess
-import tempfile
-from collections.abc import Generator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from handrail.contract.errors import StartError
-
-IDENTITY = {
-    "GIT_AUTHOR_NAME": "Handrail tour",
-    "GIT_AUTHOR_EMAIL": "tour@handrail.invalid",
-    "GIT_COMMITTER_NAME": "Handrail tour",
-    "GIT_COMMITTER_EMAIL": "tour@handrail.invalid",
-}
+from handrail.faces.cli.demonstration import git, put
 
 ORDERS = 1_200
 PRICING_BUG, PRICING_FIX = "if quantity > BULK_FROM:", "if quantity >= BULK_FROM:"
@@ -256,50 +243,3 @@ def make(folder: Path) -> Project:
     (tools / "ledger-total.json").chmod(0o600)
     (tools / "ledger-total").chmod(0o700)
     return project
-
-
-@contextmanager
-def own_folder(prefix: str, *, keep: bool) -> Generator[Path]:
-    """A temporary folder, removed with all that is in it unless it is to be kept.
-
-    :raises StartError: where none can be made
-    """
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
-    except OSError as error:
-        raise StartError(f"there is no temporary folder: {error}; name one with TMPDIR") from None
-    try:
-        yield folder
-    finally:
-        if not keep:
-            shutil.rmtree(folder)
-
-
-def put(path: Path, text: str) -> None:
-    """Write a file, and its folders."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-
-
-def git(workspace: Path, *arguments: str) -> str:
-    """git as it is on a machine where nobody has configured it.
-
-    :raises StartError: where there is none, or it fails
-    """
-    git = shutil.which("git")
-    if git is None:
-        raise StartError("this works on a git repository, and there is no git on PATH; install git")
-    nothing = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "HOME": str(workspace.parent)}
-    fixed = ("-c", f"core.hooksPath={os.devnull}", "-c", "core.fsmonitor=false", "-c", "init.defaultBranch=main")
-    done = subprocess.run(
-        [git, *fixed, *arguments],
-        cwd=workspace,
-        env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", **nothing, **IDENTITY},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode != 0:
-        said = done.stderr.decode("utf-8", "replace").strip()
-        raise StartError(f"the repository cannot be made: git {arguments[0]}: {said or done.returncode}")
-    return done.stdout.decode("utf-8", "replace")
