@@ -61,6 +61,16 @@ def test_what_is_open_above_is_open_below_where_it_is_allowed_there(desk: Desk) 
     assert actions == ["deny", "allow", "allow"]
 
 
+def test_a_command_in_a_wrapper_that_is_allowed_below_word_by_word_is_asked_about_as_above(desk: Desk) -> None:
+    above = book("project: ask bash make deploy *")
+    wrapped = ("timeout 5 make deploy now", "nice timeout 5 make deploy now")
+    bound = below(above, *(f"manifest: allow bash {text}" for text in (*wrapped, "timeout 5 make test")), depth=2)
+    assert [desk.bash(text, bound).action for text in wrapped] == ["ask", "ask"]
+    assert desk.bash("timeout 5 make test", bound).action == "allow"
+    named = below(above.with_rules(*book(f"project: allow bash {wrapped[0]}")), f"manifest: allow bash {wrapped[0]}")
+    assert desk.bash(wrapped[0], named).action == "allow", "it is named above, too"
+
+
 def test_a_wider_mode_above_asks_for_no_more_than_a_narrower_one(desk: Desk) -> None:
     for mode in ("ask", "auto"):
         bound = below(in_mode(book("project: ask *"), mode), "manifest: allow bank.transfer")

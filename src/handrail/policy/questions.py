@@ -262,7 +262,7 @@ class Prepared:
         at = wrappers.inner(argv) if depth else None
         if at is not None:
             if action == "allow" and any(_names(one, frozenset(range(len(argv)))) for one in (tool, used)):
-                return plain
+                return self._held_above(argv, target, by_arguments) or plain
             if action == "ask" and any(
                 one is not None and one.rule is rule and _begins(one, argv) for one in (tool, used)
             ):
@@ -275,6 +275,14 @@ class Prepared:
         if concern is None or any(_names(candidate, concern.words) for candidate in (tool, used)):
             return plain
         return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
+
+    def _held_above(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
+        """What a rule above says against the command in a wrapper, though the wrapper is named below. Seldom asked, so
+        what judges it is made for it."""
+        if (above := self.rules.above) is None:
+            return None
+        found = self.under(above.binding)._unwrapped(argv, target, by_arguments)
+        return found if found.cause == "rule" and found.action != "allow" else None
 
     def _guarded(self, found: Finding) -> Finding:
         """``found``, for a command that is allowed because it only reads: unless it names what is not read unasked.
