@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from difflib import get_close_matches
 
 MAX_WIRE_NAME = 64
@@ -78,32 +78,6 @@ def wire_name(tool_id: str) -> str:
         return name
     digest = hashlib.sha256(tool_id.encode()).hexdigest()[:10]
     return f"{name[: MAX_WIRE_NAME - 11]}_{digest}"
-
-
-class WireNames:
-    """The two-way table of one request. Look-ups from the wire go through this table only."""
-
-    __slots__ = ("_to_id", "_to_wire")
-
-    def __init__(self, ids: Iterable[str]) -> None:
-        """:raises ValueError: if two ids share a wire name; the text names both."""
-        self._to_id: dict[str, str] = {}
-        self._to_wire: dict[str, str] = {}
-        for tool_id in ids:
-            name = wire_name(tool_id)
-            other = self._to_id.get(name)
-            if other is not None and other != tool_id:
-                raise ValueError(f"{other!r} and {tool_id!r} would both be {name!r} on the wire; rename one of them")
-            self._to_id[name] = tool_id
-            self._to_wire[tool_id] = name
-
-    @property
-    def to_id(self) -> Mapping[str, str]:
-        return self._to_id
-
-    @property
-    def to_wire(self) -> Mapping[str, str]:
-        return self._to_wire
 
 
 def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:

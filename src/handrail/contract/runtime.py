@@ -8,7 +8,7 @@ absolute text as the model wrote it; all that come back are the form to show (re
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -25,9 +25,6 @@ from handrail.contract.terminals import Terminals
 from handrail.contract.transcript import Transcript
 
 FileKind = Literal["file", "directory", "symlink", "other"]
-
-NEW_FILE: Literal["new"] = "new"
-"""For ``Files.write(expect=…)``: there must be no such file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,6 +434,3 @@ class Runtime(Protocol):
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
         """Call another tool through the arbiter, under the locks this call holds."""
         ...
-
-
-Execute = Callable[[dict[str, Any], Runtime], Awaitable[object]]

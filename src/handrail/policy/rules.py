@@ -23,7 +23,6 @@ Action = Literal["allow", "ask", "deny"]
 Scope = Literal["default", "manifest", "mode", "project", "session"]
 
 ACTIONS: tuple[Action, ...] = get_args(Action)
-SCOPES: tuple[Scope, ...] = get_args(Scope)
 STRICTNESS: dict[Action, int] = {"allow": 0, "ask": 1, "deny": 2}
 FINAL_SCOPES: frozenset[Scope] = frozenset({"manifest", "mode"})
 """A deny of these is never outweighed by a more specific rule."""

@@ -237,13 +237,6 @@ _NAMED: Mapping[tuple[str, str], Callable[[str | None], bool]] = {
     ("submodule", "ignore"): lambda value: value in ("all", "dirty", "untracked", "none"),
 }
 
-ALLOWED = (
-    *sorted(_PLAIN),
-    *sorted(f"{section}.*.{name}" for section, name in _NAMED),
-    "core.worktree (of a submodule)",
-)
-"""The keys that a tool with ``vcs.config`` may write, for documents and messages."""
-
 
 def harmless(entry: Entry, inside: Callable[[str], bool]) -> bool:
     """Whether an entry runs nothing, whoever wrote it.
