@@ -47,6 +47,8 @@ TYPES = {
     "Array": "array",
 }
 """What corpora call JSON Schema's types."""
+HANDRAIL = (sys.executable, "-m", "handrail.faces.cli")
+"""How the program is started."""
 KNOWN = ("object", "number", "integer", "string", "boolean", "array", "null")
 KEPT = ("description", "enum", "default", "required", "format")
 """What of a parameter is taken over, beside its type and its parts."""
@@ -155,7 +157,7 @@ def show(place: Path, data: Path | None, limit: int, hits: int, queries: Sequenc
         config.chmod(0o600)
     workspace.mkdir(exist_ok=True)
     print(f"{count} tool definitions in {tools}")
-    command = [sys.executable, "-m", "handrail.faces.cli", "find"]
+    command = [*HANDRAIL, "find"]
     command += ["--config", str(config), "--state", str(place / "state"), "-C", str(workspace), "--limit", str(hits)]
     timed([*command, "--words", queries[0]], "by words, the first time")
     start = time.perf_counter()

@@ -1,6 +1,6 @@
 """What a call costs in a process that joined, alone and among fifty clients.
 
-    python bench/joined_calls.py [--seconds 60] [--clients 50] [--skip-load]
+    python bench/joined_calls.py [--rounds 25] [--seconds 60] [--clients 50] [--skip-load]
 
 First, one complete call of a short read-only tool over the socket, beside the same call in the process that holds the
 workspace and one bare round trip of JSON over a Unix socket, in interleaved rounds; the figures are medians of single
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 BOUND, P99_MS, RATE = 3, 50, 20
-ROUNDS, CALLS = 25, 100
+CALLS = 100
 TEXT = '{"a": 1, "b": 2}'
 RULES = ["allow bench.*"]
 PACKAGE = '''
@@ -108,7 +108,7 @@ async def timed(call: Callable[[], Awaitable[Any]], count: int) -> list[float]:
 # ── one call ─────────────────────────────────────────────────────────────────────────────────────
 
 
-async def one_call(folder: Path, holder: subprocess.Popen[str]) -> bool:
+async def one_call(folder: Path, holder: subprocess.Popen[str], rounds: int) -> bool:
     from joining import BODY, BareClient
 
     assert holder.stdin is not None and holder.stdout is not None
@@ -120,7 +120,7 @@ async def one_call(folder: Path, holder: subprocess.Popen[str]) -> bool:
     async with opened(folder) as kernel:
         session = await kernel.session()
         assert (await session.call("bench.add", TEXT)).data == 3
-        for number in range(ROUNDS + 1):
+        for number in range(rounds + 1):
             found = [await timed(lambda: bare.request(BODY), CALLS)]
             holder.stdin.write("measure\n")
             holder.stdin.flush()
@@ -143,7 +143,7 @@ async def one_call(folder: Path, holder: subprocess.Popen[str]) -> bool:
     print(
         f"over the socket: bound {BOUND} × in process + one bare = {bound:.1f} µs, of which it took {outside / bound:.2f},"
     )
-    print(f"{part:.2f} in the median of {ROUNDS} rounds: {'met' if met else 'MISSED'}\n")
+    print(f"{part:.2f} in the median of {rounds} rounds: {'met' if met else 'MISSED'}\n")
     return met
 
 
@@ -255,6 +255,7 @@ def main() -> int:
         asyncio.run(hold(Path(sys.argv[2])))
         return 0
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--clients", type=int, default=50)
     parser.add_argument("--skip-load", action="store_true")
@@ -267,7 +268,7 @@ def main() -> int:
             assert holder.stdin is not None and holder.stdout is not None
             try:
                 assert holder.stdout.readline() == "ready\n"
-                good = asyncio.run(one_call(folder, holder))
+                good = asyncio.run(one_call(folder, holder, options.rounds))
                 if not options.skip_load:
                     good = load(folder, options.clients, options.seconds) and good
             finally:

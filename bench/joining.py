@@ -29,6 +29,8 @@ from handrail.joining.wire import Connection
 TARGET = 1.3
 ROUNDS, CALLS = 40, 250
 BODY = {"a": 1, "b": 2}
+STARTED = (sys.executable, __file__)
+"""How the process that answers is started."""
 
 
 class Bare(asyncio.Protocol):
@@ -113,9 +115,7 @@ def main() -> int:
         return 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        holder = subprocess.Popen(
-            [sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        holder = subprocess.Popen([*STARTED, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         with holder:
             assert holder.stdin and holder.stdout
             assert holder.stdout.readline() == "ready\n"

@@ -1,6 +1,7 @@
 """Durable commits a second: the commit log against a file with group fdatasync, in one run.
 
-    python bench/log_writer.py [--callers 64] [--rounds 25] [--calls 3200] [--folder DIR]
+    python bench/log_writer.py [--callers 64] [--rounds 25] [--calls 3200] [--appends 20000]
+                               [--folder DIR]
 
 Both go through the same group writer (one thread, batches form while the previous sync runs). The file takes the
 same records as JSON lines and nothing else; the commit log hash-chains them, salts and commits to their bodies, and
@@ -170,7 +171,7 @@ async def measure(folder: Path, callers: int, rounds: int, calls: int) -> None:
     await store.aclose()
 
 
-def cost_of_append(folder: Path, count: int = 20_000) -> None:
+def cost_of_append(folder: Path, count: int) -> None:
     """What `append` takes of its caller, writer thread at work beside it."""
 
     async def run() -> None:
@@ -197,11 +198,12 @@ def main() -> None:
     parser.add_argument("--callers", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=25)
     parser.add_argument("--calls", type=int, default=3_200)
+    parser.add_argument("--appends", type=int, default=20_000, help="without a wait for the disk, at the end")
     parser.add_argument("--folder", type=Path, default=None, help="where to write; default: a temporary folder")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as name:
         asyncio.run(measure(Path(name), options.callers, options.rounds, options.calls))
-        cost_of_append(Path(name))
+        cost_of_append(Path(name), options.appends)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,12 @@ import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mcp import StdioServerParameters
 
 ROUNDS, CALLS = 30, 20
 STARTS = 7
@@ -26,6 +30,8 @@ DIRECT, OURS, THROUGH = "SDK client, direct", "session.call", "outside client, t
 PROXY = "outside client, through FastMCP's proxy"
 BARE, MANY = "bare SDK server, 1 tool", f"handrail mcp, {UPSTREAMS} x {TOOLS} tools"
 ROOT = Path(__file__).resolve().parent
+STARTED = (sys.executable, str(ROOT / "mcp_gateway.py"))
+HANDRAIL = (sys.executable, "-m", "handrail.faces.cli")
 
 
 async def serve_bare() -> None:
@@ -51,7 +57,7 @@ async def serve_bare() -> None:
 
 def configured(folder: Path, names: list[str]) -> Path:
     """A configuration with these servers, each the bare one."""
-    command = [sys.executable, str(ROOT / "mcp_gateway.py"), "--serve", "bare"]
+    command = [*STARTED, "--serve", "bare"]
     lines: list[str] = []
     for name in names:
         lines += [f"[mcp.servers.{name}]", f"command = {json.dumps(command[0])}", f"args = {json.dumps(command[1:])}"]
@@ -86,7 +92,7 @@ async def serve_proxy() -> None:
     from fastmcp.client.transports import StdioTransport
     from fastmcp.server import create_proxy
 
-    upstream = StdioTransport(sys.executable, [str(ROOT / "mcp_gateway.py"), "--serve", "bare"], keep_alive=True)
+    upstream = StdioTransport(STARTED[0], [*STARTED[1:], "--serve", "bare"], keep_alive=True)
     await create_proxy(upstream, name="proxy").run_async("stdio", show_banner=False)
 
 
@@ -97,21 +103,24 @@ async def approved(folder: Path, name: str) -> None:
         await approve(kernel, name)
 
 
+def parameters(*command: str) -> StdioServerParameters:
+    from mcp import StdioServerParameters
+
+    return StdioServerParameters(command=command[0], args=list(command[1:]))
+
+
 async def calls(folder: Path) -> dict[str, list[float]]:
-    from mcp import Client, StdioServerParameters
+    from mcp import Client
 
     here, there = folder / "here", folder / "there"
     for place in (here, there):
         configured(place, ["bare"])
         await approved(place, "bare")
-    taken: dict[str, list[float]] = {name: [] for name in (DIRECT, OURS, THROUGH, PROXY)}
     async with AsyncExitStack() as stack:
-        bare = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "bare"])
-        behind = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "gateway", str(there)])
+        bare = parameters(*STARTED, "--serve", "bare")
+        behind = parameters(*STARTED, "--serve", "gateway", str(there))
         direct = await stack.enter_async_context(Client(bare))
         outside = await stack.enter_async_context(Client(behind, read_timeout_seconds=60))
-        proxy = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", "proxy"])
-        beside = await stack.enter_async_context(Client(proxy, read_timeout_seconds=60))
         kernel = await stack.enter_async_context(opened(here, here / "config" / "handrail.toml"))
         session = await kernel.session()
 
@@ -126,8 +135,14 @@ async def calls(folder: Path) -> dict[str, list[float]]:
             DIRECT: lambda number: by_client(direct, "add", number),
             OURS: by_session,
             THROUGH: lambda number: by_client(outside, "bare_add", number),
-            PROXY: lambda number: by_client(beside, "add", number),
         }
+        if find_spec("fastmcp") is None:
+            print("bench: the proxy is left out: fastmcp is not installed (bench/requirements.txt)", file=sys.stderr)
+        else:
+            proxy = parameters(*STARTED, "--serve", "proxy")
+            beside = await stack.enter_async_context(Client(proxy, read_timeout_seconds=60))
+            ways[PROXY] = lambda number: by_client(beside, "add", number)
+        taken: dict[str, list[float]] = {name: [] for name in ways}
         for round_ in range(ROUNDS + 1):
             for name, way in ways.items():
                 for number in range(CALLS):
@@ -142,7 +157,7 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 
 
 async def first_lists(folder: Path) -> dict[str, list[float]]:
-    from mcp import Client, StdioServerParameters
+    from mcp import Client
 
     from handrail.registry.pins import Definition, StoredPins
     from handrail.registry.sources.mcp import listing
@@ -171,16 +186,15 @@ async def first_lists(folder: Path) -> dict[str, list[float]]:
         specs = [spec_of(item, definition, definition.requires) for item in items]
         StoredPins(state).approve(definition.name, [Definition.of(spec) for spec in specs])
     taken: dict[str, list[float]] = {BARE: [], MANY: []}
-    served = ["-m", "handrail.faces.cli", "mcp", "--discovery", "all", "--workspace", str(folder / "workspace")]
+    served = [*HANDRAIL, "mcp", "--discovery", "all", "--workspace", str(folder / "workspace")]
     ways = {
-        BARE: [str(ROOT / "mcp_gateway.py"), "--serve", "bare"],
+        BARE: [*STARTED, "--serve", "bare"],
         MANY: [*served, "--state", str(folder / "state"), "--config", str(file)],
     }
     for _ in range(STARTS + 1):
-        for name, args in ways.items():
-            started = StdioServerParameters(command=sys.executable, args=args)
+        for name, command in ways.items():
             began = time.perf_counter()
-            async with Client(started, mode="legacy", read_timeout_seconds=120) as client:
+            async with Client(parameters(*command), mode="legacy", read_timeout_seconds=120) as client:
                 found = 0
                 page = await client.list_tools()
                 took = time.perf_counter() - began

@@ -17,6 +17,8 @@ from typing import Any
 
 CLIENTS, CALLS = 200, 20
 BOUND = 5.0
+STARTED = (sys.executable, __file__)
+"""How the server is started."""
 HELLO = {"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "bench", "version": "1"}}
 ENVELOPE: dict[str, Any] = {
     "io.modelcontextprotocol/protocolVersion": "2026-07-28",
@@ -117,9 +119,7 @@ async def measure(port: int, *, modern: bool) -> list[float]:
 
 async def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
-        server = await asyncio.create_subprocess_exec(
-            sys.executable, __file__, "--serve", folder, stdout=asyncio.subprocess.PIPE
-        )
+        server = await asyncio.create_subprocess_exec(*STARTED, "--serve", folder, stdout=asyncio.subprocess.PIPE)
         assert server.stdout is not None
         try:
             port = int((await server.stdout.readline()).decode().rpartition(":")[2].partition("/")[0])

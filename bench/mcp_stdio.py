@@ -17,6 +17,8 @@ from typing import Any
 
 ROUNDS, CALLS = 30, 20
 BOUND = 1.3
+STARTED = (sys.executable, __file__)
+"""How each server is started."""
 SERVERS = ("bare low-level Server", "bare MCPServer", "handrail")
 
 
@@ -80,7 +82,7 @@ async def measure(folder: Path) -> dict[str, list[float]]:
     async with AsyncExitStack() as stack:
         clients: dict[str, Client] = {}
         for name in SERVERS:
-            started = StdioServerParameters(command=sys.executable, args=[__file__, "--serve", name, str(folder)])
+            started = StdioServerParameters(command=STARTED[0], args=[*STARTED[1:], "--serve", name, str(folder)])
             clients[name] = await stack.enter_async_context(Client(started))
             for number in range(CALLS):
                 result = await clients[name].call_tool("add", {"a": number, "b": 1})

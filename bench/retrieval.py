@@ -48,6 +48,9 @@ from handrail.catalog.words import spelled, telling
 Search = Callable[[str], Sequence[str]]
 """A request's tools, best first, at most ten."""
 
+SIZES = (10_000, 100_000)
+"""Of the catalogues whose speed is measured."""
+
 
 @dataclass(frozen=True)
 class Corpus:
@@ -297,7 +300,7 @@ def compare(given: argparse.Namespace) -> None:
 
 def speed() -> Iterator[dict[str, Any]]:
     """Each measured in a process of its own."""
-    for count in (10_000, 100_000):
+    for count in SIZES:
         with tempfile.TemporaryDirectory() as folder:
             for what in ("make", "cold", "search"):
                 _tell(f"{count} made-up tools: {what}")

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ROUNDS = 25
+ROUNDS, WARMING = 25, 2
 BOUND = 2.0
 """``handrail --help`` may take this many times as long as ``python -c "import pydantic"``."""
 
@@ -31,11 +31,11 @@ def commands() -> dict[str, list[str]]:
 
 def main() -> int:
     taken: dict[str, list[float]] = {name: [] for name in commands()}
-    for number in range(ROUNDS + 2):
+    for number in range(ROUNDS + WARMING):
         for name, command in commands().items():
             began = time.perf_counter()
             subprocess.run(command, stdout=subprocess.DEVNULL, check=True)
-            if number >= 2:  # the first ones fill the caches
+            if number >= WARMING:  # the first ones fill the caches
                 taken[name].append(time.perf_counter() - began)
     base = statistics.median(taken['python -c "import pydantic"'])
     print(f"{'':32} {'ms p50':>8} {'ms min':>8}   × import pydantic")

@@ -1,19 +1,32 @@
-"""The benches stay runnable: each loads, names only what there is, and says how it is used.
+"""The benches stay runnable: each loads, names only what there is, says how it is used, and carries out its least round.
 
-None is carried out here: that takes minutes, and the systems that some compare with are not installed for tests.
+What they find here says nothing: counts are the smallest, and the systems that some compare with are left out where they
+are not installed.
 """
 
 from __future__ import annotations
 
 import ast
+import gc
 import importlib
 import importlib.util
+import json
+import logging
+import os
 import runpy
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
+from tests.prefork import command as prefork
+
+from handrail.catalog.minilm import missing
+from handrail.session import triggers
 
 BENCH = Path(__file__).parent.parent / "bench"
 SCRIPTS = sorted(
@@ -46,18 +59,23 @@ def imported(tree: ast.AST) -> Iterator[tuple[str, str | None]]:
         yield from ((module, name) for module, name in found if module.split(".")[0] == "handrail")
 
 
+def loaded(script: str) -> ModuleType:
+    path = BENCH / script
+    spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made  # dataclasses look themselves up
+    spec.loader.exec_module(made)
+    return made
+
+
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_loads_and_names_only_what_there_is(script: str, beside: None) -> None:
     path = BENCH / script
     for module, name in imported(ast.parse(path.read_text(encoding="utf-8"))):
         there = importlib.import_module(module)
         assert name is None or hasattr(there, name) or importlib.util.find_spec(f"{module}.{name}"), (module, name)
-    spec = importlib.util.spec_from_file_location(f"bench_{path.stem}", path)
-    assert spec is not None and spec.loader is not None
-    loaded = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = loaded  # dataclasses look themselves up
-    spec.loader.exec_module(loaded)
-    assert loaded.__doc__, "the first lines say what it measures"
+    assert loaded(script).__doc__, "the first lines say what it measures"
 
 
 @pytest.mark.parametrize("script", WITH_OPTIONS)
@@ -68,3 +86,158 @@ def test_it_says_how_it_is_used(
     with pytest.raises(SystemExit) as ended:
         runpy.run_path(str(BENCH / script), run_name="__main__")
     assert ended.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
+@dataclass(frozen=True)
+class Least:
+    """The least that a bench can measure.
+
+    :param constants: of its module, in place of its own; a function is given the module
+    :param arguments: on its command line; ``{folder}`` is one of the test's
+    :param says: what it prints of Handrail's own figures
+    :param handrail: its constant of what starts the program; ``python``: of what starts Python with this script
+    """
+
+    says: str
+    constants: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    arguments: tuple[str, ...] = ()
+    handrail: str = ""
+    python: str = ""
+
+
+def short_reply(bench: Any) -> object:
+    return bench.Recorded(45, 50, "a", 5), bench.Recorded(55, 60, "a", 5)
+
+
+LEAST = {
+    "approvals.py": Least("answer one", {"PENDING": 8, "ROUNDS": 2}),
+    "call.py": Least("handrail, nine steps", {"ROUNDS": 1, "CALLS": 2}),
+    "catalog.py": Least("published:", {"TOKENS_TOOLS": 40, "PUBLISHED": 40, "ROUNDS": 2, "SOURCES": 2, "EACH": 6}),
+    "jobs.py": Least("all ended and on record", {"JOBS": 2, "IDLE_S": 0.01, "STOPS": 1}),
+    "joining.py": Least("ours, a handler that waits once", {"ROUNDS": 1, "CALLS": 2}, python="STARTED"),
+    "locks.py": Least("4 waiters", {"CALLS": 4, "ROUNDS": 1, "SIZES": (2, 4)}),
+    "log_writer.py": Least(
+        "in the caller", {}, ("--callers", "2", "--rounds", "1", "--calls", "8", "--appends", "100")
+    ),
+    "mcp_http.py": Least("no call failed", {"CLIENTS": 2, "CALLS": 2}, python="STARTED"),
+    "mcp_stdio.py": Least("handrail:", {"ROUNDS": 1, "CALLS": 2, "SERVERS": ("handrail",)}, python="STARTED"),
+    "policy.py": Least("shell: three commands", {"CALLS": 2, "ROUNDS": 1}),
+    "retrieval.py": Least(
+        "handrail: words, meaning, parts", {"SIZES": ()}, ("--data", "{folder}", "--limit", "2", "--speed")
+    ),
+    "sandbox.py": Least("the whole call", {"PAUSE_S": 0}, ("1",)),
+    "search.py": Least("handrail, unconfined", {"FILES": 20, "BYTES": 8_000, "FOLDERS": 2, "ROUNDS": 1, "PAUSE_S": 0}),
+    "sessions.py": Least("handrail", {}, ("--messages", "9", "--rounds", "1")),
+    "side_effects.py": Least("share of the file", {"CALLERS": 2, "CALLS": 4, "ROUNDS": 1}),
+    "startup.py": Least("handrail --help:", {"ROUNDS": 1, "WARMING": 0}),
+    "streaming.py": Least(
+        "one with side effects", {"ROUNDS": 1, "DELAYS": 2, "STREAM_MS": 100.0, "REPLY": short_reply}
+    ),
+    "triggers.py": Least(
+        "firings over",
+        {"SESSIONS": 1, "EACH": 100, "JOBS": 2, "IDLE_S": 0.01, "FIRINGS": 3, "SOONEST_MS": 5, "APART_MS": 1},
+    ),
+}
+IN_A_PROCESS = {
+    "joined_calls.py": ("--rounds", "1", "--seconds", "0.1", "--clients", "2"),
+}
+"""Those that fork."""
+MANY_PROCESSES = {
+    "find.py": Least("by words and meaning", {}, ("--data", "{folder}/one", "--limit", "3", "a song"), "HANDRAIL"),
+    "mcp_gateway.py": Least(
+        "handrail mcp,",
+        {"ROUNDS": 1, "CALLS": 1, "STARTS": 1, "UPSTREAMS": 2, "TOOLS": 2, "MANY": "handrail mcp, 2 x 2 tools"},
+    ),
+}
+"""Those that start so many that they belong to the slow tests."""
+CORPORA = {
+    "one": {
+        "songs.find": "Find a song by a line of its text.",
+        "weather.now": "Tell the weather of a town.",
+        "sum": "Add.",
+    },
+    "two": {
+        "flights.book": "Book a flight to a town.",
+        "mail.send": "Send a letter to somebody.",
+        "trains.of": "Trains.",
+    },
+}
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """What a bench sets for the whole of its process."""
+    disabled = logging.root.manager.disable
+    yield
+    logging.disable(disabled)
+    gc.unfreeze()
+
+
+def corpora(folder: Path) -> None:
+    for name, tools in CORPORA.items():
+        (folder / name).mkdir()
+        rows: list[dict[str, Any]] = [
+            {"id": id, "name": id, "description": told, "parameters": {}} for id, told in tools.items()
+        ]
+        asked = [{"query": told, "gold": [id]} for id, told in tools.items()]
+        (folder / name / "tools.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (folder / name / "queries.jsonl").write_text("\n".join(map(json.dumps, asked)))
+
+
+def carried_out(module: ModuleType) -> object:
+    """What stands under ``if __name__ == "__main__"``, with the constants as they are now.
+
+    :return: the exit code
+    """
+    assert module.__file__ is not None
+    last = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body[-1]
+    assert isinstance(last, ast.If) and "__main__" in ast.unparse(last.test)
+    try:
+        exec(compile(ast.Module(last.body, []), module.__file__, "exec"), vars(module))
+    except SystemExit as ended:
+        return ended.code
+    return None
+
+
+def test_each_has_its_least_round() -> None:
+    assert {*LEAST, *IN_A_PROCESS, *MANY_PROCESSES} == {script for script in SCRIPTS if "/" not in script}
+
+
+@pytest.mark.parametrize(
+    "script", [*LEAST, *(pytest.param(script, marks=pytest.mark.slow) for script in MANY_PROCESSES)]
+)
+def test_it_carries_out_its_least_round(
+    script: str,
+    beside: None,
+    as_before: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    least = {**LEAST, **MANY_PROCESSES}[script]
+    if "{folder}" in "".join(least.arguments):
+        if why := missing():
+            pytest.skip(why)
+        corpora(tmp_path)
+    module = loaded(script)
+    for name, value in least.constants.items():
+        monkeypatch.setattr(module, name, value(module) if callable(value) else value)
+    if least.handrail:
+        monkeypatch.setattr(module, least.handrail, prefork.handrail())
+    if least.python:
+        monkeypatch.setattr(module, least.python, prefork.python(BENCH / script))
+    monkeypatch.setattr(sys, "argv", [script, *(each.format(folder=tmp_path) for each in least.arguments)])
+    monkeypatch.setattr(os, "sync", lambda: None)  # the whole machine's disks
+    monkeypatch.setattr(triggers, "LEAST_MS", 1)
+    monkeypatch.chdir(tmp_path)
+    code = carried_out(module)
+    said = capfd.readouterr().out
+    assert (code in (None, 0, 1) and least.says in said) or (code == 5 and "withheld" in said), (code, said)
+
+
+@pytest.mark.parametrize("script", IN_A_PROCESS)
+def test_it_carries_out_its_least_round_in_a_process_of_its_own(script: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(BENCH / script), *IN_A_PROCESS[script]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode in (0, 1) and "Traceback" not in done.stderr, done.stderr
+    assert "over the socket: bound" in done.stdout and "calls lost: 0 (bound 0): met" in done.stdout
