@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.session.arriving import place
 
 from handrail import Fired, TriggerTool, Waiting, trigger_spec
+from handrail.contract.arrivals import Trigger
 from handrail.contract.notices import Notice
 from handrail.contract.session import Session
 from handrail.registry.sources.plugins import PluginSource
@@ -65,6 +69,8 @@ class Broken(TriggerTool):
                 raise ValueError("no such place \x1b[31m")
             case "cancel":
                 raise asyncio.CancelledError
+            case "exit":
+                sys.exit("no place to go")
             case "position":
                 return Fired("x", "y" * waits.MAX_POSITION)
             case _:
@@ -156,7 +162,7 @@ async def test_a_removed_one_waits_no_more_and_a_session_has_so_many(
 
 
 async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Path) -> None:
-    line, ways = Line(), ("raise", "cancel", "position", "other")
+    line, ways = Line(), ("raise", "cancel", "exit", "position", "other")
     async with temporary_kernel(tmp_path, tools=[Broken(), Beat(), line], rules=RULES) as kernel:
         session = await kernel.session()
         await session.call("add_line_watch", {"path": "log", "prompt": "x", "name": "log"})
@@ -168,7 +174,9 @@ async def test_a_class_that_fails_is_told_of_once_and_waits_no_more(tmp_path: Pa
             await asyncio.sleep(0.001)
         listed = {one["trigger_id"]: one for one in (await session.call("list_triggers", {})).data["triggers"]}
         for how in ways:
-            assert f"{how} (add_broken) failed and waits no more" in failed[how] and "Error" in listed[how]["fault"]
+            assert f"{how} (add_broken) failed and waits no more" in failed[how] and (
+                "Error" in listed[how]["fault"] or how == "exit"
+            )
         assert "\x1b" not in listed["raise"]["fault"] and "fault" not in listed["log"]
         (tmp_path / "ws" / "log").write_text("still\n")
         await line.look()
@@ -184,7 +192,7 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
         now = clockwork.clock()
         clockwork.clock = lambda: now + 3_601 * 10**9
         await clockwork.due()
-        assert [notice.source for notice in await told(session, 1)] == ["hour"]
+        assert [notice.text for notice in await told(session, 1)] == ["The trigger hour (clock.add_beat) fired: Beat."]
         (trigger,) = clockwork.of(session.id)
         assert trigger.fired == 1 and trigger.next_ns == now + 7_201 * 10**9
         never = await session.call("clock.add_beat", {**add, "times": ["never"], "name": "n"})
@@ -193,6 +201,44 @@ async def test_a_class_that_goes_by_time_fires_when_it_says_and_not_where_it_can
             wrong = await session.call("clock.add_beat", {**add, "times": times, "name": "w"})
             assert wrong.error_kind == "failed" and "Traceback" not in str(wrong.error_text), times
         assert len(clockwork.of(session.id)) == 1
+
+
+async def test_one_that_fired_for_the_last_time_while_its_class_was_not_there_is_gone(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        await session.call("clock.add_beat", {"times": [3_600 * 10**9], "prompt": "Last.", "name": "last"})
+        (trigger,) = clockwork.of(session.id)
+        await clockwork.table.put(replace(trigger, next_ns=1, arguments={"times": ["never"]}))
+        await session.suspend()
+    async with temporary_kernel(tmp_path, tools=[Line(), Beat(), Broken()], rules=RULES) as kernel:
+        session = await kernel.session(session.id)
+        assert [notice.source for notice in await told(session, 1)] == ["last"]
+        assert (await session.call("list_triggers", {})).data == {"triggers": []}
+        assert kernel.arrivals.triggers.table.all() == []
+
+
+async def test_a_firing_and_where_the_next_wait_goes_on_from_are_kept_as_one(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        clockwork, commits = there.clockwork, list[str]()
+        await clockwork.add(Trigger("t", "s", "class", "Read it.", 1, tool="add_line_watch", arguments={}), "t")
+        commit, together = there.store.database.commit, there.store.database.commit_together
+
+        async def counted(table: Any, payload: Any) -> None:
+            commits.append("alone")
+            await commit(table, payload)
+
+        async def counted_together(works: Any) -> None:
+            commits.append("together")
+            await together(works)
+
+        there.store.database.commit = counted  # type: ignore[method-assign]
+        there.store.database.commit_together = counted_together  # type: ignore[method-assign]
+        assert await clockwork.happened(("s", "t"), waits.Happened("one", position=[1]))
+        (kept,) = clockwork.table.all()
+        assert (kept.fired, kept.position, len(await there.told("s"))) == (1, [1], 1)
+        assert await clockwork.happened(("s", "t"), waits.Happened("two", last=True))
+        assert clockwork.table.all() == [] and len(await there.told("s")) == 2
+        assert commits == ["together", "together"]  # nothing can end between telling and noting
 
 
 def test_a_class_says_when_it_fires_and_keeps_off_the_parameters_of_all() -> None:

@@ -101,8 +101,8 @@ class TriggerTool(Tool):
     """A class of triggers. Give it a ``spec`` by :func:`trigger_spec`, and write either :meth:`wait` or :meth:`next_ns`.
 
     A trigger waits as long as its session is not closed, from when the session is opened in the process that holds the
-    workspace. What either raises is told to the session once it has happened five times in a row; then it waits no more,
-    until the session is opened anew.
+    workspace. What :meth:`wait` raises is told to the session once it has happened five times in a row, and what
+    :meth:`next_ns` raises at once; then it waits no more, until the session is opened anew.
     """
 
     def __init_subclass__(cls, **more: Any) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.errors import UsageError
 from handrail.contract.notices import MAX_PENDING, Notice
+from handrail.store.database import Work
 from handrail.store.notices import NoticeTable
 
 MAX_TEXT = 64 * 1024
@@ -39,8 +40,11 @@ class Noticeboard:
         if found is not None and not found.expects:
             del self._sessions[session_id]
 
-    async def post(self, notice: Notice) -> None:
-        """See :meth:`handrail.contract.notices.NoticeBox.post`. The session need not be open."""
+    async def post(self, notice: Notice, *along: Work) -> None:
+        """See :meth:`handrail.contract.notices.NoticeBox.post`. The session need not be open.
+
+        :param along: what is kept together with it, or not at all
+        """
         if self.table.count(notice.session_id) >= MAX_PENDING:
             raise UsageError(
                 f"{MAX_PENDING:,} notices wait in session {notice.session_id}, and no more are kept; go on with the session, "
@@ -50,7 +54,7 @@ class Noticeboard:
         if len(text) > MAX_TEXT:
             text = f"{text[:MAX_TEXT]}\n({len(text) - MAX_TEXT:,} more characters are left out)"
         data = None if notice.data is None else self._redactor.value(dict(notice.data))
-        await self.table.post(replace(notice, text=text, data=data, source=self._redactor.text(notice.source)))
+        await self.table.post(replace(notice, text=text, data=data, source=self._redactor.text(notice.source)), *along)
         if (session := self._sessions.get(notice.session_id)) is not None:
             session.has_come(notice.source)
 

@@ -54,7 +54,9 @@ def checked(cron: str, now_ns: int) -> str:
 
 def when(trigger: Trigger) -> str:
     """How it comes that it fires, for whoever is told."""
-    if trigger.every_ns is not None:
+    if trigger.tool is not None:
+        how = trigger.tool
+    elif trigger.every_ns is not None:
         how = "once" if trigger.once else f"every {trigger.every_ns / SECOND_NS:g} s"
     else:
         how = f"at {trigger.cron}"

@@ -20,6 +20,7 @@ from handrail.session.notices import Noticeboard
 from handrail.session.schedules import SECOND_NS, checked, next_after, when
 from handrail.session.waits import Happened, Id, Waits, time_of
 from handrail.session.watches import Watch
+from handrail.store.database import Work
 from handrail.store.triggers import TriggerTable
 
 logger = logging.getLogger("handrail.session")
@@ -174,6 +175,10 @@ class Clockwork:
                 found = replace(found, fault=None)
                 if of.by_time and found.next_ns is None:
                     found = self._timed(found, self.clock())
+                    if found.next_ns is found.fault is None:  # it fired for the last time while its class was not here
+                        await self.table.remove(found)
+                        self._let_go(found)
+                        return
                 await self._move(found)
         if not of.by_time:
             self._waits.begin(id, of, workdir)
@@ -190,11 +195,12 @@ class Clockwork:
                 return True
             now, about = self.clock(), f"The trigger {trigger.name} ({trigger.tool})"
             if what.fault is not None:
-                await self.tell(
-                    trigger, f"fault/{trigger.fired}", now, about=f"{about} failed and waits no more: {what.fault}"
-                )
+                failed = f"{about} failed and waits no more: {what.fault}"
+                await self.tell(trigger, f"fault/{trigger.fired}", now, about=failed)
                 await self._move(replace(trigger, fault=self._redactor.text(what.fault)))
                 return True
+            position = self._redactor.value(what.position)
+            after = replace(trigger, fired=trigger.fired + 1, position=position, fault=None)
             told = await self.tell(
                 trigger,
                 f"event/{trigger.fired}",
@@ -202,16 +208,12 @@ class Clockwork:
                 about=f"{about} fired",
                 message=neutralised(what.text) if what.text else None,
                 untrusted=f"what {trigger.tool} has seen",
+                # Kept as one: the next process may see something else first, and would tell it under the same delivery.
+                along=self.table.removing(trigger) if what.last else self.table.putting(after),
             )
-            if not told:
-                return False
-            if what.last:
-                await self.table.remove(trigger)
-                self._let_go(trigger)
-            else:
-                position = self._redactor.value(what.position)
-                await self._move(replace(trigger, fired=trigger.fired + 1, position=position, fault=None))
-            return True
+            if told:
+                (self._let_go if what.last else self._keep)(after)
+            return told
 
     def redacted(self, value: Any) -> Any:
         """Without any registered secret."""
@@ -281,8 +283,13 @@ class Clockwork:
         after = self._timed(trigger, now)
         return None if after.next_ns is None and after.fault is None else after
 
-    async def tell(self, trigger: Trigger, delivery: str, now: int, *, about: str, **more: Any) -> bool:
-        """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more."""
+    async def tell(
+        self, trigger: Trigger, delivery: str, now: int, *, about: str, along: Work | None = None, **more: Any
+    ) -> bool:
+        """Leave the notice of one firing. Gives whether that could be: whoever has too many waiting is told no more.
+
+        :param along: what is kept together with it
+        """
         said = {key: value for key, value in more.items() if value}
         untrusted, message = said.pop("untrusted", None), said.pop("message", None)
         added = "".join(
@@ -308,7 +315,7 @@ class Clockwork:
             untrusted,
         )
         try:
-            await self._board.post(notice)
+            await self._board.post(notice, *(() if along is None else (along,)))
         except UsageError as error:
             logger.warning("trigger %s fired and is not told of: %s", trigger.name, error)
             return False

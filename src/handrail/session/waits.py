@@ -88,7 +88,7 @@ class Waits:
                 if (task := asyncio.current_task()) is None or task.cancelling():
                     raise
                 error: BaseException = RuntimeError("wait() ended by a cancellation that was not its own")
-            except Exception as raised:
+            except (Exception, SystemExit) as raised:  # a class's sys.exit() would end the process
                 error = raised
             else:
                 faults = 0
@@ -124,7 +124,7 @@ def time_of(of: TriggerClass, arguments: Mapping[str, Any], now_ns: int) -> int 
         found: Any = of.next_ns(arguments, now_ns)
     except ToolError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ToolError(f"{of.spec.id} cannot say when it fires: {type(error).__name__}: {error}"[:500]) from error
     if found is None:
         return None

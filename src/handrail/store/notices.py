@@ -9,7 +9,7 @@ from typing import Any, Literal, cast, get_args
 
 from handrail.contract.notices import Notice, NoticeKind
 from handrail.store.connection import readable
-from handrail.store.database import Database, Statement
+from handrail.store.database import Database, Statement, Work
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
@@ -26,12 +26,16 @@ class NoticeTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    async def post(self, notice: Notice) -> None:
+    async def post(self, notice: Notice, *along: Work) -> None:
         """Keep a notice; one of that id that is there stays as it is. Durable on return.
 
+        :param along: what is kept together with it, or not at all
         :raises LogUnavailable: when it cannot be made durable
         """
-        await self._database.commit(_STATEMENTS, ("post", notice))
+        if along:
+            await self._database.commit_together([(_STATEMENTS, ("post", notice)), *along])
+        else:
+            await self._database.commit(_STATEMENTS, ("post", notice))
 
     async def take(self, session_id: str, ids: Sequence[str]) -> None:
         """Mark notices as taken. Durable on return.

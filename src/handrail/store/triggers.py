@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from handrail.contract.arrivals import Trigger, TriggerKind
 from handrail.store.connection import readable
-from handrail.store.database import Database, OneRow, Statement
+from handrail.store.database import Database, OneRow, Statement, Work
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
@@ -29,15 +29,25 @@ class TriggerTable:
             rows = self._database.reading.execute("SELECT body FROM trigger_row ORDER BY session, name").fetchall()
         return [trigger for (body,) in rows if (trigger := _trigger(body)) is not None]
 
-    async def put(self, trigger: Trigger) -> None:
-        """Keep it as it is now."""
+    @staticmethod
+    def putting(trigger: Trigger) -> Work:
+        """What keeps it as it is now."""
         sql = "INSERT INTO trigger_row (session, name, body) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET body = excluded.body"
         body = encode(asdict(trigger), max_bytes=_UNBOUNDED)
-        await self._database.commit(_STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))])
+        return _STATEMENTS, [(sql, (trigger.session_id, trigger.name, body))]
+
+    @staticmethod
+    def removing(trigger: Trigger) -> Work:
+        """What removes it."""
+        sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
+        return _STATEMENTS, [(sql, (trigger.session_id, trigger.name))]
+
+    async def put(self, trigger: Trigger) -> None:
+        """Keep it as it is now."""
+        await self._database.commit(*self.putting(trigger))
 
     async def remove(self, trigger: Trigger) -> None:
-        sql = "DELETE FROM trigger_row WHERE session = ? AND name = ?"
-        await self._database.commit(_STATEMENTS, [(sql, (trigger.session_id, trigger.name))])
+        await self._database.commit(*self.removing(trigger))
 
     async def remove_below(self) -> None:
         """Those of sub-agents' sessions, and what they have of channels."""
