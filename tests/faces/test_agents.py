@@ -128,3 +128,34 @@ async def test_the_model_is_told_the_agents_prompt_and_its_tools_only(
     [request] = server.requests
     assert request.body["messages"][0]["content"].endswith("# Instructions\n\nSpeak Dutch.\n")
     assert [tool["function"]["name"] for tool in request.body["tools"]] == ["read"]
+
+
+def test_a_session_goes_on_as_the_agent_that_it_is_one_of(
+    handrail: Program, here: Here, config: str, tmp_path: Path
+) -> None:
+    put(handrail, "reader", f'tools = ["read"]\nmodel = "script:{tmp_path / "said.toml"}"')
+    (tmp_path / "said.toml").write_text('version = 1\n[[turns]]\ntext = "Said."\n')
+    first = here("run", "a task", "--config", config, "--agent", "reader", "--json")
+    session = json.loads(first.out.splitlines()[0])["id"]
+    for begun in (("--resume", session), ("--resume",), ("--fork", session)):
+        done = here("run", "and another", "--config", config, *begun)
+        assert (done.code, done.out) == (0, "Said.\n"), done
+    put(handrail, "other", "")
+    for begun in ("--resume", "--fork"):
+        refused = here("run", "and another", "--config", config, "--agent", "other", begun, session)
+        assert refused.code == 2 and "is one of the agent 'reader'" in refused.err
+    assert len(here("sessions", "--json").out.splitlines()) == 2, "a refused fork leaves nothing behind"
+
+
+def test_a_call_that_waited_goes_on_as_the_agent_that_made_it(
+    handrail: Program, here: Here, config: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
+    put(handrail, "writer", 'tools = ["write"]')
+    made = '{"path": "made.txt", "content": "x"}'
+    waits = here("call", "write", made, "--config", config, "--agent", "writer")
+    assert waits.code == 4
+    approval = waits.out.strip()
+    assert here("approve", approval, "--once").code == 0
+    assert here("call", "--resume", approval, "--config", config).code == 0
+    assert (handrail.workspace / "made.txt").read_text() == "x"

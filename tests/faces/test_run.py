@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
@@ -119,3 +120,10 @@ def test_a_run_that_waits_names_a_command_that_answers(
         (line,) = [line for line in done.err.splitlines() if line.startswith("to answer: handrail approve")]
         assert len(line.split()) == (4 if several else 5)
         assert here(*line.split()[3:]).code == 0
+
+
+def test_a_run_that_stopped_names_the_command_that_goes_on_with_the_same_model(here: Here, script: str) -> None:
+    stopped = here("run", "look", "--model", script, "--max-turns", "1", "--headless")
+    (line,) = [line for line in stopped.err.splitlines() if line.startswith("to go on: handrail ")]
+    done = here(*shlex.split(line)[4:], "--headless")
+    assert done.code == 0 and "two lines" in done.out

@@ -282,3 +282,12 @@ def test_a_call_that_nobody_could_be_asked_about_runs_once_when_its_session_goes
     (handrail.workspace / "a.txt").unlink()
     assert here("run", "again", "--resume", facts["id"], "--model", go_on).code == 0
     assert not (handrail.workspace / "a.txt").exists()
+
+
+def test_a_workspace_that_nothing_was_run_in_has_no_sessions(here: Here) -> None:
+    assert here("sessions").err == "no sessions are kept\n"
+    assert (here("sessions", "--json").code, here("sessions", "--json").out) == (0, "")
+    for action in ("show", "close"):
+        done = here("sessions", action, "ses_1")
+        assert done.code == 2 and "there is no session 'ses_1'" in done.err
+    assert here("sessions", "close", "--older", "1").code == 0

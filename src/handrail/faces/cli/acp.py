@@ -88,7 +88,7 @@ def command(
 
 @contextmanager
 def _sessions_of(setting: Setting) -> Generator[SessionReader]:
-    from handrail.faces.cli.sessions import reading
+    from handrail.faces.cli.resuming import reading
 
     with reading(setting) as (reader, _):
         yield reader

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import update_wrapper
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -41,6 +42,12 @@ class Asked:
             raise UsageError(without)
         its_own = manifest.base_url if self.model is None else None
         return open_model(spec, base_url=self.base_url or its_own or None, text_calls=self.text_calls)
+
+    @property
+    def again(self) -> str:
+        """The options that reach the same model once more, to stand in a command that goes on."""
+        given = {"--model": self.model, "--base-url": self.base_url, "--text-calls": self.text_calls}
+        return "".join(f" {option} {quote(value)}" for option, value in given.items() if value is not None)
 
     def budget(self, manifest: AgentManifest) -> Budget:
         """What one run of an agent may use."""

@@ -14,6 +14,7 @@ from handrail.faces.cli.app import DENIED, ERROR, OUTPUT, PARKED
 from handrail.faces.cli.completing import approval_ids, tool_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.resuming import as_its_caller
 from handrail.faces.cli.show import note, out, out_json, shown_result
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def command(setting: Setting, tool: str | None, arguments: str | None, wait: boo
     if resume is not None:
         if tool is not None:
             raise click.UsageError("--resume takes the call as it was proposed: give no TOOL with it")
-        return drive(lambda interruption: _resume(setting, resume, interruption, wait=wait))
+        return drive(lambda interruption: _resume(as_its_caller(setting, resume), resume, interruption, wait=wait))
     if tool is None:
         raise click.UsageError("name a tool: handrail call TOOL [JSON]; handrail tools lists them")
     text = read_arguments("{}" if arguments is None else arguments)

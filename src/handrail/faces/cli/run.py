@@ -16,7 +16,7 @@ from handrail.faces.cli.asked import Asked, asked_for
 from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
-from handrail.faces.cli.sessions import to_resume
+from handrail.faces.cli.resuming import as_its_agent, to_resume
 from handrail.faces.cli.show import note, out, visible
 
 if TYPE_CHECKING:
@@ -63,6 +63,10 @@ def command(
         task, resume = resume, ""  # handrail run --resume "a task": no id has blanks in it
     if task is None and resume is None and fork is None:
         raise click.UsageError("give a TASK, or go on with a session by --resume")
+    if resume is not None:
+        resume = to_resume(setting, resume).id
+    if before := resume or fork:
+        setting = as_its_agent(setting, before)
     begin = Begin(task, resume, fork)
 
     return drive(lambda interruption: _run(setting, begin, asked, interruption))
@@ -73,7 +77,7 @@ class Begin:
     """What a run begins with.
 
     :param task: None to go on from where a session stopped
-    :param resume: the session to go on with, ``""`` for the last one; None for a new one
+    :param resume: the session to go on with; None for a new one
     :param fork: the session whose messages a new one begins with
     """
 
@@ -84,11 +88,7 @@ class Begin:
 
 async def _session(setting: Setting, kernel: Kernel, begin: Begin) -> Session:
     """:raises UsageError: when there is no such session"""
-    session_id: str | None = None
-    if begin.fork is not None:
-        session_id = await kernel.fork(begin.fork)
-    elif begin.resume is not None:
-        session_id = to_resume(setting, begin.resume)
+    session_id = begin.resume if begin.fork is None else await kernel.fork(begin.fork)
     return await kernel.session(session_id, attendant=attendant(setting))
 
 
@@ -110,7 +110,7 @@ async def _run(
         )
         try:
             session = await _session(setting, kernel, begin)
-            view = JsonView() if setting.json else LiveView()
+            view = JsonView() if setting.json else LiveView(asked.again)
             view.opened(session.id)
             agent = Agent(
                 session,
@@ -186,9 +186,13 @@ def described(event: LoopEvent) -> dict[str, Any] | None:
 
 
 class LiveView:
-    """For a person: the model's text as it comes, one line per call, one per result."""
+    """For a person: the model's text as it comes, one line per call, one per result.
 
-    def __init__(self) -> None:
+    :param again: the options with which it was begun and has to be gone on with
+    """
+
+    def __init__(self, again: str) -> None:
+        self._again = again
         from handrail.faces.cli.show import console
 
         self._calls: Console = console(sys.stderr)
@@ -227,7 +231,7 @@ class LiveView:
                 self._line("! ", "the reply broke off", f"{reason}{'; asked again' if again else ''}", "yellow")
             case kinds.Delayed(attempt, attempts, delay_s, reason):
                 about = f"{reason}; asked again in {delay_s:.0f} s ({attempt} of {attempts})"
-                self._line("! ", "the provider is busy", about, "yellow")
+                self._line("! ", "no reply yet", about, "yellow")
             case kinds.NoticesHeard(notices):
                 for notice in notices:
                     self._line("• ", f"{notice.kind} {notice.source}", shortened(notice.text), "blue")
@@ -245,7 +249,7 @@ class LiveView:
                     if outcome.parked:
                         only = f" {outcome.parked[0]}" if len(outcome.parked) == 1 else ""
                         note(f"to answer: handrail approve{only}")
-                    note(f"to go on: handrail run --resume {self._session_id}")
+                    note(f"to go on: handrail run --resume {self._session_id}{self._again}")
                 about = "about " if outcome.tokens_estimated else ""
                 tokens = f"{about}{outcome.input_tokens + outcome.output_tokens:,} tokens"
                 note(f"{outcome.turns} turns, {outcome.calls} calls, {tokens}, {outcome.seconds:.1f} s")

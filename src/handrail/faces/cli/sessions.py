@@ -7,7 +7,6 @@ import shutil
 import sys
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +16,11 @@ from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.resuming import as_its_agent, reading, unknown
 from handrail.faces.cli.show import columns, note, out, visible
 
 if TYPE_CHECKING:
-    from handrail.record.reading import LogReader
-    from handrail.session.facts import SessionFacts, SessionReader
+    from handrail.session.facts import SessionFacts
 
 _DAY_NS = 86_400 * 10**9
 _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"))
@@ -42,71 +41,34 @@ def command(setting: Setting, action: str | None, ids: tuple[str, ...], older: f
     """
     if older is not None and action != "close":
         raise click.UsageError("--older belongs to close: handrail sessions close --older DAYS")
-    if action is None:
-        with reading(setting) as (reader, _):
-            _list(setting, reader.all(limit=limit))
-        return OUTPUT
-    if action == "show":
-        _show(setting, _one(action, ids))
-        return OUTPUT
-    if action == "fork":
-        parent = _one(action, ids)
-        return drive(lambda _: _fork(setting, parent))
-    if not ids and older is None:
+    if action == "close" and not ids and older is None:
         raise click.UsageError("name the sessions to close, or give --older DAYS")
-    return drive(lambda interruption: _close(setting, ids, older, interruption))
+    named = _one(action, ids) if action in ("show", "fork") else ""
+    from handrail.store.connection import NotMadeYet
+
+    try:
+        if action is None:
+            with reading(setting) as (reader, _):
+                _list(setting, reader.all(limit=limit))
+        elif action == "show":
+            _show(setting, named)
+        elif action == "fork":
+            return drive(lambda _: _fork(as_its_agent(setting, named), named))
+        else:
+            return drive(lambda interruption: _close(setting, ids, older, interruption))
+    except NotMadeYet:
+        if ids:
+            raise click.UsageError(
+                f"there is no session {ids[0][:80]!r}: nothing was run in this workspace yet"
+            ) from None
+        _list(setting, [])
+    return OUTPUT
 
 
 def _one(action: str, ids: Sequence[str]) -> str:
     if len(ids) != 1:
         raise click.UsageError(f"name one session: handrail sessions {action} ID")
     return ids[0]
-
-
-@contextmanager
-def reading(setting: Setting) -> Generator[tuple[SessionReader, LogReader]]:
-    """What is kept of the workspace, whoever holds it.
-
-    :raises StartError: where nothing is kept, or it cannot be read
-    """
-    from handrail.record.reading import LogReader
-    from handrail.session.facts import SessionReader
-    from handrail.store.folders import locate
-    from handrail.store.lease import Lease
-
-    folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
-    with LogReader.at(folders.database) as log:
-        holder = Lease.holder_of(folders)
-        yield SessionReader(log.connection, None if holder is None else holder.token), log
-
-
-def to_resume(setting: Setting, session_id: str) -> str:
-    """The id of the session to go on with.
-
-    :param session_id: ``""`` for the last one that nobody has open and in which something was said
-    :raises UsageError: when there is none, or it cannot go on
-    """
-    with reading(setting) as (reader, _):
-        if not session_id:
-            latest = reader.latest()
-            if latest is None:
-                raise click.UsageError("there is no session to go on with; handrail sessions lists those there are")
-            return latest.id
-        found = reader.get(session_id)
-        if found is None:
-            raise _unknown(reader, session_id)
-    if found.state == "closed":
-        raise click.UsageError(f"session {session_id} was closed for good: nothing that was said in it is kept")
-    if found.under:
-        raise click.UsageError(
-            f"session {session_id} is a sub-agent's and does not go on by itself; begin another with what was said in it: "
-            f"handrail run --fork {session_id}"
-        )
-    if found.state == "open":
-        raise click.UsageError(
-            f"session {session_id} is open elsewhere; it goes on where it is, or when that has ended"
-        )
-    return session_id
 
 
 def _list(setting: Setting, found: Sequence[SessionFacts]) -> None:
@@ -161,7 +123,7 @@ def _show(setting: Setting, session_id: str) -> None:
     with reading(setting) as (reader, log):
         facts = reader.get(session_id)
         if facts is None:
-            raise _unknown(reader, session_id)
+            raise unknown(reader, session_id)
         messages = reader.messages(session_id)
         calls = log.calls(session=session_id)
     if setting.json:
@@ -200,14 +162,6 @@ def _said(kept: Sequence[Mapping[str, Any]]) -> Generator[str]:
         yield f"({len(found.open.missing)} without an answer yet)"
 
 
-def _unknown(reader: SessionReader, session_id: str) -> click.UsageError:
-    from handrail.contract.names import nearest
-
-    near = nearest(session_id, [facts.id for facts in reader.all(limit=200)], 1)
-    hint = f"did you mean {near[0]}?" if near else "handrail sessions lists those there are"
-    return click.UsageError(f"there is no session {session_id[:80]!r}; {hint}")
-
-
 async def _fork(setting: Setting, parent: str) -> int:
     async with opened(setting) as kernel:
         forked = await kernel.fork(parent)
@@ -224,7 +178,7 @@ async def _close(setting: Setting, ids: Sequence[str], older: float | None, inte
             chosen += [f.id for f in found if f.state == "suspended" and f.used_ns <= before and f.id not in ids]
         for session_id in ids:
             if reader.get(session_id) is None:
-                raise _unknown(reader, session_id)
+                raise unknown(reader, session_id)
     closed: list[str] = []
     if chosen:
         async with opened(setting) as kernel:
