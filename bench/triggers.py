@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from handrail.contract.arrivals import Triggers
     from handrail.contract.notices import Notice
     from handrail.holding import HeldKernel
+    from handrail.store.database import Work
 
 SESSIONS, EACH, JOBS, IDLE_S, FIRINGS = 10, 1_000, 1_000, 5.0, 200
 SOONEST_MS, APART_MS = 1_000, 10
@@ -76,8 +77,8 @@ async def accuracy(kernel: HeldKernel, session_id: str) -> None:
     told: dict[str, int] = {}
     done, post = asyncio.Event(), board.post
 
-    async def posted(notice: Notice) -> None:
-        await post(notice)
+    async def posted(notice: Notice, *along: Work) -> None:
+        await post(notice, *along)
         told[notice.source] = time.time_ns()
         if len(told) == FIRINGS:
             done.set()
