@@ -12,7 +12,7 @@ from typing import Any
 import mcp_types as types
 import pytest
 from mcp import Client, MCPError
-from mcp.client.extension import advertise
+from mcp.client.extension import ClientExtension, NotificationBinding, advertise
 from pydantic import ConfigDict
 from tests.faces.mcp_clients import NAME, said, serving
 
@@ -53,6 +53,9 @@ async def beside(runtime: Runtime, fails: bool = False) -> str:
 @tool(side_effect="external", locks=[], mode="background", requires={"capabilities": ["elicit", "roots"]})
 async def asker(runtime: Runtime, what: str = "forms") -> str:
     """Ask in the background."""
+    if what == "later":
+        await gates[0].go.wait()
+        return (await runtime.peer.ask({"one": Ask("elicitation/create", FORM)}))["one"]["content"]["name"]
     if what == "roots":
         return str(await runtime.peer.ask({"where": Ask("roots/list", {})}))
     form = Ask("elicitation/create", FORM)
@@ -102,6 +105,10 @@ class Following:
         return found
 
 
+async def never(context: Any, params: Any) -> types.ElicitResult:
+    raise AssertionError("a task asks through tasks/get")
+
+
 @asynccontextmanager
 async def following(
     folder: Path, *, after_s: float = 0.02, hold_s: float = 600.0
@@ -109,10 +116,6 @@ async def following(
     gates[:] = [Gates()]
     settings = Serving(discovery="all", task_after_s=after_s, hold_s=hold_s)
     async with serving(folder, settings, RULES, TOOLS) as (kernel, house, client):
-
-        async def never(context: Any, params: Any) -> types.ElicitResult:
-            raise AssertionError("a task asks through tasks/get")
-
         async with Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one:
             yield Following(one), kernel, house, client
 
@@ -215,6 +218,81 @@ async def test_a_task_asks_and_is_answered_one_by_one_under_keys_that_never_come
         assert ended["result"]["content"][0]["text"] == "Ada, Bob, Cid"
 
 
+class Told(types.NotificationParams):
+    """Whatever it says."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class Hearing(ClientExtension):
+    """Declares the extension and keeps what it is told of tasks, and of which it will be."""
+
+    identifier = TASKS
+
+    def __init__(self) -> None:
+        self.agreed: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._told: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._kept: list[dict[str, Any]] = []
+
+    def notifications(self) -> list[NotificationBinding[Any]]:
+        return [NotificationBinding(method="notifications/tasks", params_type=Told, handler=self._hear)]
+
+    async def _hear(self, told: Told) -> None:
+        self._told.put_nowait(told.model_dump(by_alias=True, mode="json", exclude_none=True))
+
+    async def all(self, message: Any) -> None:
+        if isinstance(message, types.SubscriptionsAcknowledgedNotification):
+            agreed = message.params.notifications.model_dump(by_alias=True, exclude_none=True)
+            self.agreed.put_nowait(agreed)
+
+    async def until(self, task_id: str, fits: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        """A state that fits. The SDK may hand them over in another order than they came."""
+        while not (found := [one for one in self._kept if one["taskId"] == task_id and fits(one)]):
+            self._kept.append(await self._told.get())
+        return found[0]
+
+
+async def test_whoever_listens_is_told_of_a_task_what_a_look_would_show(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    due: asyncio.Queue[None] = asyncio.Queue()
+    look: Any = module.Tasks._look  # pyright: ignore[reportPrivateUsage]
+
+    def counted(*given: Any) -> None:
+        look(*given)
+        due.put_nowait(None)
+
+    monkeypatch.setattr(module.Tasks, "_look", counted)
+    monkeypatch.setattr(module, "TELLING_S", 0)
+    hearing = Hearing()
+    async with (
+        following(tmp_path, hold_s=0.02) as (_, _, _, client),
+        Client(
+            client("auto").server, extensions=[hearing], message_handler=hearing.all, elicitation_callback=never
+        ) as listens,
+    ):
+        one = Following(listens)
+        task, other = (await one.call("asker", what="later"))["taskId"], (await one.call("beside"))["taskId"]
+        wanted = {"taskIds": [task, "beside_1.forged", other, task], "toolsListChanged": True}
+        listening = asyncio.create_task(one.ask("subscriptions/listen", notifications=wanted))
+        assert await hearing.agreed.get() == {"taskIds": [task, other], "toolsListChanged": True}
+        await hearing.until(other, lambda state: state.get("statusMessage") == "half way")
+        gates[0].go.set()
+        ended = await hearing.until(other, lambda state: state.get("status") == "completed")
+        assert ended["result"]["content"][0]["text"] == "done beside"
+        asks = await hearing.until(task, lambda state: "one" in state.get("inputRequests", ()))
+        for _ in range(3):  # it was due to look, again and again: who listens looks on
+            await due.get()
+        looked = await one.ask("tasks/get", taskId=task)
+        assert looked["status"] == "input_required" and looked["inputRequests"] == asks["inputRequests"]
+        given = {"one": {"action": "accept", "content": {"name": "Ada"}}}
+        await one.ask("tasks/update", taskId=task, inputResponses=given)
+        ended = await hearing.until(task, lambda state: state.get("status") == "completed")
+        assert ended["result"]["content"][0]["text"] == "Ada" and "resultType" not in ended
+        listening.cancel()
+        await asyncio.gather(listening, return_exceptions=True)
+
+
 async def test_a_task_that_asks_nobody_goes_without_in_the_end(tmp_path: Path) -> None:
     async with following(tmp_path, hold_s=0.02) as (one, kernel, _, _):
         made = await one.call("asker")
@@ -233,12 +311,19 @@ async def test_a_client_that_takes_no_tasks_is_told_so_where_there_is_no_other_w
                     await other.ask(method, taskId=task, inputResponses={})
                 assert (refused.value.error.code, refused.value.error.data) == (-32021, needed)
             with pytest.raises(MCPError) as refused:
+                await other.ask("subscriptions/listen", notifications={"taskIds": [task]})
+            assert (refused.value.error.code, refused.value.error.data) == (-32021, needed)
+            with pytest.raises(MCPError) as refused:
                 await other.call("asker")
             assert (refused.value.error.code, refused.value.error.data) == (-32021, needed)
         async with client("legacy") as old:
             with pytest.raises(MCPError) as refused:
                 await Following(old).ask("tasks/get", taskId=task)
             assert refused.value.error.code == -32601
+        for nonsense in (task, [7], [task] * 101):
+            with pytest.raises(MCPError) as refused:
+                await one.ask("subscriptions/listen", notifications={"taskIds": nonsense})
+            assert refused.value.error.code == -32602
         for gone in ("tasks/list", "tasks/result"):
             with pytest.raises(MCPError) as refused:
                 await one.ask(gone, taskId=task)

@@ -27,13 +27,16 @@ class Tasking:
     """A server whose one tool is a task.
 
     :param states: what its task says, one each time it is looked at; the last one for good
+    :ivar tells: what it says of it to whoever listens
     """
 
     def __init__(self, era: str, *states: Mapping[str, Any]) -> None:
         self.era = era
         self.states = list(states)
         self.asked: list[Asked] = []
+        self.tells: list[Mapping[str, Any]] = []
         self.stopped = asyncio.Event()
+        self.answered = asyncio.Event()
         self.looked = asyncio.Event()
 
     def of(self, rpc: str) -> list[Asked]:
@@ -73,6 +76,16 @@ class Tasking:
                 self.looked.set()
                 await asyncio.Event().wait()
                 return True
+            case "subscriptions/listen" if self.tells:
+                (task_id,) = asked.body["params"]["notifications"]["taskIds"]
+                await answering.stream()
+                for state in self.tells:
+                    if state["status"] == "completed":
+                        await self.answered.wait()
+                    said = {"method": "notifications/tasks", "params": {"taskId": task_id, **state}}
+                    await answering.event({"jsonrpc": "2.0", **said})
+                await asyncio.Event().wait()
+                return True
             case "tasks/update" | "tasks/cancel":
                 found = {"resultType": "complete"}
             case "server/discover":
@@ -84,6 +97,8 @@ class Tasking:
         await answering.result(asked, found)
         if asked.rpc == "tasks/cancel":
             self.stopped.set()
+        elif asked.rpc == "tasks/update":
+            self.answered.set()
         return True
 
 
@@ -128,6 +143,22 @@ async def test_what_a_task_asks_goes_to_the_client_once_where_it_is_granted(tmp_
         assert (await session.call("h_slow", {})).data == "thanks"
         (update,) = tasking.of("tasks/update")
         assert update.body["params"]["inputResponses"] == {"who": answer}
+
+
+async def test_a_task_that_its_server_tells_of_is_looked_at_seldom(tmp_path: Path) -> None:
+    form: dict[str, Any] = {"method": "elicitation/create", "params": {"message": "Who?", "requestedSchema": NAME}}
+    asks: dict[str, Any] = {"status": "input_required", "inputRequests": {"who": form}}
+    tasking = Tasking("modern", WORKING)  # whoever only looked at it would look for ever
+    tasking.tells = [
+        {"taskId": "another", "status": "cancelled"},
+        asks,
+        {"status": "completed", "result": content("thanks")},
+    ]
+    peer = ScriptedPeer([{"who": {"action": "accept", "content": {"name": "Ada"}}}])
+    async with opened(tmp_path, tasking, peer, elicitation=True) as (session, _):
+        assert (await session.call("h_slow", {})).data == "thanks"
+    (listen,), (_,) = tasking.of("subscriptions/listen"), tasking.of("tasks/update")
+    assert listen.body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"]["extensions"] == {TASKS: {}}
 
 
 async def test_what_it_may_not_ask_ends_the_call_and_stops_the_task(tmp_path: Path) -> None:

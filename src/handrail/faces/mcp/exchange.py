@@ -125,7 +125,9 @@ class Exchange:
         self.beside = False
         """It was answered with a task, which is asked and told nothing on any line."""
         self.said = ""
-        """What such a call told last of how far it is."""
+        """What it told last of how far it is."""
+        self.news: Callable[[], object] = lambda: None
+        """Told when it says or asks something else."""
         self._gone = False
         """The client did not come back in time."""
         self._given = dict(given or {})
@@ -176,9 +178,10 @@ class Exchange:
 
     def happened(self, event: Event) -> None:
         """Something of the call to tell the client of, in order."""
+        if event.kind == "progress" and isinstance(message := event.data.get("message"), str) and message:
+            self.said = message
+            self.news()
         if self.beside:
-            if event.kind == "progress" and isinstance(message := event.data.get("message"), str) and message:
-                self.said = message
             return
         if event.kind == "progress" and len(self._outbox) >= MOST_WAITING:
             return
@@ -275,10 +278,12 @@ class Exchange:
         group = _Group(named, asyncio.get_running_loop().create_future())
         self._groups.append(group)
         self._wake.set()
+        self.news()
         try:
             await group.waiting
         finally:
             self._groups.remove(group)
+            self.news()
         return group.answers
 
     def asked(self) -> dict[str, Ask]:
@@ -296,6 +301,7 @@ class Exchange:
                     del group.asks[name]
             if not group.asks and not group.waiting.done():
                 group.waiting.set_result(None)
+        self.news()
 
     def go_beside(self) -> None:
         """The call goes on without a line from now on: its client looks at it when it likes."""

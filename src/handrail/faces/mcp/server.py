@@ -27,6 +27,7 @@ from handrail.faces.mcp.greeting import EXTENSIONS, instructions
 from handrail.faces.mcp.house import House
 from handrail.faces.mcp.listing import page_of, rendered, unwrapped, with_schemas
 from handrail.faces.mcp.offers import TooLong, offered_by, placed, with_bytes
+from handrail.faces.mcp.pushing import listened
 from handrail.faces.mcp.skills import TOOL as SKILL
 from handrail.faces.mcp.tasks import Tasks
 from handrail.faces.mcp.told import told
@@ -312,6 +313,7 @@ class Doors:
     ) -> types.SubscriptionsListenResult:
         async with self._house.visited(context) as visit:
             line, wanted = _line(context, visit), params.notifications
+            tasks = await self._tasks.heard(context, visit, (wanted.model_extra or {}).get("taskIds"))
             visit.lists("tools", lambda: tuple(self._tools(visit)))
             visit.lists("prompts", lambda: self._prompts(visit))
             visit.lists("resources", lambda: self._resources(visit))
@@ -324,7 +326,7 @@ class Doors:
                     except MCPError:
                         continue  # it is acknowledged, and never heard of, as the protocol has it
                     subscribed.append(uri)
-                return await visit.listen(context, params)
+                return await listened(visit.listen, context, params, tasks)
             finally:
                 visit.listening -= 1
                 for uri in subscribed:

@@ -16,12 +16,12 @@ import hashlib
 import hmac
 import secrets
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import mcp_types as types
 import orjson
@@ -57,6 +57,10 @@ _KEY_BYTES = 32
 _SEAL_BYTES = 18
 POLL_MS = (500, 5_000)
 """How often a client is to look, at first and of a task that has gone on for long."""
+MOST_HEARD = 100
+"""Tasks that one stream tells of."""
+TELLING_S = 0.1
+"""How soon after something was told of a task the next is, at least: what changed in between is told as one."""
 _WAIT_MS = 60_000
 _MS = 1_000_000
 _SURE_MS = Retention().sure_ns // _MS
@@ -80,6 +84,8 @@ class _Followed:
 
     :param shown: what the client saw last, and since when it is so
     :param unseen: it was asking when the client was last due, and nobody has looked since
+    :param listeners: streams that tell of it
+    :param news: set, and another put in its place, when a look at it would show something else
     """
 
     guest: Guest
@@ -88,6 +94,13 @@ class _Followed:
     changed_ns: int
     timer: asyncio.TimerHandle | None = None
     unseen: bool = False
+    listeners: int = 0
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def is_another(self) -> None:
+        """A look at it would show something else."""
+        self.news.set()
+        self.news = asyncio.Event()
 
 
 class Tasks:
@@ -162,6 +175,7 @@ class Tasks:
     def _follow(self, job: Job, guest: Guest, exchange: Exchange, reopened: Visit | None = None) -> _Followed:
         exchange.go_beside()
         followed = self._followed[job.id] = _Followed(guest, exchange, None, job.created_ns)
+        exchange.news = followed.is_another
         self._look_later(job.id, followed)
         self._house.spawn(self._see_out(job.id, followed, reopened))
         return followed
@@ -184,6 +198,7 @@ class Tasks:
                 del self._followed[job_id]
             followed.guest.kept_until = time.monotonic() + _SURE_MS / 1000
             followed.guest.end(followed.exchange)
+            followed.is_another()
         if reopened is not None:
             await self._house.leave(reopened)
 
@@ -198,7 +213,7 @@ class Tasks:
         asks = bool(followed.exchange.asked())
         if asks and followed.unseen:
             followed.exchange.abandon()
-        followed.unseen = asks
+        followed.unseen = asks and not followed.listeners
         self._look_later(job_id, followed)
 
     # ── what a client asks of one ────────────────────────────────────────────────────────────────
@@ -207,13 +222,61 @@ class Tasks:
         async with self._house.visited(context) as visit:
             line, job = await self._known(context, params.task_id)
             followed = await self._reached(job, line)
-            told = {**self._told(job, params.task_id, followed), "resultType": "complete"}
-            if job.ended:
-                return told | await self._end_of(visit, job)
-            if followed is not None and (asks := followed.exchange.asked()):
-                requests = {key: _on_the_wire(as_request(ask)) for key, ask in asks.items()}
-                return {**told, "status": "input_required", "inputRequests": requests}
-            return told
+            return {**await self._state_of(visit, job, params.task_id, followed), "resultType": "complete"}
+
+    async def _state_of(self, visit: Visit, job: Job, task_id: str, followed: _Followed | None) -> dict[str, Any]:
+        told = self._told(job, task_id, followed)
+        if job.ended:
+            return told | await self._end_of(visit, job)
+        if followed is not None and (asks := followed.exchange.asked()):
+            requests = {key: _on_the_wire(as_request(ask)) for key, ask in asks.items()}
+            return {**told, "status": "input_required", "inputRequests": requests}
+        return told
+
+    async def heard(self, context: Context, visit: Visit, named: object) -> dict[str, AsyncGenerator[dict[str, Any]]]:
+        """What a stream tells of tasks, by their ids: of those among the named ones that are this client's.
+
+        :param named: as the client gave it
+        :raises MCPError: where the client takes no tasks, or named them in a way that is none
+        """
+        if named is None:
+            return {}
+        line = Line(context)
+        if not line.tasks:
+            raise _lacking("tasks are told of to clients that declare them")
+        given = cast("list[object]", named) if isinstance(named, list) else None
+        if given is None or len(given) > MOST_HEARD or not all(isinstance(one, str) for one in given):
+            raise MCPError(types.INVALID_PARAMS, f"taskIds has to be a list of at most {MOST_HEARD} ids")
+        ids = dict.fromkeys(cast("list[str]", given))
+        return {one: self._news(line, visit, one, job) for one in ids if (job := await self._found(one)) is not None}
+
+    async def _news(self, line: Line, visit: Visit, task_id: str, job: Job) -> AsyncGenerator[dict[str, Any]]:
+        """What ``tasks/get`` would say of it, now and each time that this is something else, to its end."""
+        before: object = None
+        while True:
+            followed = await self._reached(job, line)
+            news = followed.news if followed is not None else None
+            state = await self._state_of(visit, job, task_id, followed)
+            shown = (state["status"], state.get("statusMessage"), tuple(state.get("inputRequests", ())))
+            if shown != before:
+                before = shown
+                yield state
+                if job.ended:
+                    return
+                await asyncio.sleep(TELLING_S)
+            if followed is None or news is None:
+                with contextlib.suppress(HandrailError):
+                    await self._kernel.jobs.wait(job.id, timeout_ms=_WAIT_MS)
+            else:
+                followed.listeners += 1
+                try:
+                    await news.wait()
+                finally:
+                    followed.listeners -= 1
+            try:
+                job = await self._kernel.jobs.get(job.id)
+            except HandrailError:
+                return  # it is kept no longer
 
     async def on_update(self, context: Context, params: UpdateParams) -> dict[str, Any]:
         async with self._house.visited(context):
@@ -246,11 +309,17 @@ class Tasks:
         named: Any = getattr(context.request, "headers", None)
         if named is not None and named.get(MCP_NAME_HEADER) != task_id:
             raise MCPError(HEADER_MISMATCH, f"{MCP_NAME_HEADER} header does not match the request body's 'taskId'")
+        if (job := await self._found(task_id)) is None:
+            raise MCPError(types.INVALID_PARAMS, "there is no such task here, or it is kept no longer")
+        return line, job
+
+    async def _found(self, task_id: str) -> Job | None:
+        """The job that is meant by whoever makes the request that is being answered, if it is theirs."""
         job_id = task_id.rpartition(".")[0]
         if hmac.compare_digest((await self._sealed(job_id)).encode(), task_id.encode("utf-8", "replace")):
             with contextlib.suppress(ToolError):
-                return line, await self._kernel.jobs.get(job_id)
-        raise MCPError(types.INVALID_PARAMS, "there is no such task here, or it is kept no longer")
+                return await self._kernel.jobs.get(job_id)
+        return None
 
     async def _sealed(self, job_id: str) -> str:
         """A job's task id for whoever makes the request that is being answered."""

@@ -46,7 +46,8 @@ _TASKS = "io.modelcontextprotocol/tasks"
 
 def extensions_of(method: str) -> dict[str, Any]:
     """What the client says that it can do beside, in the newer era: follow a task, where a call may become one."""
-    return {"extensions": {_TASKS: {}}} if method == "tools/call" or method.startswith("tasks/") else {}
+    follows = method in ("tools/call", "subscriptions/listen") or method.startswith("tasks/")
+    return {"extensions": {_TASKS: {}}} if follows else {}
 
 
 def headers_of(version: str, method: str, params: Mapping[str, Any] | None = None) -> dict[str, str]:

@@ -89,6 +89,8 @@ class Conversation:
         self.answered = 0
         """How many requests have been, after it began."""
         self.end: Lost | None = None
+        self.told_of: dict[str, Callable[[Mapping[str, Any]], None]] = {}
+        """By the task: who hears what the server says of it by itself."""
         self._grants = grants
         self._client = {"name": "handrail", "version": version}
         self._hooks = hooks
@@ -322,6 +324,9 @@ class Conversation:
             case "notifications/resources/updated":
                 if isinstance(uri := params.get("uri"), str):
                     self._hooks.updated(uri)
+            case "notifications/tasks":
+                if (tell := self.told_of.get(str(params.get("taskId")))) is not None:
+                    tell(params)
             case "notifications/subscriptions/acknowledged":
                 number = related if related is not None else _object(params.get("_meta")).get(f"{_META}subscriptionId")
                 pending = self._pending.get(number) if isinstance(number, int) else None
@@ -418,8 +423,7 @@ class Conversation:
             pass
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work, name=f"mcp {self.name}")
-        self._tasks.add(task)
+        self._tasks.add(task := asyncio.create_task(work, name=f"mcp {self.name}"))
         task.add_done_callback(self._tasks.discard)
         return task
 

@@ -1,7 +1,7 @@
 """Calls that a server answers with a task: followed to their end, so that whoever called has the result as ever.
 
 In the newer era that is an extension: the server says by its answer that there is one, and it is looked at until it has
-ended. Up to 2025-11-25 the client asks for it, for the tools that cannot be called otherwise. Either way a call that is given
+ended. One that goes on is listened to as well, and where its server tells of it, it is looked at seldom. Up to 2025-11-25 the client asks for it, for the tools that cannot be called otherwise. Either way a call that is given
 up, or whose time is over, stops its task.
 
 Sources: https://modelcontextprotocol.io/seps/2663-tasks-extension and
@@ -11,6 +11,7 @@ https://modelcontextprotocol.io/specification/2025-11-25/basic/utilities/tasks
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 LOOKS_MS = (100, 1_000, 30_000)
 """How soon a task is looked at again: at least, where its server does not say, and at most."""
+TOLD_MS = 5_000
+"""The same of one that its server tells of."""
 LET_GO_S = 5.0
 _letting_go: set[asyncio.Task[None]] = set()
 
@@ -86,24 +89,85 @@ async def _followed(
     runtime: Runtime | None,
     grants: frozenset[str],
 ) -> dict[str, Any]:
+    hearing = _Hearing(conversation, task_id)
+    try:
+        return await _to_its_end(conversation, task, task_id, runtime, grants, hearing)
+    finally:
+        hearing.end()
+
+
+class _Hearing:
+    """What a server says of a task by itself. Of several states that nobody has read yet the last one counts."""
+
+    def __init__(self, conversation: Conversation, task_id: str) -> None:
+        self._conversation = conversation
+        self._task_id = task_id
+        self._latest: Mapping[str, Any] | None = None
+        self._news = asyncio.Event()
+        self._stream: asyncio.Future[Any] | None = None
+        self._told = False
+
+    def begin(self) -> None:
+        """Ask for it, once. Whether it is told is seen when something comes."""
+        if self._stream is None:
+            self._conversation.told_of[self._task_id] = self._said
+            asks = {"notifications": {"taskIds": [self._task_id]}}
+            self._stream = asyncio.ensure_future(self._conversation.request("subscriptions/listen", asks))
+            self._stream.add_done_callback(self._deaf)
+
+    def end(self) -> None:
+        self._conversation.told_of.pop(self._task_id, None)
+        if self._stream is not None:
+            self._stream.cancel()
+
+    def _said(self, task: Mapping[str, Any]) -> None:
+        self._latest, self._told = task, True
+        self._news.set()
+
+    def _deaf(self, stream: asyncio.Future[Any]) -> None:
+        """It ended, or never was: from here on the task is looked at as its server would have it."""
+        if not stream.cancelled():
+            stream.exception()  # seen
+            self._told = False
+            self._news.set()
+
+    async def within(self, asked_ms: object) -> Mapping[str, Any] | None:
+        """What it says next, or None when it is time to look."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(TOLD_MS / 1000 if self._told else _pause_s(asked_ms)):
+                await self._news.wait()
+        self._news.clear()
+        latest, self._latest = self._latest, None
+        return latest
+
+
+async def _to_its_end(
+    conversation: Conversation,
+    task: Mapping[str, Any],
+    task_id: str,
+    runtime: Runtime | None,
+    grants: frozenset[str],
+    hearing: _Hearing,
+) -> dict[str, Any]:
     answered: set[str] = set()
     told = ""
     while True:
-        await asyncio.sleep(_pause_s(task.get("pollIntervalMs")))
-        task = await conversation.request("tasks/get", {"taskId": task_id}, runtime)
+        said = await hearing.within(task.get("pollIntervalMs"))
+        task = said if said is not None else await conversation.request("tasks/get", {"taskId": task_id}, runtime)
         message = task.get("statusMessage")
         if runtime is not None and isinstance(message, str) and message not in ("", told):
             told = message
             runtime.progress(message)
         match task.get("status"):
             case "working":
-                pass
+                hearing.begin()
             case "input_required":
                 new = {key: one for key, one in _object(task.get("inputRequests")).items() if key not in answered}
                 if new:
                     given = await asked(new, runtime, conversation.name, grants)
                     answered |= new.keys()
                     await conversation.request("tasks/update", {"taskId": task_id, "inputResponses": given}, runtime)
+                hearing.begin()
             case "completed":
                 return _object(task.get("result"))
             case "failed":
