@@ -118,7 +118,7 @@ class Rooms:
         :raises UsageError: when there is no such agent
         """
         given = (tuple(tools), tuple(offerings))
-        texts = _rule_texts(self.config, rules)
+        texts = configured_rules(self.config, rules)
         shared = given == ((), ()) and not secrets
         store = self.secrets.with_values(secrets or {})
         appointed = appoint(self.config, agent, self.store.folders)
@@ -276,7 +276,7 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
 
 def _project_book(config: Configuration) -> RuleBook:
     """What holds for programs that belong to no call: what ships, and the project's rules."""
-    texts = [one for one in _rule_texts(config, ()) if not one.left_out]
+    texts = [one for one in configured_rules(config, ()) if not one.left_out]
     try:
         own = parse_rules(texts, None)
     except LoadError:
@@ -431,7 +431,7 @@ def _profile_of(runtime: Runtime) -> Profile:
     return runtime.profile
 
 
-def _rule_texts(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
+def configured_rules(config: Configuration, rules: Iterable[str | RuleEntry]) -> list[RuleText]:
     """The project's rules, and those of one process."""
     found = [
         RuleText("project", rule.source, rule.text, rule.narrows, match=rule.match, not_match=rule.not_match)

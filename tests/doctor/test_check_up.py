@@ -166,6 +166,31 @@ def test_a_faulty_configuration_is_one_problem_with_every_fault(place: Place, tm
     assert "rulez" in found["configuration"].detail and "grace_ms" in found["configuration"].detail
 
 
+def test_a_rule_that_keeps_a_kernel_from_starting_is_a_problem(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "handrail.toml"
+    file.parent.mkdir()
+    file.write_text('rules = ["allow raed", "allow read"]\n')
+    found = checked(place, file)
+    assert found["configuration"].state == "ok" and found["rules"].state == "problem"
+    assert "'raed'" in found["rules"].detail and "did you mean 'read'?" in found["rules"].detail
+    assert f"{file}:1" in found["rules"].detail
+
+
+def test_an_agent_that_cannot_start_is_a_problem_where_it_is_the_configured_one(place: Place, tmp_path: Path) -> None:
+    file = tmp_path / "config" / "handrail.toml"
+    folder = file.parent / "agents" / "broken"
+    folder.mkdir(parents=True)
+    (folder / "agent.toml").write_text('id = "broken"\ntools = ["raed"]\n')
+    file.write_text("")
+    assert not [name for name in checked(place, file) if name.startswith("agent")]
+    file.write_text('agent = "broken"\n')
+    found = checked(place, file)
+    assert found["agent broken"].state == "problem" and "'raed'" in found["agent broken"].detail
+    assert found["tools"].state == "ok" and "rules" not in found
+    file.write_text('agent = "nobody"\n')
+    assert "there is no agent 'nobody'" in checked(place, file)["agent"].detail
+
+
 def test_what_a_workspaces_own_file_asks_for_in_vain_is_a_warning(place: Place) -> None:
     (place.workspace / "handrail.toml").write_text('rules = ["allow bash make *"]\n')
     found = checked(place)["workspace file"]

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
-from handrail.agents import as_configured, sources_of
+from handrail.agents import appoint, as_configured, equipped, sources_of
+from handrail.assembly import configured_rules, parse_rules
 from handrail.confining import provider_of, sandbox_of
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, StartError, UsageError
@@ -98,6 +99,7 @@ def _configured(folders: Folders | None, file: str | Path | None, flags: tuple[s
     if folders is not None:
         yield from alone("mcp servers", lambda: of_configured(found, folders))
         yield from alone("tools", lambda: _known(found, list(_loaded(found, folders))))
+        yield from alone("agent", lambda: _of_agent(found, folders))
 
 
 def _provider_is_there(found: Configuration) -> Iterator[Check]:
@@ -141,6 +143,22 @@ def _loaded(found: Configuration, folders: Folders) -> Iterable[Entry]:
     whole = CheckedAgent(AgentManifest(id=found.settings.agent))
     confinement = Confinement(sandbox_of(found), _never, _never)
     return sources_of(found, whole, folders, confinement, as_configured(found)).load(1).entries.values()
+
+
+def _of_agent(found: Configuration, folders: Folders) -> Iterator[Check]:
+    """What keeps the configured agent from starting though the files can be read: its own faults, and rules that name
+    tools which are not there."""
+    appointed = appoint(found, found.settings.agent, folders)
+    confinement = Confinement(sandbox_of(found), _never, _never)
+    sources = sources_of(found, appointed.checked, folders, confinement, as_configured(found))
+    generation, _, faults = equipped(sources, 1, appointed)
+    if own := [fault for fault in faults if fault.source == str(appointed.checked.source)]:
+        remedy = "handrail agents lists every agent with its faults"
+        yield Check(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
+    try:
+        parse_rules(configured_rules(found, ()), generation)
+    except LoadError as error:
+        yield Check("rules", "problem", str(error), "mend them there; a rule names a tool's id, a glob or a capability")
 
 
 def _never(_: object) -> NoReturn:
