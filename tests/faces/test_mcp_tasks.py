@@ -115,9 +115,11 @@ async def following(
 ) -> AsyncGenerator[tuple[Following, HeldKernel, House, Callable[..., Client]]]:
     gates[:] = [Gates()]
     settings = Serving(discovery="all", task_after_s=after_s, hold_s=hold_s)
-    async with serving(folder, settings, RULES, TOOLS) as (kernel, house, client):
-        async with Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one:
-            yield Following(one), kernel, house, client
+    async with (
+        serving(folder, settings, RULES, TOOLS) as (kernel, house, client),
+        Client(client("auto").server, extensions=[advertise(TASKS)], elicitation_callback=never) as one,
+    ):
+        yield Following(one), kernel, house, client
 
 
 @pytest.mark.proves("F-03", "X-02")
