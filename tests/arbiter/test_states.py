@@ -169,6 +169,24 @@ async def test_a_step_may_be_an_error_that_ends_nothing_and_a_tool_may_have_no_s
     assert (await session.call("st.fails", {"how": "at once"})).data == {"done": True}
 
 
+@tool(id="st.odd", mode="stateful", side_effect="read", locks=[])
+async def odd() -> AsyncGenerator[object, Any]:
+    """Yield what is no JSON."""
+    try:
+        yield object()
+    finally:
+        bench.left.set()
+
+
+async def test_a_first_step_that_cannot_be_told_opens_nothing(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[odd], rules=["allow st.odd"]) as kernel:
+        session = await kernel.session()
+        wrong = await session.call("st.odd", {})
+        assert wrong.error_kind == "backend" and "which is not JSON" in str(wrong.error_text)
+        await bench.left.wait()
+        assert not states_of(kernel).live
+
+
 @pytest.mark.parametrize("how", ["", "yields", "returns", "deaf"])
 @pytest.mark.parametrize("reason", ["user", "timeout"])
 async def test_a_step_that_is_stopped_ends_the_state_whatever_the_generator_makes_of_it(

@@ -67,6 +67,32 @@ async def test_its_steps_touch_things_through_the_call_that_runs_and_its_end_is_
         assert (await session.call("tool.step", state)).error_kind == "conflict"
 
 
+let_go = asyncio.Event()
+
+
+class _Unreadable:
+    """What is no JSON."""
+
+
+@tool(id="far.odd", mode="stateful", side_effect="read", locks=[])
+async def odd(runtime: Runtime) -> AsyncGenerator[Any, Any]:
+    """Give one step that can be told, and one that cannot."""
+    try:
+        yield 1
+        yield _Unreadable()
+    finally:
+        let_go.set()
+
+
+async def test_a_step_that_cannot_be_told_ends_what_is_open_in_both_processes(tmp_path: Path) -> None:
+    async with workshop(tmp_path, odd, rules=["allow far.odd"]) as there:
+        state = {"id": (await there.session.call("far.odd", {})).data["state_id"]}
+        wrong = await there.session.call("tool.step", state)
+        assert wrong.error_kind == "backend" and "which is not JSON" in str(wrong.error_text)
+        await let_go.wait()
+        assert (await there.session.call("tool.step", state)).error_kind == "conflict"
+
+
 async def test_what_is_open_in_a_process_that_goes_is_gone_with_it(tmp_path: Path) -> None:
     async with workshop(tmp_path, notes, rules=["allow fs.write **"]) as there:
         state = {"id": (await there.session.call("far.notes", {"ended": "last.txt"})).data["state_id"]}

@@ -202,6 +202,7 @@ class States:
             value = await self._next(state, call, runtime)
             if value is OVER:
                 return {"done": True}
+            answer = self._answer(state, tool, value, first=True)
             await self.table.add(StateRow(going.id, call.session_id, call.id, entry.id, self._clock()))
         except BaseException:
             self.table.end(going.id, "cancelled", self._clock())
@@ -215,7 +216,7 @@ class States:
         self._rest(state)
         if call.lane.catalog is not None:
             call.lane.catalog.bring(call.generation, STATE_IDS)
-        return self._answer(state, tool, value, first=True)
+        return answer
 
     async def step(self, call: Call, runtime: Runtime) -> object:
         state, going = self._going(call)

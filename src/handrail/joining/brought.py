@@ -98,7 +98,11 @@ class SteppingTool(BroughtTool):
         home = self._home
         step: Message = {"state": next(home.states), "first": True, "sent": None, "closes": False}
         while True:
-            value = await home.carry_out(self, args, running(runtime), step)
+            try:
+                value = await home.carry_out(self, args, running(runtime), step)
+            except BaseException:
+                home.forget(step["state"])  # it may have yielded there what could not be told here
+                raise
             if value is OVER:
                 return
             try:
