@@ -81,6 +81,8 @@ async def odd(runtime: Runtime) -> AsyncGenerator[Any, Any]:
         yield 1
         yield _Unreadable()
     finally:
+        for _ in range(10):
+            await asyncio.sleep(0)
         let_go.set()
 
 
@@ -94,9 +96,13 @@ async def test_a_step_that_cannot_be_told_ends_what_is_open_in_both_processes(tm
 
 
 async def test_what_is_open_in_a_process_that_goes_is_gone_with_it(tmp_path: Path) -> None:
-    async with workshop(tmp_path, notes, rules=["allow fs.write **"]) as there:
+    async with workshop(tmp_path, notes, odd, rules=["allow fs.write **"]) as there:
         state = {"id": (await there.session.call("far.notes", {"ended": "last.txt"})).data["state_id"]}
+        assert (await there.session.call("far.odd", {})).ok
+        let_go.clear()
         await there.theirs.aclose()
+        await there.bench.aclose()
+        assert let_go.is_set(), "what stands in its finally has run before its process ends"
         gone = await there.session.call("tool.step", state)
         assert gone.error_kind == "unavailable" and "has ended with that" in str(gone.error_text)
         assert (await there.session.call("tool.step", state)).error_kind == "conflict"

@@ -106,7 +106,7 @@ class Bench:
 
         :raises ExceptionGroup: of what went wrong, after every tool was told
         """
-        self._steps.forget_all()
+        await self._steps.aclose()
         problems: list[Exception] = []
         tools, self._tools = {id(tool): tool for tool in self._tools.values()}, {}
         for tool in tools.values():

@@ -14,6 +14,9 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
 from handrail.joining.values import an_object, anything, fields, flag, whole
 
+GRACE_S = 5.0
+"""How long what is open may take to end with its process."""
+
 
 def a_step(value: Any) -> Mapping[str, Any] | None:
     """Which step of which state is asked for; None for a tool without any."""
@@ -67,6 +70,14 @@ class OpenSteps:
         """The holder is another one, or gone."""
         for number in tuple(self._open):
             self.forget(number)
+
+    async def aclose(self) -> None:
+        """End all, and wait until what stands in their ``finally`` has run; not for ever."""
+        self.forget_all()
+        if self._ending:
+            _, left = await asyncio.wait(set(self._ending), timeout=GRACE_S)
+            for task in left:
+                task.cancel()
 
 
 async def _close(steps: Steps) -> None:
