@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.kernel.test_configured import put_tool
 
 from handrail import LoadError, Runtime, Tool, ToolSpec, tool
 from handrail.registry.generation import Difference
+from handrail.registry.sources.sameness import digest_of
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("R-06")
@@ -122,20 +124,64 @@ async def test_a_tool_that_is_gone_ends_once_no_turn_holds_it_and_the_rest_with_
     assert kept.ended.is_set()
 
 
-async def test_a_persistent_tool_is_replaced_and_its_old_process_ends(tmp_path: Path, kernel_in: Opens) -> None:
+PROGRAM = """#!/usr/bin/env python3
+import json, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+import words
+for number, line in enumerate(sys.stdin, 1):
+    print(json.dumps({"id": json.loads(line)["id"], "result": [words.SAID, number]}), flush=True)
+"""
+
+
+async def test_a_persistent_tool_goes_on_where_it_is_the_same_and_else_is_replaced(
+    tmp_path: Path, kernel_in: Opens
+) -> None:
     folder = tmp_path / "config" / "tools"
-    put_tool(folder, "stays", persistent=True)
-    program = (
-        "#!/usr/bin/env python3\n"
-        "import json, sys\n"
-        "for line in sys.stdin:\n"
-        "    print(json.dumps({{'id': json.loads(line)['id'], 'result': '{answer}'}}), flush=True)\n"
-    )
-    (folder / "stays").write_text(program.format(answer="one"))
+
+    def put(program: str = PROGRAM, said: str = "one", **more: object) -> None:
+        put_tool(folder, "stays", persistent=True, **more)
+        (folder / "stays").write_text(program)
+        (folder / "words.py").write_text(f"SAID = '{said}'\n")
+
+    put()
     async with kernel_in(tmp_path, rules=["allow *"]) as kernel:
         session = await kernel.session()
-        assert (await session.call("stays", {})).data == "one"
-        (folder / "stays").write_text(program.format(answer="two"))
-        assert (await session.call("stays", {})).data == "one"
+        assert (await session.call("stays", {})).data == ["one", 1]
+        put_tool(folder, "another")  # of the same folder, and nothing to it
+        put()
+        assert (await kernel.reload()).added == ("another",)
+        assert (await session.call("stays", {})).data == ["one", 2]
+
+        put(said="two")  # what it imports
+        assert (await session.call("stays", {})).data == ["one", 3], "until it is looked through"
         await kernel.reload()
-        assert (await session.call("stays", {})).data == "two"
+        assert (await session.call("stays", {})).data == ["two", 1]
+        put(PROGRAM + "# changed\n", "two")
+        await kernel.reload()
+        assert (await session.call("stays", {})).data == ["two", 1]
+        put(PROGRAM + "# changed\n", "two", timeout_ms=30_000)  # what it says of itself
+        assert (await kernel.reload()).changed == ("stays",)
+        assert (await session.call("stays", {})).data == ["two", 1]
+
+        for file in ("stays.json", "stays"):
+            (folder / file).unlink()
+        assert (await kernel.reload()).removed == ("stays",)
+        put(PROGRAM + "# changed\n", "two", timeout_ms=30_000)  # as it was; its process has ended
+        await kernel.reload()
+        assert (await session.call("stays", {})).data == ["two", 1]
+
+
+def test_what_a_program_sees_in_a_folder_of_its_own_is_a_part_of_it(tmp_path: Path) -> None:
+    program, within = tmp_path / "run", tmp_path / "lib" / "deep" / "data.json"
+    within.parent.mkdir(parents=True)
+    program.write_text("x")
+    within.write_text("{}")
+    first = digest_of(program, tmp_path, own=True)
+    assert first is not None and first == digest_of(program, tmp_path, own=True)
+    within.write_text("[]")
+    second = digest_of(program, tmp_path, own=True)
+    (tmp_path / "to").symlink_to("lib")
+    assert len({first, second, digest_of(program, tmp_path, own=True)}) == 3
+    os.mkfifo(tmp_path / "lib" / "pipe")
+    assert digest_of(program, tmp_path, own=True) is None, "what cannot be told is never the same"

@@ -1,4 +1,4 @@
-"""All sources of one agent's tools, in their loading order, and what the agent takes of them."""
+"""All sources of one agent's tools, in their loading order, and which of the tools the agent takes."""
 
 from __future__ import annotations
 
@@ -115,14 +115,18 @@ class ToolSources:
             only=only,
         )
 
+    def _kept(self, tool_id: str) -> Tool | None:
+        entry = self.memory.entries.get(tool_id)
+        return None if entry is None else entry.tool
+
     def _all(self) -> list[Source]:
         return [
             BundleSource(self.everybody.parent),
             BuiltinSource(),
             NativeSource(self.manifest.manifest.native),
             AgentSource(self.manifest.manifest, self.agents),
-            FolderSource(self.everybody, "global", self.confinement, (self.workspace,)),
-            FolderSource(self.agent, "agent", self.confinement, (self.workspace,)),
+            FolderSource(self.everybody, "global", self.confinement, (self.workspace,), kept=self._kept),
+            FolderSource(self.agent, "agent", self.confinement, (self.workspace,), kept=self._kept),
             PythonSource(self.given),
             *map(GivenOffering, self.offerings),
             PluginSource(),

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from handrail.contract.errors import Fault, LoadError
 from handrail.contract.jsontext import parse_object
 from handrail.contract.manifest import MAX_MANIFEST_BYTES, own_exec_path, parse_manifest
 from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
 from handrail.registry.sources.executables import Confinement, ExecutableTool
 from handrail.registry.sources.modules import (
     ModuleTool,
@@ -28,6 +29,7 @@ from handrail.registry.sources.modules import (
 )
 from handrail.registry.sources.own_offering import MAX_OFFERING_BYTES, OFFERING_FILE, OwnOffering, read_offering
 from handrail.registry.sources.persistent import PersistentTool
+from handrail.registry.sources.sameness import digest_of
 from handrail.registry.sources.source import Found, Loaded, Rank
 
 _OTHERS_MAY_WRITE = 0o022
@@ -43,6 +45,7 @@ class FolderSource:
     :param path: absolute; the global and an agent's folder lie in the configuration folder, never in a workspace
     :param confinement: what its executables are started in
     :param workspaces: the roots that a model can write to; a folder that meets one of them is refused
+    :param kept: the tool that there was by an id when it was last looked through
     """
 
     path: str | Path
@@ -50,6 +53,7 @@ class FolderSource:
     confinement: Confinement
     workspaces: tuple[str, ...] = ()
     foreign: bool = False
+    kept: Callable[[str], Tool | None] = lambda _: None
 
     def load(self) -> Loaded:
         if not os.path.lexists(self.path):
@@ -102,8 +106,15 @@ class FolderSource:
         return None if spec is None else self._run_by_worker(spec, folder, module)
 
     def _run_by_worker(self, spec: ToolSpec, folder: Path, module: Path) -> ExecutableTool:
-        made = PersistentModuleTool if spec.persistent else ModuleTool
-        return made(spec, str(module), str(folder), self.confinement)
+        if not spec.persistent:
+            return ModuleTool(spec, str(module), str(folder), self.confinement)
+        digest = digest_of(module, folder, own=False)
+        return self._or_kept(PersistentModuleTool(spec, str(module), str(folder), self.confinement, digest=digest))
+
+    def _or_kept(self, made: PersistentTool) -> PersistentTool:
+        """The one that there was, which may have a process that runs, where that is the same."""
+        before = self.kept(made.spec.id)
+        return before if isinstance(before, PersistentTool) and before.same_as(made) else made
 
     def _tool(self, folder: Path, manifest: Path) -> ExecutableTool:
         """:raises LoadError: with all faults of the manifest and of its executable"""
@@ -127,8 +138,11 @@ class FolderSource:
         if faults or spec is None:
             raise LoadError(faults)
         inner = () if executable.parent == folder else executable.relative_to(folder).parts[:-1]
-        made = PersistentTool if spec.persistent else ExecutableTool
-        return made(spec, str(executable), str(folder.joinpath(*inner[:1])), self.confinement)
+        seen = folder.joinpath(*inner[:1])
+        if not spec.persistent:
+            return ExecutableTool(spec, str(executable), str(seen), self.confinement)
+        digest = digest_of(executable, seen, own=seen != folder)
+        return self._or_kept(PersistentTool(spec, str(executable), str(seen), self.confinement, digest=digest))
 
 
 def _canonical(folder: Path, named: str) -> Path:

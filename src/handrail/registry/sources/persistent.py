@@ -9,7 +9,7 @@ further processes of the same.
 - before that as many messages as it has: :mod:`handrail.registry.sources.midway`
 
 The process is started for the first call, in a sandbox of the tool's own set that belongs to the source, and
-ends with its generation. It reaches hosts only while it has a call, and only those that this call may reach. A call
+ends when no generation has it any more: one that is the same, with the same files, goes on in the next. It reaches hosts only while it has a call, and only those that this call may reach. A call
 that is cancelled, or an answer that breaks the protocol, ends the process; the next call starts another. Where starts answer no call, the next one waits a little longer, up to a bound.
 """
 
@@ -69,12 +69,26 @@ class PersistentTool(ExecutableTool):
         confinement: Confinement,
         *,
         backoff_ms: Sequence[int] = BACKOFF_MS,
+        digest: bytes | None = None,
     ) -> None:
         super().__init__(spec, executable, folder, confinement)
+        self._digest = digest
         self._backoff_ms = backoff_ms
         self._beside: list[PersistentTool] | None = []
         """Further processes of the same, for calls that come while this one waits for a client; None for one of these."""
         self._begin_anew()
+
+    def same_as(self, other: PersistentTool) -> bool:
+        """Whether its processes are as good as those of ``other`` would be."""
+        return (
+            type(self) is type(other)
+            and not self._closed
+            and self._digest is not None
+            and self._digest == other._digest
+            and self.spec == other.spec
+            and (self.executable, self.folder) == (other.executable, other.folder)
+            and self.confinement is other.confinement
+        )
 
     def _begin_anew(self) -> None:
         self._one_at_a_time = asyncio.Lock()
