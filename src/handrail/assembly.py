@@ -1,4 +1,4 @@
-"""The rooms, put together from the bottom up in the process that holds the workspace."""
+"""Assembling the rooms, from the bottom up, in the process that holds the workspace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session's lane, put together when it is opened: its surroundings, its rules, and what bounds a sub-agent's."""
+"""Building a session's lane when it is opened: its surroundings, its rules, and the bounds of a sub-agent."""
 
 from __future__ import annotations
 

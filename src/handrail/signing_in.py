@@ -1,4 +1,4 @@
-"""Looking at an upstream MCP server without a kernel: signing in by a person with a browser, and seeing what it has."""
+"""Connecting an upstream MCP server without a kernel, to let a person sign in with a browser or to list what it has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upstream MCP servers of a configuration: what each is, and, in the process that holds the workspace, who keeps it.
+"""The upstream MCP servers of a configuration: reading their definitions, and, in the process that holds the workspace, connecting them.
 
 Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
 folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.

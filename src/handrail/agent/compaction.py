@@ -1,5 +1,5 @@
-"""A conversation that has grown too long for its model: older exchanges are left out of the requests, and an outline, or a
-summary of the model's own, stands in their place. What was said stays kept as it was."""
+"""Keeping a conversation within its model's context: requests leave out older exchanges and carry an outline, or the
+model's own summary, in their place. The stored conversation is not changed."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""The history a run builds: only whole exchanges enter it, so a provider takes it at any moment. What was said is kept
-as it is said, a reply before its calls are proposed."""
+"""The history that a run builds. Only whole exchanges enter it, so a provider accepts it at any moment; each message is
+stored as it is added, a reply before its calls are proposed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agent is told between its turns: what has happened, as a message that says what it is."""
+"""Notices for an agent between its turns (a job ended, a trigger fired), written as one labelled message."""
 
 from __future__ import annotations
 

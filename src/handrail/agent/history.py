@@ -1,4 +1,4 @@
-"""A conversation as rows of plain data, and back: whatever part of the rows is there, a provider takes the history.
+"""A conversation as rows of plain data, and back. Reading a partial set of rows still gives a history that a provider accepts.
 
 Each message is one JSON object with ``v`` (the form's version) and ``role``:
 

@@ -1,4 +1,4 @@
-"""An agent that lives on: it waits for what ends, what fires and what is said to it, and works on each."""
+"""An agent that stays alive: it waits for jobs that end, triggers that fire and messages from its user, and works on each."""
 
 from __future__ import annotations
 

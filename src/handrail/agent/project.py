@@ -1,4 +1,4 @@
-"""What a project says to agents that work on it: its instructions files, read as any file is, and labelled as what they are."""
+"""A project's instruction files (such as AGENTS.md) for the system text: read like any file, and labelled as the project's words."""
 
 from __future__ import annotations
 

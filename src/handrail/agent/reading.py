@@ -1,4 +1,4 @@
-"""One reply, read as far as it goes: how it ends is left in the run."""
+"""Reading one reply of a model to its end, or as far as it comes. How it ended is recorded in the run."""
 
 from __future__ import annotations
 

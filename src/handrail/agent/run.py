@@ -1,4 +1,4 @@
-"""One run as it stands: what it has used, why it stops, and how it ends."""
+"""The state of one run: what it has used, why it stops, and how it ends."""
 
 from __future__ import annotations
 

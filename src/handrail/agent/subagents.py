@@ -1,4 +1,4 @@
-"""Sub-agents: an agent's work on what the calls of its session hand over, each in a child session with its own conversation."""
+"""Running sub-agents: each task that a call hands over gets a child session with a conversation of its own."""
 
 from __future__ import annotations
 

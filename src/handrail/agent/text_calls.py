@@ -1,4 +1,4 @@
-"""Calls written as text, for models that know no other way: two forms, and how each is told, written and read.
+"""Tool calls written as text, for models without tool calling: two forms, and how each is explained, written and parsed.
 
 *Bracket*, after a closing tag that stands behind the name::
 

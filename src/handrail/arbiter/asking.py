@@ -1,4 +1,4 @@
-"""The person's part in a call: it is asked, it waits without locks or a time-out, and it heeds what was answered."""
+"""Asking a person about a call: the request, the wait (without locks and without a time-out), and applying the answer."""
 
 from __future__ import annotations
 

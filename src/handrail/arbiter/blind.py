@@ -1,4 +1,4 @@
-"""Calls to tools that the model has not seen: what it is told when one of them does not fit.
+"""Calls to tools whose schema the model has not seen: what the refusal tells it when the arguments do not fit.
 
 Whether a tool is in view decides nothing about its calls. But arguments that were guessed are answered with the schema that
 they were guessed of, and a tool that wants its manual read first is not run before.

@@ -1,4 +1,4 @@
-"""One call on its way: what is known of it so far, and how a step says no."""
+"""One call in progress: what is known of it so far, and how a step refuses it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One run of something that may have to be stopped: by itself, a time-out, a user or a shutdown, told apart.
+"""One run of work that may have to be stopped, and why it stopped: by itself, by a time-out, by a user or by a shutdown.
 
 Two ways to run. *Inline* awaits the work in the caller's own task, which costs next to nothing and is right
 for short reads. *Apart* gives the work a task of its own, so that work which does not heed its cancellation

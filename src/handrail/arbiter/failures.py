@@ -1,4 +1,4 @@
-"""Which calls of a session have failed, and how often: made when the first one does."""
+"""Which calls of a session have failed, and how often. Created with the first failure."""
 
 from __future__ import annotations
 

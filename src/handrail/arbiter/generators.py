@@ -1,4 +1,4 @@
-"""A tool's generator, gone through in a task of its own, and the runtime that it sees: that of the step which runs.
+"""Running a stateful tool's generator in a task of its own, with a runtime that always belongs to the step being taken.
 
 One task takes every step, so that what a generator opens around a ``yield`` (a time-out, a connection, a context) is left
 where it was entered. Between steps nothing runs, and nothing can be touched through its runtime.

@@ -1,4 +1,4 @@
-"""How a job is told of: its end as a state, a notice, a text; its arguments in one line."""
+"""How a job is described: the state and the notice of its end, and its arguments in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that outlive their turn: detached where they stand, carried on by themselves, taken up after a restart.
+"""Jobs: calls that outlive their turn. They are detached from it, go on by themselves, and are resumed after a restart.
 
 A call is detached before its locks (a call in the background) or while its tool runs (one that is promoted). It is a row
 from then on, durable before its proposer is answered with the job; the steps that are left are taken in a task of its own,

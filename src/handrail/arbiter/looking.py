@@ -1,4 +1,4 @@
-"""Jobs as they are looked at, waited for and stopped: those of one session, or of the whole workspace."""
+"""Listing, reading, waiting for and stopping jobs: those of one session, or of the whole workspace."""
 
 from __future__ import annotations
 

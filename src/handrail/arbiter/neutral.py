@@ -1,4 +1,4 @@
-"""A result as a model is shown it: foreign text spelled out (:mod:`handrail.contract.neutral`), counted, and flagged.
+"""Neutralising a result for the model: dangerous characters in foreign text are spelled out (:mod:`handrail.contract.neutral`), counted and flagged.
 
 The people and programs at the face, the log, artifacts and sidecars have the text as it is.
 """

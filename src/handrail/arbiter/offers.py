@@ -1,4 +1,4 @@
-"""Resources and prompts of sources, as a call reaches them: only that which it was judged for, by whose it is."""
+"""How a call reaches the resources and prompts of sources: only the one that it was authorised for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a call shows of its output while it runs: told to whoever watches, and kept where it is a job.
+"""A call's output while it runs: sent to watchers, and stored in a file when the call is a job.
 
 It comes in pieces, from whichever thread, and is text without any secret before anybody has it: what may be the beginning of
 one is held back until more has come. Nothing here grows without bound.

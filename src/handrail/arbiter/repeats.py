@@ -1,4 +1,4 @@
-"""What was answered before under a durable key, so that nothing runs twice."""
+"""Idempotency keys: a call proposed again under the same durable key gets the recorded answer and does not run twice."""
 
 from __future__ import annotations
 

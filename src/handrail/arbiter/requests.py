@@ -1,4 +1,4 @@
-"""What a request offers to whoever answers it, for how long, and how it is put in words."""
+"""An approval request's content: the answers it offers, how long it stays open, and its wording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of jobs when the process that ran them has ended: found out at the next start, taken up with their session."""
+"""Recovering jobs whose process has ended: found at the next start, resumed when their session is opened again."""
 
 from __future__ import annotations
 

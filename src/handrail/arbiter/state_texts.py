@@ -1,4 +1,4 @@
-"""What is said of states: how they ended, and what a step is told that comes too late."""
+"""The wording about states of stateful tools: how one ended, and the answer to a step that comes too late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""States: what calls of stateful tools have opened, until the last step, ``tool.close``, their time or their session ends them.
+"""The open states of stateful tools. A state ends with its last step, with ``tool.close``, by its time-out or with its session.
 
 A step is a call like any other. It is found here which state it goes on with, and from then on it *is* a call of the tool
 that is open: judged, locked, timed and recorded as that, by the arguments that it was opened with and what it is sent.

@@ -1,4 +1,4 @@
-"""Which resources a session is told of, as long as it is open."""
+"""The resources that an open session has subscribed to."""
 
 from __future__ import annotations
 

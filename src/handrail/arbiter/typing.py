@@ -1,4 +1,4 @@
-"""What is typed into a terminal, as the rules judge it: into a shell, as a shell's text, as far as that can be told."""
+"""How rules judge input typed into a terminal: where a shell reads it, as shell text; where that is unknown, by asking."""
 
 from __future__ import annotations
 

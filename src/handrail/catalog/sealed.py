@@ -1,4 +1,4 @@
-"""Files that are whole or not there: what a search keeps on disk between two starts.
+"""Cache files that are either whole or absent: what a search keeps on disk between two starts.
 
 One file is a magic line, a JSON head (what it is, of which version, how long each block is), the blocks, and a digest
 of all before it. It is replaced at once, readable by its owner alone. Whatever is cut short, altered, of another

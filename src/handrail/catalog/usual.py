@@ -1,4 +1,4 @@
-"""What requests and tools commonly say: the background against which what one of them says in particular stands out.
+"""Which words requests and tools commonly use: the background against which a particular word is telling.
 
 A model's vectors of requests all share the direction "somebody asks for something", those of tools "this does
 something". Subtracted, what is left tells one from another, and a tool that is a little like every request (one that

@@ -1,4 +1,4 @@
-"""On which line of a TOML text each value stands, which the standard reader does not tell."""
+"""The line number of each value in a TOML text, which the standard library's reader does not give."""
 
 from __future__ import annotations
 

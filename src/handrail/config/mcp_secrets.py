@@ -1,4 +1,4 @@
-"""What in a server's configuration is secret, though it stands there as plain text: to be redacted, whole and in parts.
+"""Finding secrets that stand as plain text in a server's configuration, so that they are redacted, whole and in parts.
 
 A server may say back any part of what it was sent: the token without the word before it, the password out of the base64.
 """

@@ -1,4 +1,4 @@
-"""``[secrets]``: names of values that stand elsewhere, in a variable, in a file, or with a program that knows them.
+"""``[secrets]``: names for values that are stored elsewhere, in a variable, in a file, or with a program that prints them.
 
 A value itself is never in a configuration file: such files are copied, shown and committed. What is wrong with an entry
 is said without repeating it, since it may be a value that somebody wrote there.

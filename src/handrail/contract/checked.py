@@ -1,4 +1,4 @@
-"""Somebody's JSON-like mapping against a model: every fault by its place, and the part that is sound.
+"""Checking an untrusted JSON-like mapping against a model: every fault with its place, and the part that is sound.
 
 Nothing is coerced and no key is ignored; an unknown key is answered with the nearest one there is.
 """

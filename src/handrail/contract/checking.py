@@ -1,4 +1,4 @@
-"""What is found out of a spec once, however many generations have it: its faults, its compiled schema, its hash.
+"""What is computed once per spec, however many generations contain it: its faults, its compiled schema, its hash.
 
 A spec never changes. Most tools of a generation are those of the one before, so the next one is mostly looked up.
 """

@@ -1,4 +1,4 @@
-"""Handing work to a sub-agent: who may be asked, what is asked, and who sees to it.
+"""Handing work to a sub-agent: which agents there are, what a task says, and the Protocol of whoever runs it.
 
 A sub-agent works in a session of its own, a *child* of the one whose call began it. What its calls may touch is what the
 host's ceiling, its parent and its own manifest all allow.

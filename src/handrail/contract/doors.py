@@ -1,4 +1,4 @@
-"""Doors to what upper rooms do for tools: the catalog; and prepared ones for jobs, agents and channels.
+"""The Protocols by which tools reach upper rooms: the catalog, jobs, agents and channels.
 
 Only their shapes are here, so that a tool, the arbiter and whoever implements a door agree on them before it opens. A
 runtime has a door once a kernel is built with it; until then no tool can require its capability.

@@ -1,4 +1,4 @@
-"""What a face can watch while a call runs: one stream per session, in order."""
+"""The events that a face can watch while calls run: one ordered stream per session."""
 
 from __future__ import annotations
 

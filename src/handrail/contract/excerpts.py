@@ -1,4 +1,4 @@
-"""How a message shows a text that somebody sent: whole, or not at all.
+"""How an error message quotes a text that somebody sent: whole, or not at all.
 
 Where it is made nobody knows the registered secrets. They are taken out of the finished message, by their forms; what a cut
 leaves of one has none of these.

@@ -1,4 +1,4 @@
-"""Where a conversation is kept, as whoever runs it sees it: messages in order, as plain data."""
+"""The Protocol by which an agent's conversation is stored: messages in order, as plain data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How foreign text is shown to a model: what acts on a terminal, what nobody sees and what passes for a marker is spelled out.
+"""How foreign text is shown to a model: terminal control sequences, invisible characters and look-alikes of our own markers are spelled out.
 
 An escape is ``⟦U+001B⟧`` (one code point, or several of a run: ``⟦U+200B,200C⟧``) for a character that is not seen as
 itself, and ``⟦<⟧`` around the first character of a text that imitates a marker: chat templates (``<|im_start|>``,

@@ -1,4 +1,4 @@
-"""What a session's agent is told that no call of its present turn answers: a job that ended, a trigger that fired.
+"""Notices: what a session's agent hears outside of its calls' answers, such as a job that ended or a trigger that fired.
 
 A notice is durable and is taken once. It is data for a model, never an order of the user's: whoever shows it to a model says
 what it is and where it comes from.

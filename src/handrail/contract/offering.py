@@ -1,4 +1,4 @@
-"""What a source of tools offers beside them: resources to be read, and prompts to begin with. MCP's shapes.
+"""Resources and prompts, which a source may offer beside tools. Their shapes are MCP's.
 
 Reading and getting go through the arbiter like every call (``resource.read``, ``prompt.get``, …), under the same rules; an
 offering only carries them out.

@@ -1,4 +1,4 @@
-"""Tools that are gone through step by step: what a call opens, later calls go on with and one ends.
+"""Stateful tools: one call opens a state, later calls take steps of it, and one closes it.
 
 A tool of ``mode="stateful"`` is an async generator. A call of it opens a *state* and is answered with the first step. Only
 the shapes are here, so that tools, the runtime and the arbiter agree on them.

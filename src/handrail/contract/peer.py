@@ -1,4 +1,4 @@
-"""The client at a face, as far as it can do more than call: answer forms, lend its model, name its roots.
+"""The Protocol of a client that can do more than call tools: answer forms, lend its model, name its roots.
 
 These are MCP's client features, in MCP's own shapes. A face that has such a client gives the session a :class:`Peer`; a
 tool reaches it through ``runtime.peer``, each request by a capability of its own: ``elicit``, ``sample``, ``roots``.

@@ -1,4 +1,4 @@
-"""The paths that no rule opens: what other programs run, or are told to run by, without being asked.
+"""The protected paths, which no rule opens for writing: files that other programs execute or take orders from unasked.
 
 Shell start-up files, keys, hooks and configuration of version control, of editors and of agents, and the workspace's
 own ``handrail.toml``: whoever may write these decides what the next program started there does, so no tool writes

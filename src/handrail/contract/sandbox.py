@@ -1,4 +1,4 @@
-"""The seam between whoever starts a process and whatever confines it.
+"""The Protocol between code that starts a process and the provider that confines it.
 
 A provider is given the *call set* and a *profile* and must refuse what it cannot enforce: there is no flag
 that asks for less.

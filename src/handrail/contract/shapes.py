@@ -1,4 +1,4 @@
-"""Results in the shapes of other systems, read into the envelope and written from it.
+"""Converting results between the envelope and the shapes of other systems.
 
 Inside there is only :class:`~handrail.contract.result.Result`. Five shapes meet it at the edges:
 

@@ -1,4 +1,4 @@
-"""Whether a session's rules leave its model what the provider carries out itself.
+"""Whether a session's rules allow the tools that the model's provider carries out itself.
 
 No call of it ever comes here to be judged, so only a rule that speaks of all its calls can say anything: a deny of the
 tool, of its side effect, or of the network that a search or a fetch is about.

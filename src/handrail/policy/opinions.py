@@ -1,4 +1,4 @@
-"""What a watchdog is asked and what it may answer."""
+"""What a watchdog is asked, and the answers it may give."""
 
 from __future__ import annotations
 

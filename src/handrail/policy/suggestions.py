@@ -1,5 +1,5 @@
-"""The narrowest rule that would answer a call with yes, and a wider one where that is safe, each tried out before it is
-suggested."""
+"""Rules to suggest for a call that was asked about: the narrowest that would allow it, and a wider one where that is
+safe. Each is tried out before it is suggested."""
 
 from __future__ import annotations
 

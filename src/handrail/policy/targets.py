@@ -1,4 +1,4 @@
-"""What one call is about, in the form that rules are judged on: canonical paths, hosts, scripts."""
+"""The targets of one call, in the form that rules are matched against: canonical paths, hosts, scripts."""
 
 from __future__ import annotations
 

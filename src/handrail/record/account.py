@@ -1,4 +1,4 @@
-"""What became of one call, told from the log alone: by which tools, by whose decision, for which locks, how it ended."""
+"""The account of one call, from the log alone: its tool, who decided it, which locks it waited for, how it ended."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log is told of an agent's generations: every tool of the first, and then what changed from one to the next.
+"""Recording an agent's generations in the log: every tool of the first, then the changes from one to the next.
 
 Whoever reads it goes back from a change to the generation that it ``after`` names, until one names the tool. So that the
 way stays short, a generation is told whole again once the changes since would name as many tools.

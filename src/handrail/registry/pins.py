@@ -1,4 +1,4 @@
-"""Which definitions of foreign tools a person has approved, and what became of them since.
+"""Pinned definitions: which definitions of foreign tools a person has approved, and whether they have changed since.
 
 A foreign tool's name, description and schema are words of somebody else that a model will act on. They count once a person
 has approved them as they stand; when one of them changes afterwards the tool is off until a person has looked at the

@@ -1,4 +1,4 @@
-"""Whether a sound tool may run here, and what its status is: why not, and who holds it back where it may."""
+"""Whether a sound tool may run here, and its status: why it is withheld, and by whom."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program left under names where nothing may be made, and what becomes of it.
+"""After a program has run: files that it made under protected names, and what is done with them.
 
 Compared by names and, for what may be changed by keys, by content, with what there was when it started. A repository
 that was newly made goes as a whole: one without its configuration and hooks is no less than half of it.

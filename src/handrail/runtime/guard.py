@@ -1,4 +1,4 @@
-"""A sandbox that keeps what is protected: pinned and masked before a program starts, looked at once it has ended.
+"""A sandbox wrapper that guards protected paths: pinned and masked before a program starts, checked once it has ended.
 
 Around any provider. What is there is mounted over; what a program newly made under a protected name cannot be
 prevented by mounts, so it is moved away as soon as nobody of the sandbox is left, before its call is answered, and

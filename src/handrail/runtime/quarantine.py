@@ -1,4 +1,4 @@
-"""Moving away what a program made where nothing may be made, so that it harms nobody where it is put.
+"""Quarantine: moving away files that a program made under protected names, to where they do no harm.
 
 The program has ended, but others may still write in the workspace: every step goes from a folder's descriptor to a
 name in it and follows no link. What is kept carries another name, and a git directory in it has no HEAD any more, so

@@ -1,4 +1,4 @@
-"""The file door beside an editor: what is read of a file is what its user sees, with what they have not saved.
+"""The file door of a session in an editor: reading a file gives what its user sees, unsaved changes included.
 
 The editor is asked by a path, and opens whatever stands there by then. A program in the sandbox could put a link there between
 our look and the editor's, and so be told what lies outside the workspace. So a text of the editor's counts only where no folder

@@ -1,4 +1,4 @@
-"""Which sessions a workspace has, how each stands, and what was said in it; through any connection, by any process."""
+"""Reading about sessions from any process: which ones a workspace has, their state, and what was said in them."""
 
 from __future__ import annotations
 

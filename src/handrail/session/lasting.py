@@ -1,4 +1,4 @@
-"""What of a session outlives the process that has it open, put together again when it is opened anew."""
+"""The part of a session that outlives its process: loading it when the session is opened again, and forking it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a session's watchers are told beside its calls: that other tools, resources or prompts are there or in view."""
+"""News for a session's watchers beside its calls: changes of the tools, resources and prompts that it has or shows."""
 
 from __future__ import annotations
 

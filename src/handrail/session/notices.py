@@ -1,4 +1,4 @@
-"""What an agent is told that no call of its turn answers: kept in the store, and heard by whoever waits for it."""
+"""The notices of sessions: kept in the store until their agent takes them, with a way to wait for the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls that waited for a person when their process ended, or when nobody was there: taken up under their own ids."""
+"""Parked calls, which wait for a person across a restart: resumed under their own ids once answered."""
 
 from __future__ import annotations
 

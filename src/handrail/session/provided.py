@@ -1,4 +1,4 @@
-"""What a provider's own tool gave, taken apart for keeping: its JSON, and the files that stand in it as base64."""
+"""Storing what a provider's own tool returned: its JSON, and the files that it carries as base64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules that a session is given while it is open: read, and looked at for those that can match nothing."""
+"""Rules that are given to a session while it is open: parsed, and checked for any that can match nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What became of a call whose answer was not heard: read from the log, never run."""
+"""The result of a call whose answer was lost, read from the log. Nothing is run."""
 
 from __future__ import annotations
 

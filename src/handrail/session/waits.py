@@ -1,4 +1,4 @@
-"""Triggers of registered classes: what waits for each in a task of its own, and what becomes of a class that fails."""
+"""Triggers of registered classes: each waits in a task of its own, and one that keeps failing is given up."""
 
 from __future__ import annotations
 

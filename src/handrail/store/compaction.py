@@ -1,4 +1,4 @@
-"""What was removed from a database goes from its file: the write-ahead log is emptied, free pages are given back."""
+"""Removing deleted data from the database file itself: the write-ahead log is emptied and free pages are given back."""
 
 from __future__ import annotations
 

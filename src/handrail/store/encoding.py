@@ -1,4 +1,4 @@
-"""Values as JSON bytes, without ever refusing one: what cannot be JSON is kept in a form that says so.
+"""Encoding values as JSON bytes without ever failing: what cannot be JSON is kept in a form that says so.
 
 The quick way is orjson. What that does not take (half surrogate pairs, integers beyond 64 bits, keys that are
 not text, cycles, depth) goes a slower way, whose texts begin with a blank: for them the standard library's decoder

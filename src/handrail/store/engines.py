@@ -1,4 +1,4 @@
-"""What opens a workspace's database: SQLite as Python has it, or what an installed package offers in its place.
+"""Which engine opens a workspace's database: Python's own SQLite, or one that an installed package offers in its place.
 
 A package offers one by the entry point group ``handrail.stores``: a function with the parameters of
 :func:`sqlite3.connect`, which gives a connection of SQLite's own that is set up in its way, say with the key of an

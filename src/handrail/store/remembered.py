@@ -1,4 +1,4 @@
-"""What a session remembers beside its messages: rules that a person's answers stored, and what it has read of files."""
+"""What a session remembers beside its messages: rules stored by a person's answers, and which files it has read."""
 
 from __future__ import annotations
 

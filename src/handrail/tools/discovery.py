@@ -1,4 +1,4 @@
-"""browse_tools, load_tools, find_tools, tool_search, info: the ways to tools that are not in view.
+"""browse_tools, load_tools, find_tools, tool_search, info: finding tools that are not in view yet.
 
 They give no tool a right to run and take none away; what they bring is in the model's view from its next request on.
 """

@@ -1,4 +1,4 @@
-"""Any model, without its provider's tool calling: the tools are told in the system text, calls are read from the reply's."""
+"""Tool use for a model without tool calling: the system text describes the tools, and calls are read from the reply's text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an editor's user chooses beside writing: the mode, the model, and a skill by a slash command."""
+"""What an editor's user can choose: the mode, the model, and a skill by a slash command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One session that an editor has open: its prompts, one at a time, and what the editor is told of them."""
+"""One session that an editor has open: its prompts, one at a time, and the updates sent about them."""
 
 from __future__ import annotations
 

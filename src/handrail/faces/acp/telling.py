@@ -1,4 +1,4 @@
-"""What an editor is told of one session, in order and at its own pace."""
+"""Sending the updates of one session to an editor, in order and as fast as it reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The messages of one client, looked at before the SDK has them.
+"""The transport of one client's messages, which checks each before the SDK sees it.
 
 The SDK takes every line for an object of the right form: one that is none would end its connection, and what a client puts
 into ``_meta`` would come in as arguments of its handlers. Here a message of a wrong form is answered, or dropped where

@@ -1,4 +1,4 @@
-"""Which model works, how it is reached, and what it may use: the options of every command that runs one."""
+"""The options of every command that runs a model: which one, how it is reached, and what it may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a shell is told when somebody presses Tab: read from what is on disk, without starting anything.
+"""Completions for the shell's Tab key, read from what is on disk without starting anything.
 
 Nothing here may fail or say anything of its own: what cannot be read completes to nothing.
 """

@@ -1,4 +1,4 @@
-"""Running a command on an event loop: the kernel opened for it, and Ctrl-C that stops calls instead of breaking them."""
+"""Running a command on an event loop: opening its kernel, and turning Ctrl-C into a clean stop of its calls."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One call that a client makes: what it tells the client meanwhile, what it asks, and how the client comes back to it.
+"""One call that a client makes: its progress, what it asks the client meanwhile, and how the client resumes it.
 
 In the sessions of 2025 a call has one request, which stays open until it is answered; what it asks goes out as requests of
 the server's. In the stateless era of 2026 nobody can be asked on an open request: the call is *held*, its request is answered

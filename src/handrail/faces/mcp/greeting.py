@@ -1,4 +1,4 @@
-"""What a client is told when it comes."""
+"""What the server says of itself when a client connects: its name, capabilities and instructions."""
 
 from __future__ import annotations
 

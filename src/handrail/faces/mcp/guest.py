@@ -1,4 +1,4 @@
-"""One client, as long as it is one: its session, its calls on their way, and what it is asked on their behalf.
+"""One connected client: its session, its calls in progress, and the requests sent to it on their behalf.
 
 In the older era that is one connection; in the stateless one it is everybody who comes with the same credential.
 """

@@ -1,4 +1,4 @@
-"""Who is served: each client's session, opened when it first needs one and closed when it has gone."""
+"""The connected clients: each one's session, opened when it first needs one and closed when the client has gone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was sent over HTTP and may be asked for again: a client whose connection broke goes on where it was."""
+"""Resumable HTTP streams: recent events are kept, so that a client whose connection broke continues where it was."""
 
 from __future__ import annotations
 

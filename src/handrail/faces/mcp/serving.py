@@ -1,4 +1,4 @@
-"""How an operator has clients served."""
+"""The operator's settings for serving MCP clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client is told where the kernel itself cannot do what is asked: its log is damaged, its disk full.
+"""JSON-RPC errors for requests that the kernel itself cannot serve: its log is damaged, its disk full.
 
 The SDK would say "Internal server error". A call is answered with a result, which a model reads; any other request with
 an error that has the same words.

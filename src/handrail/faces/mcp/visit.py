@@ -1,4 +1,4 @@
-"""What a client has been listed, and being told when there is something else."""
+"""What a client has been shown in listings, and notifying it when that changes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a program that stays up says in the middle of a call, and is told there: one JSON object per line, like the rest.
+"""Messages to and from a persistent tool in the middle of a call: one JSON object per line, like all the others.
 
 From the program, each with the call's id:
 

@@ -1,4 +1,4 @@
-"""The git tools: repositories in the workspace, by the git program in the sandbox, with what makes it run others put out."""
+"""The git tools: the git program in the sandbox, on repositories of the workspace, kept from running other programs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the answers of several git tools say alike: lists with an end, what rules hide, conflicts, filters not run."""
+"""Parts of the answers that several git tools give: bounded lists, hidden paths, conflicts, filters not run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes git run other programs, put out of force before git is run.
+"""Settings that keep git from running other programs, whatever a repository's configuration says.
 
 A repository's own configuration can name hooks, filters, drivers, helpers and transports. None of it is taken from
 anybody whom the operator trusts: a repository may come out of an archive. So git is run with the person's and the

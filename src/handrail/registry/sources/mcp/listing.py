@@ -1,4 +1,4 @@
-"""What a server said that it has, kept between starts, so that nobody has to be connected to know it.
+"""A server's last listing, kept between starts, so that its tools are known without connecting it.
 
 The file lies in the state root for all workspaces of this user; what cannot be read as a listing of just this server
 counts as none. Everything in it is the server's words: it is judged anew at each load.

@@ -1,4 +1,4 @@
-"""The one who keeps a server's connection: opens it on first use, waits before the next attempt, closes it.
+"""The owner of a server's connection: it connects on first use, waits between attempts, and disconnects.
 
 One task opens, keeps and closes; callers speak over what it gives them and never open anything themselves. A call that
 comes while a next attempt is waited for is answered at once. A slow tool ends its own call and nothing else.
