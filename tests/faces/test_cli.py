@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.faces.conftest import Here, Program, Sleeper, Terminals
+from tests.prefork import command as prefork
 
 from handrail.faces.cli.app import COMMANDS, run
 
@@ -205,6 +207,23 @@ def test_a_reader_that_goes_away_is_no_failure_to_report(handrail: Program) -> N
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
         assert b"Traceback" not in process.stderr.read() and b"Exception" not in process.stderr.read()
+
+
+def test_output_that_cannot_be_written_is_told_and_is_no_defect(handrail: Program) -> None:
+    for command in (handrail.command("call", "read", '{"path": "note.txt"}'), [*prefork.handrail(), "--help"]):
+        with open("/dev/full", "wb") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        assert done.returncode == 1 and done.stderr == (
+            "handrail: the output could not be written: No space left on device\n"
+        )
+
+
+def test_the_exit_code_is_the_same_where_nobody_can_be_told(handrail: Program) -> None:
+    refused = handrail.cold("call", "write", '{"path": "new.txt", "content": ""}', "--headless")
+    with open("/dev/full", "wb") as full:
+        assert subprocess.run(refused, stderr=full, stdout=full).returncode == 3
+    command = shlex.join(handrail.cold("call", "read", '{"path": "note.txt"}'))
+    assert subprocess.run(["sh", "-c", f"{command} >&- 2>&-"]).returncode == 0
 
 
 def test_a_result_is_given_in_one_piece_also_where_python_does_not_buffer(handrail: Program) -> None:

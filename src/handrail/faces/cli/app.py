@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
+from io import TextIOWrapper
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
@@ -42,6 +44,9 @@ COMMANDS = {
 """Each is ``faces/cli/<name>.py`` with a ``command``."""
 
 OUTPUT, ERROR, USAGE, DENIED, PARKED, CANNOT_START, INTERRUPTED = 0, 1, 2, 3, 4, 5, 130
+
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a file that output was sent into answers; of the state's own files the store tells it in other words."""
 
 EPILOG = (
     "Exit codes: 0 output, 1 error result, 2 usage, 3 denied, 4 waits for a person, 5 cannot start (config, state, "
@@ -91,9 +96,14 @@ def handrail() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out one command line. Gives the exit code; failures are written to stderr."""
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+    _open_streams()
+    try:
+        return _carried_out(arguments)
+    finally:
+        _give_up_on(sys.stderr)
+
+
+def _carried_out(arguments: Sequence[str]) -> int:
     try:
         code = handrail.main(list(arguments), prog_name="handrail", standalone_mode=False)
         sys.stdout.flush()
@@ -115,13 +125,39 @@ def run(arguments: Sequence[str]) -> int:
         _say("handrail: interrupted")
         return INTERRUPTED
     except BrokenPipeError:
-        # The reader went away; there is nobody to tell, and Python's own flush at exit must not complain.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_on(sys.stdout)  # the reader went away; there is nobody to tell
         return ERROR
     except Exception as error:
         if os.environ.get("HANDRAIL_DEBUG") == "1":
             raise
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            return _unwritten(error)
         return _failed(error)
+
+
+def _open_streams() -> None:
+    """Have somewhere to write, also where whoever started this closed stdout or stderr, and nothing that cannot be written."""
+    for name in ("stdout", "stderr"):
+        stream: TextIO | None = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123 - open until the process ends
+        elif isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _unwritten(error: OSError) -> int:
+    """The output goes nowhere, as on a disk that is full: no defect."""
+    _give_up_on(sys.stdout)
+    _say(f"handrail: the output could not be written: {error.strerror}")
+    return ERROR
+
+
+def _give_up_on(stream: TextIO) -> None:
+    """Where a stream takes nothing more, Python would try once more as it ends, and exit with a code of its own."""
+    try:
+        stream.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _failed(error: Exception) -> int:

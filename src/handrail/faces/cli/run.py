@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -263,7 +263,8 @@ class LiveView:
         line = Text(mark, style=colour)
         line.append(visible(name), style="bold")
         line.append(f"  {visible(about)}")
-        self._calls.print(line)
+        with suppress(OSError):
+            self._calls.print(line)
 
     def _end_text(self) -> None:
         if self._in_text:

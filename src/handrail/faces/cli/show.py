@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
 if TYPE_CHECKING:
@@ -55,8 +56,10 @@ def out(text: str = "", *, stream: TextIO | None = None) -> None:
 
 
 def note(text: str) -> None:
-    """A remark beside the output, on stderr."""
-    out(text, stream=sys.stderr)
+    """A remark beside the output, on stderr. Where that takes nothing (a full disk, a reader that went away) it is lost:
+    what is done does not hang on it."""
+    with suppress(OSError):
+        out(text, stream=sys.stderr)
 
 
 def out_json(value: Any) -> None:
