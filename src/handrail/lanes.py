@@ -14,7 +14,7 @@ from handrail.contract.delegation import AgentType
 from handrail.kernel import rule_texts
 from handrail.policy.defaults import reading
 from handrail.policy.hidden import HiddenNow
-from handrail.policy.modes import given, in_mode, within
+from handrail.policy.modes import given, in_mode, read_mode, within
 from handrail.registry.agents import find_agents
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
@@ -63,12 +63,12 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     book = context.rules.with_rules(reading(str(output)), *own)
     if (wanted := given(opening.mode)) is not None:
         book = in_mode(book, wanted)
-    authority = context.authority
+    authority, own_mode = context.authority, None
     if under is not None:
         above = under.parent.lane
-        book = within(book, above.rules)
+        own_mode, book = read_mode(book.mode), within(book, above.rules)
         authority = authority.within(above.authority.passes_on(under.parent.family.manifest))
-    lane = Lane(around, authority, book, opening.people)
+    lane = Lane(around, authority, book, opening.people, own_mode)
     lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
     lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
     lane.agent_types = lambda: agent_types(rooms, context.manifest)

@@ -101,6 +101,10 @@ async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agen
         await kernel.approvals.forget_rule(rule.id)
         assert child.rules.above is session.rules
         assert (session.rules.mode, child.rules.mode) == ("accept-edits", "ask")
+        session.set_mode("plan")
+        assert child.rules.mode == "plan"
+        session.set_mode("auto")
+        assert child.rules.mode == "ask", "its own again, and no wider one"
         pause.proceed.set()
         assert session.notices is not None
         await session.notices.arrived()

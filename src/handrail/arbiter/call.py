@@ -21,6 +21,7 @@ from handrail.contract.call import ProposedCall
 from handrail.contract.delegation import AgentType, Delegates, Handed
 from handrail.contract.errors import ErrorKind
 from handrail.contract.events import Event, EventKind
+from handrail.contract.modes import Mode
 from handrail.contract.notices import NoticeBox
 from handrail.contract.offering import Offering
 from handrail.contract.opened import StateEnd
@@ -30,7 +31,7 @@ from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
 from handrail.contract.skills import Skills
 from handrail.policy.authority import Authority, Verdict
-from handrail.policy.modes import within
+from handrail.policy.modes import in_mode, within
 from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
@@ -66,56 +67,59 @@ class Lane:
 
     around: Surroundings
     authority: Authority
-    """Its agent's: what calls are judged by."""
+    """What its agent may do at most; each call is judged by it."""
     rules: RuleBook
     """Replaced as a whole, by :meth:`rule_by`, when a person answers "for this session"."""
     attendant: Attendant | None = None
-    """None: headless, so ask is deny."""
+    """The person who can be asked; None when the lane is headless, so that ask means deny."""
+    mode: Mode | None = None
+    """A sub-agent's own, in which it is as long as no session above is in a narrower one."""
     listeners: list[Callable[[Event], None]] = field(default_factory=list[Callable[[Event], None]])
     running: dict[str, Call] = field(default_factory=dict[str, "Call"])
     closed: str | None = None
-    """Why it takes no more calls."""
+    """Why it accepts no more calls; None while it does."""
     current: Callable[[], Generation] | None = None
-    """The tools there are now, whatever its turns hold; None where that does not change."""
+    """Gives the current generation of tools, which may be newer than the one that a turn keeps; None: it never changes."""
     failed: FailedCalls | None = None
-    """Its calls that failed; None while none has."""
+    """Its failed calls; None until the first one."""
     catalog: Interaction | None = None
-    """What its model has in view; None where nobody keeps that."""
+    """What its model has in view; None when that is not tracked."""
     subscribed: Subscriptions | None = None
-    """Which resources it is told of; None before it has subscribed to any."""
+    """The resources that it has subscribed to; None before the first."""
     delegates: Delegates | None = None
-    """Who sees to what its calls hand over; None while no model is attached."""
+    """Runs the sub-agents to which its calls hand work; None while no model is attached."""
     agent_types: Callable[[], Sequence[AgentType]] = tuple
-    """Whom work may be handed to."""
+    """Gives the agents to which its own agent may hand work."""
     below: list[Lane] = field(default_factory=list["Lane"])
-    """Those of the sub-agents that work for its calls."""
+    """The lanes of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
-    """Its calls that are handing work over, by their ids."""
+    """Its calls that wait for a sub-agent, by their ids."""
     skills: Skills | None = None
-    """Those there are in its session."""
+    """The skills of its session."""
     origin: str = ""
-    """For people who are asked: whose sub-agent's it is."""
+    """Shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none."""
     channels: SessionDoor | None = None
     triggers: Triggers | None = None
     notices: NoticeBox | None = None
-    """Where what its agent is to be told is left; None where nobody keeps that."""
+    """Where notices for its agent are left; None when they are not kept."""
     kept: Taken | None = None
-    """What was said in its session last."""
+    """The latest message of its conversation that was handed to the store."""
     emptied: asyncio.Event | None = None
-    """Set by each call that ends, while somebody waits for the last one."""
+    """Set by each call that ends, while :meth:`answered` waits for the last one."""
 
     @property
     def session_id(self) -> str:
         return self.around.session_id
 
     def rule_by(self, book: RuleBook) -> None:
-        """Judge by ``book`` from now on; the sessions of sub-agents below are bound by it."""
+        """Judge calls by ``book`` from now on. The lanes of its sub-agents are bound by it as well."""
         self.rules = book
         for lane in tuple(self.below):
-            lane.rule_by(within(lane.rules, book))
+            own = lane.rules if lane.mode is None else in_mode(lane.rules, lane.mode)
+            lane.rule_by(within(own, book))
 
     def heed(self, call: Call, result: Result, hashed: Callable[[object], str]) -> None:
-        """Remember how a call that was known and valid ended, from the first failure on."""
+        """Count how a resolved and valid call ended, from the first failure on."""
         if call.entry is None or call.arguments is None:
             return
         spec = call.entry.spec
@@ -130,7 +134,7 @@ class Lane:
 
     @property
     def in_flight(self) -> list[Call]:
-        """The calls that somebody waits for: jobs, and the calls that their tools make, go on by themselves."""
+        """The calls that somebody waits for: all but jobs and the calls that tools of jobs make."""
         return [call for call in self.running.values() if not call.of_a_job]
 
     async def answered(self) -> None:
@@ -143,11 +147,11 @@ class Lane:
 
 @dataclass(eq=False, slots=True)
 class LiveJob:
-    """A call that goes on by itself, in this process.
+    """A job that runs in this process.
 
-    :param told: what its proposer was answered
-    :param not_locked: what it would hold if it were not in the background
-    :param ended: set when it has ended, on record and all
+    :param told: the answer that its proposer got
+    :param not_locked: the locks that it would hold in its turn and does without in the background
+    :param ended: set when it has ended and its end is on record
     """
 
     row: JobRow
