@@ -1,7 +1,7 @@
 """The Protocols by which tools reach upper rooms: the catalog, jobs, agents and channels.
 
-Only their shapes are here, so that a tool, the arbiter and whoever implements a door agree on them before it opens. A
-runtime has a door once a kernel is built with it; until then no tool can require its capability.
+Only their shapes are here, so that tools, the arbiter and the implementations agree on them. A runtime has such a door when
+its kernel was built with an implementation; otherwise no tool can require its capability.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Literal, Protocol
 from handrail.contract.result import Result
 
 JobState = Literal["pending", "running", "done", "failed", "cancelled", "interrupted"]
-"""``pending`` until it has its locks, or its session is opened again; one of the last four for good. ``interrupted`` when
-nobody knows how it ended."""
+"""``pending`` until the job has its locks, or until its session is opened again. The last four are final; ``interrupted``
+means that its outcome is unknown."""
 ENDED_STATES = frozenset[JobState]({"done", "failed", "cancelled", "interrupted"})
 
 
@@ -24,8 +24,8 @@ class Job:
 
     :param about: its arguments, as one short line for people
     :param attempt: 1, and one more each time it was run again after a restart
-    :param output_bytes: how much there is to read of its output
-    :param rests: it has not ended and nobody is at it: it goes on when its session is opened again
+    :param output_bytes: how much of its output can be read
+    :param rests: it has not ended and no process is running it: it goes on when its session is opened again
     """
 
     id: str
@@ -47,9 +47,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class JobOutput:
-    """A piece of a job's output: ``text``, and the cursor (in bytes) to read on from; ``more`` while there is more or it
-    may still grow. ``first`` is the number of the first line, from 0, where lines were asked for. ``skipped`` is how many bytes
-    before ``text`` are not kept any more, though they were asked for."""
+    """A piece of a job's output.
+
+    :param cursor: position in bytes from which to read on
+    :param more: there is more to read, or the output may still grow
+    :param first: when lines were asked for, the number of the first one, counted from 0
+    :param skipped: bytes before ``text`` that were asked for and are no longer kept
+    """
 
     text: str
     cursor: int
@@ -59,37 +63,39 @@ class JobOutput:
 
 
 class Jobs(Protocol):
-    """Jobs, of one session or of a whole workspace. A job that is not there, or is another session's, is a
-    :class:`~handrail.contract.errors.ToolError` of kind ``invalid_input`` that names those there are."""
+    """The jobs of one session or of a whole workspace.
+
+    For a job that does not exist, or is another session's, the methods raise
+    :class:`~handrail.contract.errors.ToolError` of kind ``invalid_input``, which names the existing jobs.
+    """
 
     async def list(self) -> Sequence[Job]:
-        """All that are kept, the oldest first."""
+        """All jobs that are kept, the oldest first."""
         ...
 
     async def get(self, job_id: str) -> Job: ...
 
     async def read(self, job_id: str, *, cursor: int = 0, max_bytes: int = 65_536) -> JobOutput:
-        """What it has written from a cursor on."""
+        """Its output from a cursor on."""
         ...
 
     async def lines(self, job_id: str, *, offset: int = 0, count: int = 200) -> JobOutput:
-        """What it has written, by lines: ``count`` of them from line ``offset`` on, which counts from the end where it is
-        below 0."""
+        """Its output by lines: ``count`` lines from line ``offset`` on; a negative offset counts from the end."""
         ...
 
     async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
-        """Its result as a model may see it, or None when it has none in time. A wait never stops the job."""
+        """Its result as a model may see it, or None when it has not ended within the time. A wait never stops the job."""
         ...
 
     async def stop(self, job_id: str) -> Job:
-        """Stop it and wait until it has ended, or for as long as it may take to. Gives its state afterwards; one that had
-        ended stays as it was."""
+        """Stop it and wait until it has ended, within the grace period. Gives it as it is afterwards; a job that had ended
+        before is unchanged."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class RunningCall:
-    """A call that somebody waits for and that could go on in the background.
+    """A call that is being waited for and could go on in the background.
 
     :param about: its arguments, as one short line for people
     """
@@ -102,14 +108,14 @@ class RunningCall:
 
 
 class WorkspaceJobs(Jobs, Protocol):
-    """Those of a whole workspace, and the calls that could become some."""
+    """The jobs of a whole workspace, and the running calls that could become jobs."""
 
     async def promotable(self) -> Sequence[RunningCall]:
         """The calls of all sessions and processes that can be promoted now."""
         ...
 
     async def promote(self, call_id: str) -> Job:
-        """Let one go on in the background; see :meth:`handrail.contract.session.Session.promote`.
+        """Move a call to the background; see :meth:`handrail.contract.session.Session.promote`.
 
         :raises ToolError: as that does; ``invalid_input`` names those that can be promoted
         """
@@ -118,7 +124,7 @@ class WorkspaceJobs(Jobs, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Category:
-    """A group of tools under one name. ``tool_count`` is of those that can be called now and are not in view anyway."""
+    """A group of tools under one name. ``tool_count`` counts those that can be called now and are not in view already."""
 
     name: str
     description: str

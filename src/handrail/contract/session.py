@@ -17,9 +17,9 @@ from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
-"""``(tool, arguments)``, or the same with what a provider adds."""
+"""``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
 StopReason = Literal["timeout", "user", "shutdown", "parent"]
-"""``parent``: it is a sub-agent's, and whoever began that was stopped or has ended."""
+"""``parent``: the session is a sub-agent's, and its parent was stopped or has ended."""
 
 
 class Turn(Protocol):
@@ -30,18 +30,18 @@ class Turn(Protocol):
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tools in view of the model, in a stable order: the core tools, then what was brought in, as it was brought.
-        Those that are withheld are left out."""
+        """The tools that the model sees, in a stable order: the core tools, then those brought into view, in the order in
+        which they were. Withheld tools are left out."""
         ...
 
     @property
     def index(self) -> str:
-        """What there is beside :attr:`specs`, for the system text; ``""`` where that is nothing."""
+        """The index of the tools beyond :attr:`specs`, for the system text; ``""`` when there are none."""
         ...
 
     @property
     def native(self) -> Sequence[NativeOffer]:
-        """What the model's provider may carry out itself, each with the reason where this session rules it out."""
+        """The tools that the model's provider may carry out itself; one that this session rules out has the reason with it."""
         ...
 
     async def call_all(self, calls: Iterable[Proposal]) -> Sequence[Answer]:
@@ -49,8 +49,8 @@ class Turn(Protocol):
         ...
 
     def submit(self, call: Proposal) -> Awaitable[Answer]:
-        """Begin the next call of a reply whose further calls are not known yet; give its answer when there is one. Calls
-        enter the lock queue in the order in which they are submitted, as those of :meth:`call_all` do."""
+        """Start the next call of a reply that is still being streamed. Gives an awaitable of its answer. Calls enter the lock
+        queue in the order in which they are submitted, like those of :meth:`call_all`."""
         ...
 
 
@@ -65,7 +65,7 @@ class Session(Protocol):
 
     @property
     def headless(self) -> bool:
-        """Whether nobody can be asked: ask is deny, and ``question`` a fixed error."""
+        """Whether nobody can be asked: then ask means deny, and ``question`` answers with a fixed error."""
         ...
 
     @property
@@ -74,15 +74,15 @@ class Session(Protocol):
         ...
 
     def add_rules(self, *texts: str) -> None:
-        """Add rules of the session scope; they hold from now on, also for calls that wait for a lock.
+        """Add rules of the session scope. They apply at once, also to calls that wait for a lock.
 
         :raises ValueError: for a text that is no rule
         """
         ...
 
     def set_mode(self, mode: str) -> None:
-        """Go on in another mode (``plan``, ``ask``, ``accept-edits``, ``auto``); it holds from now on, also for calls that
-        wait for a lock.
+        """Switch to another mode (``plan``, ``ask``, ``accept-edits``, ``auto``). It applies at once, also to calls that wait
+        for a lock.
 
         :raises UsageError: naming the modes there are
         """
@@ -104,15 +104,15 @@ class Session(Protocol):
         ...
 
     def turn(self) -> Turn:
-        """The next turn. It keeps the generation of tools that is current now, and what is in view of it now."""
+        """Begin the next turn. It keeps the tools that are current now, and those of them that are in view now."""
         ...
 
     async def begin(self, text: str = "", *, headless: bool = False) -> None:
-        """Begin an interaction: a user says ``text``. What the one before brought into view is gone.
+        """Begin an interaction with the user's message ``text``. Tools that the previous one brought into view leave it.
 
-        :param headless: nobody can be asked until the next one begins, as when a trigger began it
+        :param headless: nobody can be asked during this interaction, as when a trigger began it
 
-        Without this, all that is said and called in a session is one interaction.
+        A session in which this is never called is one interaction as a whole.
         """
         ...
 
@@ -123,28 +123,28 @@ class Session(Protocol):
 
     @property
     def history(self) -> History | None:
-        """Where what is said in it is kept; None where nothing is."""
+        """Where its conversation is stored; None when it is not stored."""
         ...
 
     @property
     def notices(self) -> Notices | None:
-        """What its agent is to be told beside the answers to its calls; None where nobody keeps that."""
+        """The notices for its agent, beside the answers to its calls; None when none are kept."""
         ...
 
     async def recall(self, call_id: str) -> Answer:
-        """The answer to a call that was proposed before and whose answer was not heard: as it is on record,
-        ``interrupted`` where nobody knows it. A call that was parked is taken up: approved, it runs now, once; while
-        it still waits for a person the answer has ``parked`` in its metadata.
+        """The answer to an earlier call whose answer was lost: the recorded one, or ``interrupted`` when the outcome is
+        unknown. A parked call is resumed: once approved it runs now, once; while it still waits for a person, the
+        answer has ``parked`` in its metadata.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: when the log cannot be read
         """
         ...
 
     async def resume_parked(self) -> list[Answer]:
-        """Take up every call that was parked, as one reply: those approved run, once; those rejected are answered so;
-        those nobody has answered wait for the attendant, or are parked again. Gives their answers, in order.
+        """Resume every parked call, as one reply: approved calls run, once; rejected ones are answered as such; those that
+        nobody has decided wait for the attendant, or are parked again. Gives their answers, in order.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: when the log cannot be read
         """
         ...
 
@@ -154,63 +154,64 @@ class Session(Protocol):
         ...
 
     async def promote(self, call_id: str) -> Job:
-        """Let a running call go on in the background: whoever waits for it is answered with the job. Twice is once.
+        """Move a running call to the background: whoever waits for it gets the job as its answer. Doing so again has no
+        further effect.
 
-        :raises ToolError: ``invalid_input`` where no such call is running, or its tool is not promotable; ``conflict`` where
-            it has ended, or is about to: then its answer is its result; ``limit`` where there are too many jobs
-        :raises LogUnavailable: when that cannot be made durable; the call goes on as it was
+        :raises ToolError: ``invalid_input`` when no such call is running, or its tool is not promotable; ``conflict`` when
+            it has ended or is about to, so that its answer is its result; ``limit`` when there are too many jobs
+        :raises LogUnavailable: when the move cannot be made durable; the call goes on in its turn
         """
         ...
 
     def cancel(self, reason: StopReason = "user") -> object:
-        """Stop every call in flight, and those of the sub-agents below; each still gets its one result. Jobs go on."""
+        """Stop every call in flight, and those of its sub-agents. Each still gets its one result. Jobs go on."""
         ...
 
     @property
     def agents(self) -> Sequence[AgentType]:
-        """The agents that its own may hand work to."""
+        """The agents to which its own agent may hand work."""
         ...
 
     @property
     def skills(self) -> Sequence[Skill]:
-        """The skills that its model can read, the nearest first; the same as long as it is open."""
+        """The skills that its model can read, the nearest first. The list does not change while the session is open."""
         ...
 
     def delegate_to(self, delegates: Delegates | None) -> None:
-        """From now on these see to what its calls hand over to sub-agents; None where nobody does."""
+        """Have ``delegates`` run the sub-agents to which its calls hand work; None: work can no longer be handed over."""
         ...
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
-        """Open a session for the sub-agent that a call of this one begins. It ends with this one at the latest. Its calls may
-        touch at most what this one's agent passes on.
+        """Open a session for the sub-agent that a call of this one starts. It ends with this one at the latest, and its calls
+        may touch at most what this one's agent passes on.
 
-        :param call_id: in flight
+        :param call_id: of the call, which has to be in flight
         :raises ToolError: as :meth:`handrail.contract.delegation.Agents.run` does
         :raises UsageError: when no such call is in flight
         """
         ...
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it.
+        """Call ``listener`` with each event, in order, as it happens. Gives a function that stops it.
 
-        What it raises is told to the event loop's exception handler and changes nothing about the call.
+        An exception of the listener goes to the event loop's exception handler and does not affect the call.
         """
         ...
 
     def events(self) -> AsyncIterator[Event]:
-        """The events from the first step of the iteration on, until the session or its kernel is closed.
+        """The events from the start of the iteration until the session or its kernel is closed.
 
-        A reader that falls 10,000 behind misses progress only; one that falls 20,000 behind is let go.
+        A reader that falls 10,000 events behind misses progress events only; one that falls 20,000 behind is cut off.
 
-        :raises UsageError: when it was let go, after the events up to there
+        :raises UsageError: when the reader was cut off, after the events up to that point
         """
         ...
 
     async def suspend(self) -> None:
-        """Leave it so that it can be opened again by its id: it takes no more calls, those in flight are stopped and
-        answered, one that waits for a person stays waiting, and all that belongs to it stays."""
+        """Leave the session so that it can be opened again by its id: it accepts no more calls, those in flight are stopped and
+        answered, calls that wait for a person go on waiting, and everything that belongs to it is kept."""
         ...
 
     async def close(self) -> None:
-        """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
+        """Close the session for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
         ...
