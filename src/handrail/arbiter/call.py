@@ -165,13 +165,13 @@ class LiveJob:
 
 @dataclass(eq=False, slots=True)
 class Going:
-    """What the call of a stateful tool opens, or goes on with.
+    """The state that a call of a stateful tool opens, or takes a step of.
 
     :param kind: whether it opens a state, takes a step of one, or closes one
     :param by: the tool that was called, where what runs is the one that is open
     :param sent: what a step is sent
     :param state: which is open; None where there is none
-    :param ended: how it had ended before
+    :param ended: how the state had ended before this call; None while it is open
     """
 
     kind: Literal["open", "step", "close"]
@@ -183,7 +183,7 @@ class Going:
 
     @property
     def told(self) -> dict[str, Any]:
-        """For the record of its proposal, by which the calls of one state are found to belong together."""
+        """For the record of the proposal: the fields by which the calls of one state are found to belong together."""
         if self.state is None and self.kind != "open":
             return {}
         return {"state": self.id} if self.by is None else {"state": self.id, "by": self.by.id}
@@ -203,54 +203,54 @@ class Call:
     wants: tuple[Want, ...] = ()
     grant: Grant | None = None
     behind: Taken | None = None
-    """The part of the conversation that it was proposed in, where that may not be durable yet."""
+    """The latest message before its proposal, which may not be durable yet; see :meth:`known`."""
     entered: asyncio.Future[None] | None = None
     children: int = 0
     nested: tuple[Call, ...] = ()
     """The calls that its tool is making now."""
     artifacts: tuple[str, ...] = ()
-    """Those that the calls of its tool were answered with."""
+    """The artifacts in the answers to calls that its tool made."""
     left: asyncio.Future[None] | None = None
-    """Set when it is answered, where its caller waits for that."""
+    """Set when it is answered; None unless its caller waits for that."""
     over: bool = False
-    """Its tool has ended, or was told to: it makes no further calls."""
+    """Its tool has ended or was told to end, so it may make no further calls."""
     begun: bool = False
     """Its intent is on record and its tool has been started."""
     read_only: bool = False
     """It only runs a command that was proved to change nothing, with everything mounted read-only."""
     lock_wait_ms: float = 0.0
     resumed: bool = False
-    """Its proposal is on record already: a person was asked about it, and it goes on with what they answered."""
+    """Its proposal is on record already, because a person was asked about it: it goes on with their answer."""
     asked: tuple[Approval, ...] = ()
-    """What a person was asked on its behalf and it has not used up."""
+    """The approvals that were asked for on its behalf and are not used yet."""
     granted: tuple[Approval, ...] = ()
-    """What they said yes to, to be used when it begins."""
+    """Those of them that were granted, to be used up when it begins."""
     told: tuple[Sequence[Question], Sequence[Sequence[str]]] | None = None
     """The questions that were asked before it began, and their answers."""
     going: Going | None = None
-    """What it opens or goes on with, where its tool is a stateful one."""
+    """The state that it opens or takes a step of; None unless its tool is stateful."""
     at_source: tuple[Offering, str] | None = None
-    """Which source's resource or prompt it was judged for, where it asks for one."""
+    """The source, and the resource or prompt of it, that the call was authorised for; None when it asks for neither."""
     client_asks: int = 0
-    """How many things it, and the calls that it has made, have asked of the client at the face."""
+    """How many requests it and the calls that it made have sent to the client at the face."""
     hands_over: int = 0
-    """How many sub-agents work for it now."""
+    """How many sub-agents are working for it now."""
     handed: tuple[Handed, ...] = ()
-    """Those that have worked for it."""
+    """The sub-agents that have worked for it."""
     background: bool = False
-    """It is answered with a job once it is decided that it may run."""
+    """To run in the background: it is answered with a job as soon as it is authorised."""
     decided: bool = False
-    """Its first three steps are behind it."""
+    """Its first three steps (resolve, validate, authorise) are done."""
     job: LiveJob | None = None
-    """What it is part of once it was detached from its turn."""
+    """The job that it has become; None while it belongs to its turn."""
     detached: bool = False
-    """Its turn has done with it, and a task of its job's has not begun with it yet."""
+    """Its turn has let go of it, and its job's task has not taken it up yet."""
     left_off: tuple[Any, ...] | None = None
-    """How to await its tool, where that was begun by somebody else."""
+    """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
     outflow: Outflow | None = None
-    """What its tool shows of its output while it runs; None before it has shown any."""
+    """Its tool's output while it runs; None before there is any."""
     reached: tuple[Attempt, ...] = ()
-    """The hosts that it wanted to reach, each once; the first of very many."""
+    """The hosts that it tried to reach, each once, up to a bound."""
 
     def __init__(
         self,
@@ -268,10 +268,10 @@ class Call:
         self.id = call_id
         self.proposed = proposed
         self.tool_id = proposed.name
-        """As it was named, and once it is resolved, its tool's."""
+        """The name that was proposed; once the call is resolved, its tool's id."""
         self.lane = lane
         self.watched = lane.listeners
-        """Whoever sees its events; empty when nobody does."""
+        """The listeners to its events; empty when nobody watches."""
         self.session_id = lane.around.session_id
         self.generation = generation
         self.execution = execution
@@ -286,55 +286,55 @@ class Call:
 
     @property
     def steps(self) -> bool:
-        """Whether it goes on with a state, which no later process has."""
+        """Whether it takes a step of an open state, which does not outlive this process."""
         return self.going is not None and self.going.state is not None
 
     @property
     def ended_state(self) -> str:
-        """The id of what it went on with, where that has ended; else empty."""
+        """The id of the state that it took a step of, if that has ended; otherwise ``""``."""
         state = None if self.going is None else self.going.state
         return "" if state is None or state.ended is None else state.id
 
     @property
     def of_a_job(self) -> bool:
-        """Whether it, or a call that it was made by, goes on without anybody waiting for it."""
+        """Whether it, or the call that made it, is a job: nobody waits for its answer."""
         call = self
         while call.parent is not None:
             call = call.parent
         return call.job is not None
 
     def note(self, kind: Kind, body: dict[str, Any]) -> None:
-        """Add a record to those that the next write takes along, without any secret in it."""
+        """Queue a record for the next write to the log, with secrets redacted."""
         if self.redactor.active:
             body = self.redactor.record(body)
         self.records.append(_new_record(Record, (kind, self.session_id, self.id, body)))
 
     def own_arguments(self) -> None:
-        """Part from the object that was proposed, before anything is awaited: whoever keeps it could still change what
-        has been judged. Text that was parsed here is nobody else's."""
+        """Copy the proposed arguments before anything is awaited, since whoever still holds the object could change what
+        has been judged. Arguments that were parsed from text here need no copy."""
         if not self.owns_arguments and self.arguments is not None:
             self.owns_arguments = True
             if not isinstance(self.proposed.arguments, (str, bytes)):
                 self.arguments = copy.deepcopy(self.arguments)
 
     async def known(self) -> None:
-        """Return once what it was proposed in is durable: whoever goes on with its session later knows of it.
+        """Return once the conversation is durable up to its proposal, so that a later process knows of it.
 
-        :raises LogUnavailable: when that could not be kept
+        :raises LogUnavailable: when it could not be made durable
         """
         if self.behind is not None:
             await uninterrupted(self.behind.written(), self.execution)
 
     def flush(self) -> None:
-        """Hand what was noted to the log, without waiting for it."""
+        """Hand the queued records to the log, without waiting for them to be durable."""
         if self.records:
             records, self.records = self.records, []
             self.log.append(records)
 
     async def interruptible(self, step: Step, work: Callable[[], Awaitable[Any]]) -> Any:
-        """Await something that a user stop or a shutdown may end.
+        """Await ``work``, which a user's stop or a shutdown may end.
 
-        :raises Refusal: ``cancelled``, when one of them did
+        :raises Refusal: ``cancelled``, when one of them ended it
         """
         try:
             return await self.execution.inline(_begun(work))
@@ -347,7 +347,7 @@ class Call:
         return Refusal(step, "cancelled", text, stopped_by=reason)
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
-        """Tell whoever watches the session; costs nothing when nobody does."""
+        """Send an event to the session's listeners. Costs nothing when there are none."""
         listeners = self.watched
         if listeners:
             told, redactor = data or {}, self.redactor
@@ -362,17 +362,17 @@ class Call:
                     self.execution.loop.call_exception_handler({"message": about, "exception": error})
 
     def has_entered(self) -> None:
-        """Its place in the lock queue is taken, or will never be: later calls of its reply may go on."""
+        """It has its place in the lock queue, or will never need one: later calls of its reply may go on."""
         if self.entered is not None and not self.entered.done():
             self.entered.set_result(None)
 
     @property
     def elapsed_ms(self) -> float:
-        """Since it began to run, to the microsecond."""
+        """Milliseconds since it began to run, to the microsecond."""
         return (time.monotonic_ns() - self.started_ns) // 1000 / 1000
 
     def network(self) -> dict[str, Any]:
-        """The hosts that it reached and those that it was refused, for its result. A name can have a secret in it."""
+        """The hosts that it reached and those that it was refused, for its result; redacted, since a host name can hold a secret."""
         text = self.redactor.text
         refused = ((f"{one.host}:{one.port}", one.refused) for one in self.reached if one.refused is not None)
         return {
