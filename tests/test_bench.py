@@ -165,12 +165,12 @@ CORPORA = {
 
 
 @pytest.fixture
-def as_before() -> Iterator[None]:
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a bench sets for the whole of its process."""
     disabled = logging.root.manager.disable
+    monkeypatch.setattr(gc, "freeze", lambda: None)
     yield
     logging.disable(disabled)
-    gc.unfreeze()
 
 
 def corpora(folder: Path) -> None:
