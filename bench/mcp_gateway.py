@@ -159,11 +159,11 @@ async def calls(folder: Path) -> dict[str, list[float]]:
 async def first_lists(folder: Path) -> dict[str, list[float]]:
     from mcp import Client
 
+    from handrail.config.upstreams import configured as servers_in
     from handrail.registry.pins import Definition, StoredPins
     from handrail.registry.sources.mcp import listing
     from handrail.registry.sources.mcp.listing import Listing
     from handrail.registry.sources.mcp.tools import spec_of
-    from handrail.upstreams import configured as servers_in
 
     names = [f"server{number}" for number in range(UPSTREAMS)]
     file = configured(folder, names)

@@ -27,6 +27,7 @@ from handrail.catalog.finding import Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
 from handrail.config.secrets import resolve
 from handrail.config.settings import SHIPPED
+from handrail.config.upstreams import configured
 from handrail.confining import sandbox_of
 from handrail.contract.errors import Fault, LoadError
 from handrail.contract.offering import Offering
@@ -59,7 +60,7 @@ from handrail.runtime.surface import CallRuntime
 from handrail.sandbox.operated import Operated
 from handrail.session.context import Context, Shelf
 from handrail.store.opening import Store
-from handrail.upstreams import Ground, Upstreams, configured
+from handrail.upstreams import Ground, Upstreams
 
 _Given = tuple[tuple[Tool, ...], tuple[Offering, ...]]
 

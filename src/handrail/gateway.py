@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import pydantic
 
 from handrail.config.mcp import McpServer
+from handrail.config.upstreams import definition_of
 from handrail.contract.errors import UsageError
 from handrail.registry.pins import Definition, StoredPins
-from handrail.upstreams import definition_of
 
 if TYPE_CHECKING:
     from handrail.assembly import Rooms
@@ -168,8 +168,8 @@ class JoinedServers(McpServers):
     @property
     def servers(self) -> Sequence[ServerStatus]:
         from handrail.agents import as_configured
+        from handrail.config.upstreams import configured
         from handrail.registry.sources.mcp.source import McpSource
-        from handrail.upstreams import configured
 
         state, config = Path(self._kernel.state_folder).parent.parent, self._kernel.config
         found = configured(config, as_configured(config))

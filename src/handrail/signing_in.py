@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 
 from handrail.config import Configuration
 from handrail.config.secrets import resolve
+from handrail.config.upstreams import configured
 from handrail.confining import sandbox_of
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.requires import Variables
@@ -18,7 +19,7 @@ from handrail.policy.rules import RuleBook
 from handrail.registry.sources.mcp.oauth import Prompt, Tokens
 from handrail.runtime.guard import Guarded
 from handrail.store.folders import Folders, prepare
-from handrail.upstreams import Ground, Upstreams, configured
+from handrail.upstreams import Ground, Upstreams
 
 PATIENCE_S = 300.0
 _MAX_HEAD = 16 * 1024

@@ -1,4 +1,4 @@
-"""The upstream MCP servers of a configuration: reading their definitions, and, in the process that holds the workspace, connecting them.
+"""The upstream MCP servers of one workspace, connected in the process that holds it.
 
 Four grants, each by itself: a person installs (``handrail mcp install``), configures or enables, names the hosts and
 folders, and approves what the tools say of themselves; that a call runs is then a matter of the rules.
@@ -11,23 +11,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from handrail.config import Configuration
-from handrail.config.mcp import McpServer, SecretValue
-from handrail.config.mcp_secrets import secrets_in, secrets_in_arguments, secrets_in_text, secrets_in_url
-from handrail.contract.errors import Fault, LoadError, UsageError
-from handrail.contract.hosts import bracketed, fault_in_host, read_url
+from handrail.config.upstreams import configured, is_beneath
+from handrail.contract.errors import UsageError
+from handrail.contract.hosts import bracketed, read_url
 from handrail.contract.requires import CapabilitySet, Layer, Variables, expand
 from handrail.contract.sandbox import Process, Profile, Program, Sandbox
 from handrail.policy.hidden import hidden as hides
 from handrail.policy.matching import Ranking
 from handrail.policy.rules import Rule, RuleBook
 from handrail.registry.sources.source import Source
-from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.runtime.secrets import SecretStore
 from handrail.store.folders import Folders
 
 if TYPE_CHECKING:
@@ -40,165 +39,6 @@ if TYPE_CHECKING:
 
 FIRST_LOOK_S = 1.0
 """How long after the start a server by url that nobody knows is looked at: what speaks to it is slow to load."""
-
-
-def configured(
-    config: Configuration,
-    secrets: SecretStore = NO_SECRETS,
-    learn: Callable[[str], None] = lambda value: None,
-    environment: Mapping[str, str] | None = None,
-) -> list[ServerDefinition]:
-    """The servers that a configuration names and has not put out.
-
-    :param secrets: what the operator has; a server that needs another one is there and says so
-    :param learn: told every value that may be a secret
-    :raises LoadError: with everything that is wrong
-    """
-    faults: list[Fault] = []
-    servers: dict[str, tuple[McpServer, str]] = {}
-    known = os.environ if environment is None else environment
-    for file in config.settings.mcp.files:
-        path = Path(file).expanduser()
-        if not path.is_absolute():
-            path = config.folder / path
-        if (workspace := config.workspace) is not None and _is_beneath(path, workspace.path.parent):
-            faults.append(
-                Fault("mcp.files", file, "lies in the workspace, where a model can write; keep it apart from it")
-            )
-            continue
-        from handrail.config.mcp_files import servers_in
-
-        found, problems = servers_in(path, known, learn)
-        faults += problems
-        for name, server in found.items():
-            if name in servers:
-                faults.append(
-                    Fault(str(path), f"mcpServers.{name}", f"is in {servers[name][1]} too; rename one of the two")
-                )
-            else:
-                servers[name] = server, str(path)
-    for name, own in config.settings.mcp.servers.items():
-        place = f"[mcp.servers.{name}]"
-        if own.command is None and own.url is None:
-            if name not in servers:
-                faults.append(
-                    Fault(place, "", "says neither command nor url, and no file under [mcp] files has this server")
-                )
-                continue
-            base, file = servers[name]
-            merged = {**base.model_dump(exclude_unset=True), **own.model_dump(exclude_unset=True)}
-            try:
-                servers[name] = McpServer.model_validate(merged), f"{place} and {file}"
-            except ValueError as error:
-                faults.append(Fault(place, "", str(error)))
-        elif name in servers:
-            faults.append(Fault(place, "", f"is in {servers[name][1]} too; leave command and url out, or rename one"))
-        else:
-            servers[name] = own, place
-    faults += _faults_together(servers)
-    if faults:
-        raise LoadError(faults)
-    return [
-        definition_of(name, server, place, secrets, learn)
-        for name, (server, place) in servers.items()
-        if server.enabled
-    ]
-
-
-def definition_of(
-    name: str, server: McpServer, place: str, secrets: SecretStore, learn: Callable[[str], None] = lambda value: None
-) -> ServerDefinition:
-    """One server as its owner takes it, with the values of its secrets."""
-    from handrail.registry.sources.mcp.definition import Oauth, ServerDefinition
-
-    missing: list[str] = []
-
-    def value(key: str, given: str | SecretValue) -> str:
-        if isinstance(given, str):
-            found = given
-        elif (why := secrets.reason_missing(given.secret)) is not None:
-            missing.append(why)
-            return ""
-        else:
-            found = given.prefix + secrets.chosen([given.secret])[given.secret]
-        for one in (*secrets_in(key, found), *secrets_in_text(found)):
-            learn(one)
-        return found
-
-    for one in (*secrets_in_url(server.url or ""), *secrets_in_arguments(server.args)):
-        learn(one)
-    oauth = server.oauth
-    grants = [grant for grant in ("sampling", "elicitation", "roots") if getattr(server, grant)]
-    return ServerDefinition(
-        name,
-        place,
-        "stdio" if server.url is None else server.transport,
-        command=server.command or "",
-        args=server.args,
-        environment={key: value(key, one) for key, one in server.env.items()},
-        url=server.url or "",
-        headers={key: value(key, one) for key, one in server.headers.items()},
-        oauth=Oauth()
-        if oauth is None
-        else Oauth(
-            oauth.grant,
-            oauth.client_id,
-            "" if oauth.client_secret is None else value("secret", oauth.client_secret),
-            oauth.scopes,
-            "" if oauth.private_key is None else value("secret", oauth.private_key),
-            oauth.signing_algorithm,
-            oauth.client_metadata_url,
-            oauth.issuer,
-            oauth.identity_exchange,
-            oauth.identity_client_id,
-            "" if oauth.identity_token is None else value("secret", oauth.identity_token),
-        ),
-        prefix=server.prefix,
-        about=server.about,
-        hosts=server.hosts,
-        read=server.read,
-        write=server.write,
-        folders=server.folders,
-        grants=frozenset(grants),
-        side_effects=server.side_effects,
-        trust_hints=server.trust_hints,
-        timeout_ms=server.timeout_ms,
-        connect_timeout_ms=server.connect_timeout_ms,
-        missing="; ".join(missing),
-    )
-
-
-def _faults_together(servers: Mapping[str, tuple[McpServer, str]]) -> list[Fault]:
-    found: list[Fault] = []
-    prefixes: dict[str, str] = {}
-    places: dict[str, str] = {}
-    for name, (server, place) in servers.items():
-        prefix = name if server.prefix is None else server.prefix
-        if prefix in prefixes and server.enabled:
-            found.append(
-                Fault(place, "prefix", f"is {prefix!r}, which is that of {prefixes[prefix]}; each has its own")
-            )
-        elif server.enabled:
-            prefixes[prefix] = name
-            places[prefix] = place
-        found += [Fault(place, "hosts", problem) for host in server.hosts if (problem := fault_in_host(host))]
-        if server.url is not None:
-            try:
-                read_url(server.url)
-            except ValueError as error:
-                found.append(Fault(place, "url", str(error)))
-        for folder in server.folders:
-            if not folder.startswith("/"):
-                found.append(Fault(place, "folders", f"{folder!r} is no absolute path"))
-    for prefix, place in places.items():
-        for other, name in prefixes.items():
-            if other and prefix.startswith(f"{other}_"):
-                problem = f"{prefix!r} begins with {other + '_'!r}, as the tools of {name} do: two could have one id"
-                found.append(Fault(place, "prefix", f"{problem}; give one of the two servers another prefix"))
-    for name, (server, place) in servers.items():
-        requires = definition_of(name, server, place, NO_SECRETS).requires
-        found += [Fault(place, where.removeprefix("requires.fs."), problem) for where, problem in requires.faults()]
-    return found
 
 
 def listed_sources(config: Configuration, folders: Folders) -> list[Source]:
@@ -425,10 +265,10 @@ def _unseen(definition: ServerDefinition, workspace: str) -> dict[str, str]:
         if (
             not path.is_absolute()
             or not path.exists()
-            or any(_is_beneath(path, Path(one)) for one in definition.folders)
+            or any(is_beneath(path, Path(one)) for one in definition.folders)
         ):
             continue
-        if not _is_beneath(path, Path(workspace)):
+        if not is_beneath(path, Path(workspace)):
             found[str(path)] = f"add {str(path.parent)!r} to folders of {table}"
         elif not definition.read:
             found[str(path)] = f"read of {table} says what of the workspace it sees, as read = ['.']"
@@ -441,7 +281,3 @@ async def _nobody(_: McpSource) -> None:
 
 def _is_about_hosts(rule: Rule) -> bool:
     return rule.scope != "default" and rule.permission in ("net.fetch", "net.*", "*")
-
-
-def _is_beneath(path: Path, folder: Path) -> bool:
-    return path.resolve().is_relative_to(folder.resolve()) or path.absolute().is_relative_to(folder)

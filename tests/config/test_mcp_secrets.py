@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.config.places import Layers
 
 from handrail.config.mcp_secrets import secrets_in, secrets_in_arguments, secrets_in_url
-from handrail.upstreams import configured
+from handrail.config.upstreams import configured
 
 BASIC = base64.b64encode(b"ann:open-sesame").decode()
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.config.places import Layers
 
+from handrail.config.upstreams import configured
 from handrail.contract.errors import LoadError
 from handrail.registry.sources.mcp.installed import fetches
-from handrail.upstreams import configured
 
 FILE = {
     "mcpServers": {

@@ -12,12 +12,12 @@ import pytest
 from tests.faces.conftest import Program
 
 from handrail import config
+from handrail.config.upstreams import configured
 from handrail.faces.cli.app import run
 from handrail.registry.pins import Definition, StoredPins
 from handrail.registry.sources.mcp import listing
 from handrail.registry.sources.mcp.listing import Listing
 from handrail.registry.sources.mcp.tools import spec_of
-from handrail.upstreams import configured
 
 TOKEN = "ghp_0123456789abcdefghij"
 

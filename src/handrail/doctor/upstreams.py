@@ -33,9 +33,9 @@ def of_servers(servers: Iterable[ServerStatus]) -> Iterator[Check]:
 def of_configured(config: Configuration, folders: Folders) -> Iterator[Check]:
     """Those of a configuration, without connecting anybody."""
     from handrail.agents import as_configured
+    from handrail.config.upstreams import configured
     from handrail.gateway import status_of
     from handrail.registry.sources.mcp.source import McpSource
-    from handrail.upstreams import configured
 
     found = configured(config, as_configured(config))
     yield from of_servers(status_of(McpSource(one, folders.state, str(folders.workspace))) for one in found)

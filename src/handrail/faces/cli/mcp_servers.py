@@ -245,8 +245,8 @@ def _row(setting: Setting, definition: ServerDefinition) -> dict[str, object]:
 
 
 def _definitions(setting: Setting) -> list[ServerDefinition]:
+    from handrail.config.upstreams import configured as servers
     from handrail.runtime.secrets import SecretStore
-    from handrail.upstreams import configured as servers
 
     config = read(setting)
     return servers(config, SecretStore(dict.fromkeys(config.settings.secrets, "")))

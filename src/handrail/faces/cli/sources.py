@@ -132,10 +132,10 @@ def _connect_unknown(setting: Setting, source: str) -> None:
     import asyncio
 
     from handrail.agents import as_configured
+    from handrail.config.upstreams import configured as servers_in
     from handrail.registry.sources.mcp.listing import read as listed
     from handrail.signing_in import look_at
     from handrail.store.folders import locate
-    from handrail.upstreams import configured as servers_in
 
     config = read(setting)
     folders = locate(setting.workspace, setting.state, allow_home=setting.allow_home)
