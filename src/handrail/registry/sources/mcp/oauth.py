@@ -18,7 +18,7 @@ from urllib.parse import parse_qs, urlsplit
 import httpx2
 
 from handrail.contract.errors import StartError
-from handrail.registry.sources.mcp.definition import ServerDefinition
+from handrail.registry.sources.mcp.definition import Oauth, ServerDefinition
 from handrail.store import private
 
 if TYPE_CHECKING:
@@ -230,43 +230,58 @@ class SignIn(httpx2.Auth):
         provider.context.token_expiry_time = 1.0  # it was refused, whatever its time says
 
     def _made(self) -> OAuthClientProvider:
+        """The SDK's provider for the way to sign in that the operator has set. Loads the SDK: call it in a thread."""
+        said = self._definition.oauth
+        if said.grant == "identity_assertion":
+            return self._by_identity(said)
+        if said.private_key or said.grant == "client_credentials":
+            return self._by_credentials(said)
+        return self._by_person(said)
+
+    def _by_identity(self, said: Oauth) -> OAuthClientProvider:
+        """By the assertion of an identity provider that both trust."""
+        from handrail.registry.sources.mcp.flows import IdentityAssertion
+
+        return IdentityAssertion(
+            self._definition.url,
+            self._tokens,
+            client_id=said.client_id,
+            client_secret=said.client_secret,
+            id_token=said.identity_token,
+            identity_client_id=said.identity_client_id,
+            exchange=said.identity_exchange,
+            issuer=said.issuer,
+            scopes=said.scopes,
+        )
+
+    def _by_credentials(self, said: Oauth) -> OAuthClientProvider:
+        """By the client's own credentials: a key that signs an assertion, or a shared secret."""
         from mcp.client.auth.extensions.client_credentials import (
             ClientCredentialsOAuthProvider,
             PrivateKeyJWTOAuthProvider,
             SignedJWTParameters,
         )
-        from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
 
-        from handrail.registry.sources.mcp.flows import IdentityAssertion, PersonSignsIn
-
-        said, url = self._definition.oauth, self._definition.url
-        scope = " ".join(said.scopes) or None
-        if said.grant == "identity_assertion":
-            return IdentityAssertion(
-                url,
-                self._tokens,
-                client_id=said.client_id,
-                client_secret=said.client_secret,
-                id_token=said.identity_token,
-                identity_client_id=said.identity_client_id,
-                exchange=said.identity_exchange,
-                issuer=said.issuer,
-                scopes=said.scopes,
-            )
-        issuer = said.issuer or None
-        if said.private_key:
-            signed = SignedJWTParameters(
-                issuer=said.client_id,
-                subject=said.client_id,
-                signing_algorithm=said.signing_algorithm,
-                signing_key=said.private_key,
-            )
-            prove = signed.create_assertion_provider()
-            return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
-        if said.grant == "client_credentials":
+        url, scope, issuer = self._definition.url, " ".join(said.scopes) or None, said.issuer or None
+        if not said.private_key:
             return ClientCredentialsOAuthProvider(
                 url, self._tokens, said.client_id, said.client_secret, scope=scope, issuer=issuer
             )
+        signed = SignedJWTParameters(
+            issuer=said.client_id,
+            subject=said.client_id,
+            signing_algorithm=said.signing_algorithm,
+            signing_key=said.private_key,
+        )
+        prove = signed.create_assertion_provider()
+        return PrivateKeyJWTOAuthProvider(url, self._tokens, said.client_id, prove, scope=scope, issuer=issuer)
+
+    def _by_person(self, said: Oauth) -> OAuthClientProvider:
+        """By a person with a browser."""
+        from mcp.shared.auth import OAuthClientInformationFull, OAuthClientMetadata
+
+        from handrail.registry.sources.mcp.flows import PersonSignsIn
+
         redirect = self._prompt.redirect if self._prompt is not None else "http://127.0.0.1:0/callback"
         metadata = OAuthClientMetadata.model_validate(
             {
@@ -274,7 +289,7 @@ class SignIn(httpx2.Auth):
                 "redirect_uris": [redirect],
                 "grant_types": ["authorization_code", "refresh_token"],
                 "response_types": ["code"],
-                "scope": scope,
+                "scope": " ".join(said.scopes) or None,
             }
         )
         back: list[AuthorizationCodeResult] = []
@@ -300,9 +315,9 @@ class SignIn(httpx2.Auth):
                 }
             )
         at = said.client_metadata_url or None
-        ways = PersonSignsIn(url, metadata, self._tokens, visit, returned, client_metadata_url=at)
-        ways.known, ways.trusted = known, said.issuer
-        return ways
+        provider = PersonSignsIn(self._definition.url, metadata, self._tokens, visit, returned, client_metadata_url=at)
+        provider.known, provider.trusted = known, said.issuer
+        return provider
 
 
 def _came_back(address: str) -> AuthorizationCodeResult:
