@@ -1,4 +1,4 @@
-"""The kernel in the process that holds the workspace."""
+"""The kernel in the process that holds the workspace: it carries out all calls, its own and those of processes that joined."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import secrets as randomness
 import sys
-import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from handrail import config as configuration
 from handrail.arbiter.approvals import Approvals
-from handrail.arbiter.call import Lane
-from handrail.arbiter.delegating import check_type
 from handrail.arbiter.logs import redacted_logs
 from handrail.arbiter.looking import WorkspaceView
 from handrail.arbiter.offers import judged_as
@@ -23,30 +20,28 @@ from handrail.assembly import Rooms, assemble, given_rules, parse_rules
 from handrail.catalog.interaction import Interaction
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
-from handrail.contract.delegation import Child, Delegation
 from handrail.contract.doors import Findings
-from handrail.contract.errors import HandrailError, LogUnavailable, ToolError, UsageError
+from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.peer import Peer
 from handrail.contract.people import Attendant
 from handrail.contract.rule_texts import RuleEntry
 from handrail.contract.runtime import ClientContext
 from handrail.contract.sandbox import Tier
 from handrail.contract.tool import Tool
+from handrail.held_sessions import HeldSessions
 from handrail.joining import approvals, jobs, mirror
 from handrail.joining.handshake import PROTOCOL
 from handrail.joining.server import Server
 from handrail.kernel import AnyRule, Brought, Folder, Kernel, rule_texts
-from handrail.lanes import lane_of, parent_of
 from handrail.policy.authority import Authority
 from handrail.policy.modes import Mode
 from handrail.policy.rules import RuleBook
-from handrail.record.log import CommitLog, Interrupted, Record
+from handrail.record.log import CommitLog, Interrupted
 from handrail.registry.generation import Difference, Generation
 from handrail.runtime.roots import Roots
 from handrail.session.arrivals import Arrivals
 from handrail.session.context import Context
-from handrail.session.family import Family, Under
-from handrail.session.lasting import Lasting
+from handrail.session.family import Under
 from handrail.session.opening import Opening
 from handrail.session.parked import Heeding, project_rules
 from handrail.session.session import ENDED, HeldSession, new_session_id
@@ -67,13 +62,10 @@ class HeldKernel(Kernel):
         self._face = face
         self._others: dict[str, Context] = {}
         """Of further agents that sessions of this process name."""
-        self._sessions: dict[str, HeldSession] = {}
-        self._closing: set[str] = set()
         self._leaving: asyncio.Task[None] | None = None
-        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
-        self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
+        self.sessions = HeldSessions(rooms, self._context, face)
         self.server = Server(self)
-        Heeding(self.approvals, self._lane, self._lanes, self._judged_by)
+        Heeding(self.approvals, self.sessions.lane, self.sessions.lanes, self._judged_by)
 
     @property
     def workdir(self) -> str:
@@ -109,7 +101,12 @@ class HeldKernel(Kernel):
 
     @property
     def jobs(self) -> WorkspaceView:
-        return WorkspaceView(self.rooms.arbiter.jobs, self._lanes, self.rooms.arbiter.shaper)
+        return WorkspaceView(self.rooms.arbiter.jobs, self.sessions.lanes, self.rooms.arbiter.shaper)
+
+    @property
+    def arrivals(self) -> Arrivals:
+        """What comes for sessions while no turn of theirs is under way."""
+        return self.sessions.arrivals
 
     @property
     def log(self) -> CommitLog:
@@ -190,7 +187,7 @@ class HeldKernel(Kernel):
             topic=topic,
             client=client,
         )
-        return await self.open_session(opening, id)
+        return await self.sessions.open(opening, id)
 
     def _context(self, agent: str | None) -> Context:
         """That of ``agent`` with what this process brought; made when it is first named."""
@@ -202,122 +199,11 @@ class HeldKernel(Kernel):
             context = self._others[agent] = self.rooms.context(agent, **brought.for_context())
         return context
 
-    async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
-        """A session of whichever process works in the context of ``opening``."""
-        if id is not None and (id in self._sessions or id in self._closing):
-            raise UsageError(f"session {id!r} is open already")
-        session_id = new_session_id() if id is None else id
-        rooms, lasting, context = self.rooms, self.lasting, opening.context
-        row = lasting.row(opening.row(session_id, time.time_ns()))
-        lane = lane_of(rooms, lasting, opening, row)
-        # Call ids stay unique when a session goes on.
-        turns = 0 if id is None else lasting.last_turn(session_id, self.log.last_turn(session_id))
-        family = Family(context.manifest, self._open_child, opening.under)
-        session = HeldSession(
-            rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
-        )
-        session.history = lasting.history(session_id, lane)
-        session.news.follow(context.watchers)
-        self._sessions[session_id] = session
-        family.enter(session)
-        try:
-            await rooms.store.sessions.open(row)
-            await self.arrivals.enter(session, lane, family.top(session))
-            await session.catalog.restore()
-            await rooms.arbiter.restarts.take_up(lane)
-        except BaseException:
-            session.news.end()
-            self._forget(session)
-            raise
-        opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
-        context.shelf.begin()
-        self.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
-        return session
-
-    async def _open_child(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
-        """A session of a sub-agent, in the context of its own agent with what this process brought."""
-        session = await self.open_child(self._context, Under(parent, call_id, delegation), self._face)
-        return Child(session, session.family.manifest)
-
-    async def open_child(
-        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
-    ) -> HeldSession:
-        """
-        :param context_of: that of an agent, with what the process brought whose session the parent is
-        :raises ToolError: where work cannot be handed to that agent
-        """
-        above, agent = under.parent.lane, under.delegation.agent
-        check_type(agent, above.agent_types())
-        try:
-            context = context_of(agent)
-        except HandrailError:
-            text = f"the agent {agent!r} cannot be used: its manifest or a tool of it is faulty. handrail agents says why, to its operator"
-            raise ToolError(text, kind="unavailable") from None
-        around = above.around
-        return await self.open_session(
-            Opening(context, face, topic=around.topic, client=around.client, under=under), id
-        )
-
     async def fork(self, id: str) -> str:
-        return await self._fork(id, new_session_id())
-
-    async def _fork(self, id: str, forked: str) -> str:
-        """:param forked: the id of the fork; the same again changes nothing"""
-        await self.lasting.fork(id, forked, face=self._face)
-        return forked
+        return await self.sessions.fork(id, new_session_id())
 
     async def close_session(self, id: str) -> None:
-        if id in self._sessions or id in self._closing:
-            raise UsageError(f"session {id} is open; whoever has it open closes it, or ends")
-        self.lasting.existing(id)
-        await self._discard(id)
-
-    async def _suspended(self, session: HeldSession) -> None:
-        """Nobody has it open any more; what belongs to it stays."""
-        try:
-            if session.family.under is not None:  # nobody goes on with it, so what belongs to it ends, too
-                await self.approvals.close_session(session.id, "its sub-agent ended", "parent")
-                await asyncio.gather(self.rooms.arbiter.jobs.end("parent", session.id), self.arrivals.end(session.id))
-            await self.lasting.suspend(session.id)
-        finally:
-            self._forget(session)
-
-    async def _closed(self, session: HeldSession) -> None:
-        """Taken from the list last: until its folders are gone nobody may open it again."""
-        try:
-            await self._discard(session.id)
-        finally:
-            self._forget(session)
-
-    def _forget(self, session: HeldSession) -> None:
-        self.arrivals.leave(session.id)
-        self._sessions.pop(session.id, None)
-        session.family.leave(session)
-
-    async def _discard(self, session_id: str) -> None:
-        store = self.rooms.store
-        self._closing.add(session_id)
-        try:
-            await self.rooms.arbiter.jobs.end("user", session_id)
-            for child in store.sessions.under(session_id):
-                await self._discard(child.id)
-            await self.approvals.close_session(session_id)
-            await self.arrivals.discard(session_id)
-            await self.rooms.programs.release(str(store.folders.scratch(session_id)))
-            self.log.append([Record("session-closed", session_id, "", {})])
-            try:
-                await store.sessions.close(session_id, time.time_ns())
-            finally:
-                await asyncio.to_thread(store.folders.discard, session_id)
-        finally:
-            self._closing.discard(session_id)
-
-    def _lane(self, session_id: str) -> Lane | None:
-        session = self._sessions.get(session_id)
-        return None if session is None else session.lane
-
-    def _lanes(self) -> Iterable[Lane]:
-        return (session.lane for session in tuple(self._sessions.values()))
+        await self.sessions.close(id)
 
     def _judged_by(self) -> tuple[Generation, Authority, RuleBook, Roots]:
         rules = self.own.rules.with_rules(*project_rules(self.approvals))
@@ -339,22 +225,30 @@ class HeldKernel(Kernel):
     ) -> Context:
         return self.rooms.context(agent, tools=tools, rules=rules, mode=mode, configured=configured)
 
+    async def open_session(self, opening: Opening, id: str | None = None) -> HeldSession:
+        return await self.sessions.open(opening, id)
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        return await self.sessions.open_child(context_of, under, face, id)
+
     def learn(self, secrets: Mapping[str, str]) -> None:
         self.rooms.arbiter.shaper.redactor.learn(secrets)
 
     def further_operations(self) -> Mapping[str, Callable[..., Awaitable[Any]]]:
-        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self._lane, self.jobs)
+        of_jobs = jobs.handlers(self.rooms.arbiter.jobs, self.sessions.lane, self.jobs)
         return {
             **approvals.handlers(self.approvals),
             **of_jobs,
-            "fork": self._fork,
-            "close-session": self.close_session,
+            "fork": self.sessions.fork,
+            "close-session": self.sessions.close,
         }
 
     def replaced(self) -> None:
         """Another process has taken over: what runs here is stopped, and those who joined find the other."""
         self.server.leaving = True
-        for session in tuple(self._sessions.values()):
+        for session in tuple(self.sessions.by_id.values()):
             session.cancel("shutdown")
         self.rooms.arbiter.jobs.stop_all("shutdown")
         self._leaving = asyncio.get_running_loop().create_task(self.server.aclose())
@@ -378,20 +272,20 @@ class HeldKernel(Kernel):
             steps.push_async_callback(self.rooms.arbiter.jobs.end, "shutdown")
             steps.push_async_callback(self._end_all)
             steps.push_async_callback(self._end_own)
-            steps.push_async_callback(self.arrivals.aclose)
+            steps.push_async_callback(self.sessions.arrivals.aclose)
 
     async def _end_own(self) -> None:
         """The sessions of this process. Those of others may come to their end meanwhile."""
         others = {session.id for guest in self.server.guests for session in guest.sessions}
-        own = [session for session in self._sessions.values() if session.id not in others]
+        own = [session for session in self.sessions.by_id.values() if session.id not in others]
         await asyncio.gather(*(session.end("shutdown", ENDED) for session in own), self.server.drain())
 
     async def _end_all(self) -> None:
-        await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self._sessions.values())))
+        await asyncio.gather(*(session.end("shutdown", ENDED) for session in tuple(self.sessions.by_id.values())))
 
     async def _suspend_all(self) -> None:
         with contextlib.suppress(LogUnavailable):  # the end of this process suspends them, too
-            await asyncio.gather(*map(self.lasting.suspend, tuple(self._sessions)))
+            await self.sessions.suspend_all()
 
     async def _write_what_is_left(self) -> None:
         try:

@@ -199,7 +199,7 @@ async def test_a_reply_of_nothing_but_a_use_is_kept_and_a_kernel_that_opens_the_
 
 
 async def kernel_rows(kernel: HeldKernel, session_id: str) -> list[tuple[int, Mapping[str, Any]]]:
-    return list(await kernel.lasting.history(session_id).read())
+    return list(await kernel.sessions.lasting.history(session_id).read())
 
 
 @pytest.mark.proves("R-10")

@@ -90,8 +90,8 @@ def sizes(kernel: HeldKernel) -> dict[str, int]:
     kept = {f"guest.{name}": _count(guests, name) for name in _OF_A_GUEST}
     return {
         **kept,
-        "sessions": len(kernel._sessions),  # pyright: ignore[reportPrivateUsage]
-        "closing": len(kernel._closing),  # pyright: ignore[reportPrivateUsage]
+        "sessions": len(kernel.sessions.by_id),
+        "closing": len(kernel.sessions.closing),
         "left": len(server._left),  # pyright: ignore[reportPrivateUsage]
         "ending": len(server._ending),  # pyright: ignore[reportPrivateUsage]
         "guests": len(server.guests),

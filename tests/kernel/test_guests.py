@@ -89,7 +89,7 @@ async def test_a_request_of_any_shape_is_answered_or_refused_in_words_and_nothin
                     assert refused.text
                 assert connection.lost is None
                 assert (await connection.request("waiting", {"session": await opened(connection, "ses_after")})) == []
-            await until(lambda: len(held.server.guests) == 1 and not held._sessions.keys() - {"ses_others"})  # pyright: ignore[reportPrivateUsage]
+            await until(lambda: len(held.server.guests) == 1 and not held.sessions.by_id.keys() - {"ses_others"})
 
         def run(name: str, body: Any) -> None:
             asyncio.run_coroutine_threadsafe(ask(name, body), loop).result()
@@ -117,14 +117,14 @@ async def until(what: Callable[[], bool]) -> None:
 async def test_a_notice_of_any_shape_changes_nothing(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as held, guest(tmp_path) as connection:
         await opened(connection, "ses_mine")
-        before = held._sessions["ses_mine"].rules.rules  # pyright: ignore[reportPrivateUsage]
+        before = held.sessions.by_id["ses_mine"].rules.rules
         strange: list[object] = [None, 1, [], {}, {"session": 1}, {"session": "ses_mine", "rules": "allow write"}]
         for name in [*NOTICES, "nothing"]:
             for body in strange:
                 connection.notify(name, body)
         connection.notify("rules", {"session": "ses_mine", "rules": ["no rule at all"]})
         await connection.request("flush", {})
-        assert held._sessions["ses_mine"].rules.rules == before  # pyright: ignore[reportPrivateUsage]
+        assert held.sessions.by_id["ses_mine"].rules.rules == before
 
 
 @pytest.mark.parametrize(
@@ -411,7 +411,7 @@ async def test_numbers_of_turns_that_never_begin_are_forgotten(tmp_path: Path) -
         look = call("glob", '{"pattern": "*"}')
         for turn in range(2_000, 40_000, 2_000):
             await connection.request("reply", reply_of(connection, "ses_mine", turn, look))
-        assert len(held._sessions["ses_mine"]._skipped) == 1_000  # pyright: ignore[reportPrivateUsage]
+        assert len(held.sessions.by_id["ses_mine"]._skipped) == 1_000  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_session_that_is_opened_again_is_watched_again(tmp_path: Path) -> None:

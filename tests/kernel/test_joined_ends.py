@@ -165,7 +165,7 @@ async def quiet(joined: JoinedKernel, holder: HeldKernel) -> None:
     await until(lambda: not standing._pending)  # pyright: ignore[reportPrivateUsage]
     await until(lambda: sizes(holder)["guests"] == 1 and not sizes(holder)["left"])
     if "ses_new" not in joined._sessions:  # pyright: ignore[reportPrivateUsage]
-        await until(lambda: "ses_new" not in holder._sessions)  # pyright: ignore[reportPrivateUsage]
+        await until(lambda: "ses_new" not in holder.sessions.by_id)
 
 
 # ── a line that breaks ───────────────────────────────────────────────────────────────────────────

@@ -83,7 +83,7 @@ async def test_a_sub_agent_works_in_a_session_of_its_own_and_its_last_message_is
         assert "It says 42." in str(top.requests[1].messages)
         await kernel.log.flush()
         assert [call.tool for call in kernel.log.reader.calls(session=row.id)] == ["read"]
-        assert await kernel.lasting.history(row.id).read()
+        assert await kernel.sessions.lasting.history(row.id).read()
 
 
 @pytest.mark.proves("A-03")

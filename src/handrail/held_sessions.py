@@ -1,0 +1,178 @@
+"""Which sessions are open in the process that holds the workspace: how each is opened, suspended, forked and closed."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterable, Mapping
+
+from handrail.arbiter.call import Lane
+from handrail.arbiter.delegating import check_type
+from handrail.assembly import Rooms
+from handrail.contract.delegation import Child, Delegation
+from handrail.contract.errors import HandrailError, ToolError, UsageError
+from handrail.lanes import lane_of, parent_of
+from handrail.record.log import Record
+from handrail.session.arrivals import Arrivals
+from handrail.session.context import Context
+from handrail.session.family import Family, Under
+from handrail.session.lasting import Lasting
+from handrail.session.opening import Opening
+from handrail.session.session import HeldSession, new_session_id
+
+
+class HeldSessions:
+    """The open sessions of this process and of those that joined it. For one event loop.
+
+    :param context_of: that of an agent, with what this process brought
+    :param face: through which this process opens sessions
+    """
+
+    def __init__(self, rooms: Rooms, context_of: Callable[[str], Context], face: str) -> None:
+        self._rooms = rooms
+        self._context_of = context_of
+        self._face = face
+        self._open: dict[str, HeldSession] = {}
+        self._closing: set[str] = set()
+        self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
+        self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
+
+    @property
+    def by_id(self) -> Mapping[str, HeldSession]:
+        """Those that are open."""
+        return self._open
+
+    @property
+    def closing(self) -> frozenset[str]:
+        """The ids of those whose folders are being removed."""
+        return frozenset(self._closing)
+
+    def lane(self, session_id: str) -> Lane | None:
+        """The lane of a session; None where it is not open."""
+        session = self._open.get(session_id)
+        return None if session is None else session.lane
+
+    def lanes(self) -> Iterable[Lane]:
+        return (session.lane for session in tuple(self._open.values()))
+
+    async def suspend_all(self) -> None:
+        """
+        :raises LogUnavailable: when it cannot be kept
+        """
+        await asyncio.gather(*map(self.lasting.suspend, tuple(self._open)))
+
+    async def open(self, opening: Opening, id: str | None = None) -> HeldSession:
+        """A session of whichever process works in the context of ``opening``.
+
+        :param id: of a session that is to go on; None for a new one
+        :raises UsageError: when it is open already
+        """
+        if id is not None and (id in self._open or id in self._closing):
+            raise UsageError(f"session {id!r} is open already")
+        session_id = new_session_id() if id is None else id
+        rooms, lasting, context = self._rooms, self.lasting, opening.context
+        row = lasting.row(opening.row(session_id, time.time_ns()))
+        lane = lane_of(rooms, lasting, opening, row)
+        # Call ids stay unique when a session goes on.
+        turns = 0 if id is None else lasting.last_turn(session_id, rooms.log.last_turn(session_id))
+        family = Family(context.manifest, self._open_child, opening.under)
+        session = HeldSession(
+            rooms.arbiter, lane, lambda: context.shelf.succession.current, self._closed, self._suspended, turns, family
+        )
+        session.history = lasting.history(session_id, lane)
+        session.news.follow(context.watchers)
+        self._open[session_id] = session
+        family.enter(session)
+        try:
+            await rooms.store.sessions.open(row)
+            await self.arrivals.enter(session, lane, family.top(session))
+            await session.catalog.restore()
+            await rooms.arbiter.restarts.take_up(lane)
+        except BaseException:
+            session.news.end()
+            self._forget(session)
+            raise
+        opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
+        context.shelf.begin()
+        rooms.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
+        return session
+
+    async def _open_child(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
+        """A session of a sub-agent, in the context of its own agent with what this process brought."""
+        session = await self.open_child(self._context_of, Under(parent, call_id, delegation), self._face)
+        return Child(session, session.family.manifest)
+
+    async def open_child(
+        self, context_of: Callable[[str], Context], under: Under, face: str, id: str | None = None
+    ) -> HeldSession:
+        """
+        :param context_of: that of an agent, with what the process brought whose session the parent is
+        :raises ToolError: where work cannot be handed to that agent
+        """
+        above, agent = under.parent.lane, under.delegation.agent
+        check_type(agent, above.agent_types())
+        try:
+            context = context_of(agent)
+        except HandrailError:
+            text = f"the agent {agent!r} cannot be used: its manifest or a tool of it is faulty. handrail agents says why, to its operator"
+            raise ToolError(text, kind="unavailable") from None
+        around = above.around
+        return await self.open(Opening(context, face, topic=around.topic, client=around.client, under=under), id)
+
+    async def fork(self, id: str, forked: str) -> str:
+        """
+        :param forked: the id of the fork; the same again changes nothing
+        """
+        await self.lasting.fork(id, forked, face=self._face)
+        return forked
+
+    async def close(self, id: str) -> None:
+        """Close a session that nobody has open, for good.
+
+        :raises UsageError: when somebody has, or there is none
+        """
+        if id in self._open or id in self._closing:
+            raise UsageError(f"session {id} is open; whoever has it open closes it, or ends")
+        self.lasting.existing(id)
+        await self._discard(id)
+
+    async def _suspended(self, session: HeldSession) -> None:
+        """Nobody has it open any more; what belongs to it stays."""
+        approvals = self._rooms.arbiter.approvals
+        try:
+            if session.family.under is not None:  # nobody goes on with it, so what belongs to it ends, too
+                await approvals.close_session(session.id, "its sub-agent ended", "parent")
+                await asyncio.gather(self._rooms.arbiter.jobs.end("parent", session.id), self.arrivals.end(session.id))
+            await self.lasting.suspend(session.id)
+        finally:
+            self._forget(session)
+
+    async def _closed(self, session: HeldSession) -> None:
+        """Taken from the list last: until its folders are gone nobody may open it again."""
+        try:
+            await self._discard(session.id)
+        finally:
+            self._forget(session)
+
+    def _forget(self, session: HeldSession) -> None:
+        self.arrivals.leave(session.id)
+        self._open.pop(session.id, None)
+        session.family.leave(session)
+
+    async def _discard(self, session_id: str) -> None:
+        store, approvals = self._rooms.store, self._rooms.arbiter.approvals
+        self._closing.add(session_id)
+        try:
+            await self._rooms.arbiter.jobs.end("user", session_id)
+            for child in store.sessions.under(session_id):
+                await self._discard(child.id)
+            await approvals.close_session(session_id)
+            await self.arrivals.discard(session_id)
+            await self._rooms.programs.release(str(store.folders.scratch(session_id)))
+            self._rooms.log.append([Record("session-closed", session_id, "", {})])
+            try:
+                await store.sessions.close(session_id, time.time_ns())
+            finally:
+                await asyncio.to_thread(store.folders.discard, session_id)
+        finally:
+            self._closing.discard(session_id)
