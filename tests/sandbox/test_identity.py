@@ -12,6 +12,7 @@ from tests.sandbox.conftest import Ground
 from handrail.contract.errors import ToolError
 from handrail.sandbox import identity
 from handrail.sandbox.identity import Person
+from handrail.sandbox.looks import Looks
 
 SOMEBODY = 65_533
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
@@ -117,7 +118,7 @@ def test_only_what_the_person_cannot_get_to_is_mounted_elsewhere(tmp_path: Path)
             folder.chmod(0o711)
     opened, closed = str(place / "open" / "inner"), str(place / "closed" / "inner")
     options = ["--bind", opened, opened, "--ro-bind", closed, closed, "--bind", closed, "/x", "--chdir", closed]
-    found, sources = identity.staged(options, Person(SOMEBODY, SOMEBODY))
+    found, sources = identity.staged(options, Person(SOMEBODY, SOMEBODY), Looks())
     assert sources == [closed]
     assert found == [
         "--bind",

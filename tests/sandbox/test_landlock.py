@@ -38,13 +38,14 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
     """
     plan = await sandbox.plan(ground.capabilities, ground.profile(), Program((*SHELL_ARGV, script)))
     places = {str(ground.workspace): WORKSPACE, str(ground.scratch): SCRATCH}
-    options = list(plan.options)
+    options = list(plan.made.options)
     for at, option in enumerate(options):
         if option == "--bind":
             options[at + 2] = places[options[at + 1]]
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
     changed: dict[str, object] = {"options": tuple(options), "start": WORKSPACE, "folders": tuple(told.items()), **seen}
-    process = sandbox.prepare(dataclasses.replace(plan, **changed))  # pyright: ignore[reportArgumentType]
+    made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]
+    process = sandbox.prepare(dataclasses.replace(plan, made=made))
     environment = {"PATH": "/usr/bin:/bin", "HOME": SCRATCH}
     process.begin(launcher.program_call(WORKSPACE, (*SHELL_ARGV, script), environment))
     out, errors, dropped = await process.communicate(b"", 1 << 20)

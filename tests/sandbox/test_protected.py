@@ -9,6 +9,7 @@ import pytest
 from tests.sandbox.conftest import Ground
 
 from handrail.sandbox import protected
+from handrail.sandbox.looks import Looks
 from handrail.sandbox.tree import Tree
 
 pytestmark = pytest.mark.proves("S-07")
@@ -104,15 +105,15 @@ def test_what_stands_differs_once_a_file_has_been_replaced(ground: Ground) -> No
     furnish(ground.workspace)
     (ground.workspace / ".env").write_text("one")
     profile = ground.profile(pinned=(str(ground.workspace / ".git/hooks"),), masked=(str(ground.workspace / ".env"),))
-    seen = protected.standing(profile)
-    assert protected.standing(profile) == seen
+    seen = protected.standing(profile, Looks())
+    assert protected.standing(profile, Looks()) == seen
     (ground.workspace / "new").write_text("two")
     (ground.workspace / "new").rename(ground.workspace / ".env")
-    changed = protected.standing(profile)
+    changed = protected.standing(profile, Looks())
     assert changed != seen
     (ground.workspace / ".git").rename(ground.workspace / "g2")
     (ground.workspace / ".git").mkdir()
     (ground.workspace / "g2" / "hooks").rename(ground.workspace / ".git" / "hooks")
-    assert protected.standing(profile) not in (seen, changed)
+    assert protected.standing(profile, Looks()) not in (seen, changed)
     (ground.workspace / "handrail.toml").write_text("")
-    assert len(protected.standing(profile)) > len(changed)
+    assert len(protected.standing(profile, Looks())) > len(changed)

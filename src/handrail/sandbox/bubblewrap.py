@@ -2,43 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-import orjson
-
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.sandbox import Limits, Process, Profile, Program, TerminalSize, Tier
+from handrail.contract.sandbox import Process, Profile, Program, Tier
 from handrail.sandbox import (
     cgroups,
     identity,
     landlock,
     launcher,
-    locale_names,
     memory,
     mounts,
     network,
-    protected,
-    seccomp,
     terminal,
     toolchains,
 )
-from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
+from handrail.sandbox.looks import Looks
+from handrail.sandbox.plans import Plan, Planning, after, start_of
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
 
 SYSTEM_BWRAP = "/usr/bin/bwrap"
-SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
-"""Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
 _FIXED = (
     "--unshare-all",
     "--unshare-user",
@@ -70,57 +62,6 @@ def binaries() -> Iterator[str]:
         yield str(wheel)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """One start, put together: what the sandbox is made of, and what will run in it.
-
-    :param options: bubblewrap's, of what it mounts
-    :param start: the folder that its program begins in, where the call does not say so
-    :param filter: of system calls, in force from before the launcher; empty for none
-    :param person: whom to become first; None for nobody else
-    :param staged: the sources of ``options`` that this person could not get to
-    :param folders: what is mounted beside the system, with its access
-    :param tcp: whether the sandbox has a loopback of its own to serve on
-    :param connect: the ports that it may connect to if it has none
-    :param environment: a waiting shell's; a program's comes with its call
-    :param standing: what each path that is mounted over was, when the plan was made
-    :param call: the second part of the launcher's letter
-    :param secrets: the JSON text for the program's descriptor, where it has secrets
-    :param terminal: the size of the program's terminal, where it has one
-    """
-
-    mode: Mode
-    options: tuple[str, ...]
-    start: str
-    filter: bytes
-    person: Person | None
-    staged: tuple[str, ...]
-    folders: tuple[tuple[str, mounts.Access], ...]
-    tcp: bool
-    connect: tuple[int, ...]
-    limits: Limits
-    environment: tuple[tuple[str, str], ...]
-    standing: tuple[str, ...]
-    call: bytes
-    secrets: bytes | None
-    merge_stderr: bool
-    terminal: TerminalSize | None = None
-
-    @property
-    def key(self) -> object:
-        """Equal for plans that the same ready-made sandbox could carry out."""
-        made_of = self.mode, self.options, self.start, self.filter, self.person, self.staged, self.folders, self.tcp
-        return (
-            made_of,
-            self.connect,
-            self.limits,
-            self.environment,
-            self.standing,
-            self.secrets is not None,
-            self.merge_stderr,
-        )
-
-
 class Bubblewrap:
     """Implements :class:`handrail.contract.sandbox.Sandbox`.
 
@@ -143,8 +84,7 @@ class Bubblewrap:
         self._tier = tier
         self._first = first
         self._landlock_abi = landlock.abi() if landlock_abi is None else landlock_abi
-        self._system_calls = system_calls
-        self._git: Mapping[str, str] | None = None
+        self._planning = Planning(system_calls)
 
     @property
     def tier(self) -> Tier:
@@ -180,7 +120,7 @@ class Bubblewrap:
             begun = await network.fronted(process, begin, capabilities, profile, ahead)
         else:
             begin()
-        if (bound := memory_of_call(plan.limits)) is not None:
+        if (bound := memory_of_call(plan.made.limits)) is not None:
             memory.Watch(process, bound)
         return begun
 
@@ -193,63 +133,7 @@ class Bubblewrap:
             waits for it
         :raises ToolError: as :meth:`start`
         """
-        argv = program.argv
-        if not argv:
-            raise ToolError("there is no program to run: the argv is empty", kind="invalid_input")
-        git = self._git
-        if git is None:
-            git = await asyncio.get_running_loop().run_in_executor(None, toolchains.git_identity, profile.workspace)
-            self._git = git
-        found = toolchains.find(profile.workspace)
-        folders = mounts.folder_access(capabilities, profile, found)
-        options: Sequence[str] = mounts.arguments(folders, profile)
-        environment = _environment(profile, found, git)
-        if capabilities.uses("net.fetch"):
-            environment |= network.environment(capabilities)
-        start = _start(folders, profile)
-        if "\0" in "".join((start, *argv, *environment, *environment.values())):
-            raise ToolError(
-                "an argument, folder or variable has a NUL character in it, which no program can be given",
-                kind="invalid_input",
-            )
-        cwd = profile.cwd or start
-        if not any(mounts.is_beneath(cwd, folder) for folder in folders):
-            raise ToolError(f"{cwd} is not in the sandbox of this call", kind="denied")
-        secrets = orjson.dumps(dict(profile.secrets)) if profile.secrets else None
-        if secrets is not None:
-            environment[SECRETS_VARIABLE] = str(_after(program.descriptors))
-        text = None if program.descriptors or secrets else launcher.shell_text(argv, profile.environment)
-        as_shell = text is not None and (ready_made or len(os.fsencode(text)) > launcher.LONGEST_TEXT)
-        if not as_shell and any(len(os.fsencode(word)) > launcher.LONGEST_ARGUMENT for word in argv):
-            raise ToolError(
-                "the arguments are too long for the system; put the data in a file or on stdin", kind="limit"
-            )
-        mode: Mode = "shell" if as_shell else "exec"
-        person = identity.person_for(profile.workspace)
-        staged: list[str] = []
-        if person is not None:
-            identity.prepare(profile, person)
-            options, staged = identity.staged(options, person)
-        return Plan(
-            mode,
-            tuple(options),
-            start,
-            self._system_calls if self._system_calls is not None else _filter(profile),
-            person,
-            tuple(staged),
-            tuple(folders.items()),
-            profile.workspace_writable,
-            (network.PROXY_PORT,) if capabilities.uses("net.fetch") else (),
-            profile.limits,
-            tuple(environment.items()) if as_shell else (),
-            protected.standing(profile),
-            launcher.shell_call("" if cwd == start else cwd, text)
-            if as_shell and text is not None
-            else launcher.program_call(cwd, argv, environment),
-            secrets,
-            program.merge_stderr,
-            program.terminal,
-        )
+        return await self._planning.plan(capabilities, profile, program, ready_made=ready_made)
 
     def prepare(self, plan: Plan, descriptors: Mapping[int, int] | None = None) -> Confined:
         """Start the sandbox of a plan; its program waits to be begun.
@@ -263,6 +147,7 @@ class Bubblewrap:
                 "nothing here can start a program in a sandbox: install perl (apt install perl-base)",
                 kind="unavailable",
             )
+        made = plan.made
         given = dict(descriptors or {})
         if any(number < 3 for number in given):
             raise ValueError(f"descriptors {sorted(given)}: 0, 1 and 2 are the process's own")
@@ -280,7 +165,7 @@ class Bubblewrap:
                     theirs[2] = os.dup(theirs[1])
                 else:
                     ours["stderr"], theirs[2] = os.pipe()
-            number = _after(given)
+            number = after(given)
             if plan.secrets is not None:
                 ours["secrets"] = os.memfd_create("handrail-secrets", os.MFD_CLOEXEC)
                 theirs[number] = os.dup(ours["secrets"])
@@ -291,14 +176,14 @@ class Bubblewrap:
             theirs[number + 1] = os.dup(ours["letter"])
             here, there = socket.socketpair()
             ours["lifeline"], theirs[number + 2] = here.detach(), there.detach()
-            theirs[number + 3] = _memory_file(os.fsencode("\0".join(_carried_out(plan.options, plan.start))))
+            theirs[number + 3] = _memory_file(os.fsencode("\0".join(_carried_out(made.options, made.start))))
             ours["status"], theirs[number + 4] = os.pipe()
             # bubblewrap tells whom it started before it lets them go on. Were there no reader then, because the holder
             # has died, it would end there, and they would wait for it for ever.
             theirs[number + 6] = os.dup(ours["status"])
             filtered: list[str] = []
-            if plan.filter:
-                theirs[number + 5] = _memory_file(plan.filter)
+            if made.filter:
+                theirs[number + 5] = _memory_file(made.filter)
                 filtered = ["--seccomp", str(number + 5)]
             for descriptor in ours.values():
                 os.set_blocking(descriptor, False)
@@ -317,11 +202,11 @@ class Bubblewrap:
                 *(str(number + place) for place in (0, 1, 2, 6)),
                 *(str(other) for other in sorted(theirs.keys() | given.keys()) if 2 < other < number),
             ]
-            program, processes = self._binary, plan.limits.processes
-            if plan.person is not None:
-                program, command = identity.command(plan.person, plan.staged, program, command)
+            program, processes = self._binary, made.limits.processes
+            if made.person is not None:
+                program, command = identity.command(made.person, made.staged, program, command)
                 processes = None  # theirs the kernel counts
-            bound = None if plan.limits.call_memory_bytes is None else memory_of_all()
+            bound = None if made.limits.call_memory_bytes is None else memory_of_all()
             pid = _spawned(cgroups.groups_for(processes, bound), program, command, {**theirs, **given})
             if held_back is not None:
                 memory.taken_first(pid)  # root's launcher cannot: its /proc is read-only
@@ -337,13 +222,14 @@ class Bubblewrap:
                 os.close(descriptor)
 
     def _preparation(self, plan: Plan) -> bytes:
-        limits = tuple(rlimits(plan.limits).items())
+        made = plan.made
+        limits = tuple(rlimits(made.limits).items())
         return _restrictions(
             plan.mode,
             self._landlock_abi,
-            plan.folders,
-            plan.tcp,
-            plan.connect,
+            made.folders,
+            made.tcp,
+            made.connect,
             limits,
             plan.environment,
             terminal=plan.terminal is not None,
@@ -372,43 +258,13 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
 
     :raises ToolError: ``unavailable`` where the set cannot be enforced
     """
-    folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace))
-    return _carried_out(mounts.arguments(folders, profile), _start(folders, profile))
+    look = Looks()
+    folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
+    return _carried_out(mounts.arguments(folders, profile, look), start_of(folders, profile))
 
 
 def _carried_out(options: Sequence[str], start: str) -> list[str]:
     return [*_FIXED, *mounts.as_they_stand(options), "--chdir", start]
-
-
-def _start(folders: Mapping[str, mounts.Access], profile: Profile) -> str:
-    """The folder that a program begins in, where its call does not say so."""
-    inside = any(mounts.is_beneath(profile.workspace, folder) for folder in folders)
-    return profile.workspace if inside else profile.scratch
-
-
-def _filter(profile: Profile) -> bytes:
-    return seccomp.program(unix_sockets=profile.unix_sockets)
-
-
-def _environment(profile: Profile, found: toolchains.Toolchains, git: Mapping[str, str]) -> dict[str, str]:
-    """The whole environment: a list of what is let in, never the kernel's own with things taken out."""
-    return {
-        "LANG": locale_names.PLAIN,
-        **locale_names.passed_on(os.environ),
-        "PATH": ":".join(found.path),
-        "HOME": profile.scratch,
-        "TMPDIR": "/tmp",  # noqa: S108 - the sandbox's own
-        "SHELL": "/bin/bash",
-        "TERM": "dumb",
-        **git,
-        **found.environment,
-        **profile.environment,
-    }
-
-
-def _after(descriptors: Mapping[int, int] | None) -> int:
-    """The first number that is free beside the standard three and the given ones."""
-    return max((2, *(descriptors or ()))) + 1
 
 
 def _memory_file(content: bytes) -> int:

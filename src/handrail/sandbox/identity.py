@@ -19,6 +19,7 @@ from pathlib import Path
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Mechanism, Profile
+from handrail.sandbox.looks import Looks, What
 
 AS_SOMEBODY = "run Handrail as an ordinary user, or give the workspace to one (chown -R): its owner's rights are enough"
 PERL = "/usr/bin/perl"
@@ -39,9 +40,10 @@ class Person:
     gid: int
 
 
-def person_for(workspace: str) -> Person | None:
+def person_for(workspace: str, look: Looks | None = None) -> Person | None:
     """The owner of a workspace, where this process can and has to become them; None to stay who it is."""
-    return None if os.geteuid() != 0 else _owner(workspace)[0]
+    look = look or Looks()
+    return None if look(os.geteuid) != 0 else _owner(workspace, look)[0]
 
 
 def mechanism(workspace: str) -> Mechanism:
@@ -49,23 +51,22 @@ def mechanism(workspace: str) -> Mechanism:
     uid = os.geteuid()
     if uid != 0:
         return Mechanism("identity", True, f"Handrail and its programs run as user {uid}, not as root")
-    person, reason, remedy = _owner(workspace)
+    person, reason, remedy = _owner(workspace, Looks())
     if person is not None:
         return Mechanism("identity", True, f"programs run as user {person.uid}, who owns the workspace, not as root")
     return Mechanism("identity", False, f"programs run with root's rights, in their namespaces: {reason}", remedy)
 
 
-def _owner(workspace: str) -> tuple[Person | None, str, str]:
-    try:
-        found = os.stat(workspace)  # noqa: PTH116 - at every start
-    except OSError as error:
-        return None, f"whose {workspace} is cannot be told: {error.strerror}", ""
-    if found.st_uid == 0:
+def _owner(workspace: str, look: Looks) -> tuple[Person | None, str, str]:
+    found = look.at(look.canonical(workspace))
+    if found is None:
+        return None, f"whose {workspace} is cannot be told: it is not there, or cannot be got to", ""
+    if found.uid == 0:
         return None, "the workspace belongs to root", AS_SOMEBODY
-    if (missing := lacking()) is not None:
+    if (missing := look(lacking)) is not None:
         return None, missing, "install perl"
-    person = Person(found.st_uid, _group(found.st_uid, found.st_gid))
-    if (refused := tried(person)) is not None:
+    person = Person(found.uid, _group(found.uid, found.gid))
+    if (refused := look(tried, person)) is not None:
         return None, f"user {person.uid} cannot make a sandbox: {refused}", "allow user namespaces to ordinary users"
     return person, "", ""
 
@@ -105,12 +106,12 @@ def _group(uid: int, otherwise: int) -> int:
         return otherwise
 
 
-def staged(options: Sequence[str], person: Person) -> tuple[list[str], list[str]]:
+def staged(options: Sequence[str], person: Person, look: Looks) -> tuple[list[str], list[str]]:
     """bubblewrap's options with other sources for what the person cannot get to, and what is to be found there."""
     found = list(options)
     sources: dict[str, str] = {}
     for at, option in enumerate(options):
-        if option in _BINDS and _out_of_reach(source := options[at + 1], person):
+        if option in _BINDS and _out_of_reach(source := options[at + 1], person, look):
             found[at + 1] = sources.setdefault(source, f"{STAGE}/{len(sources)}")
     return found, list(sources)
 
@@ -127,22 +128,28 @@ def _script() -> str:
     return Path(__file__).with_name("become.pl").read_text("utf-8")
 
 
-def prepare(profile: Profile, person: Person) -> None:
+def prepare(profile: Profile, person: Person, look: Looks) -> None:
     """Give the person the scratch, and see that they can read what the call needs beside the workspace.
 
     :raises ToolError: ``unavailable`` for a folder of a tool that only root can read
     """
-    if Path(profile.scratch).stat().st_uid != person.uid:
-        _give(profile.scratch, person)
+    look(_given, profile.scratch, person)
     for folder in profile.readable:
-        found = Path(folder).stat()
-        wanted = 0o5 if stat.S_ISDIR(found.st_mode) else 0o4
+        found = look.at(look.canonical(folder))
+        if found is None:
+            continue  # what is not there is not mounted
+        wanted = 0o5 if stat.S_ISDIR(found.mode) else 0o4
         if not _has(found, person, wanted):
             raise ToolError(
                 f"{folder} cannot be read by user {person.uid}, who owns the workspace and as whom programs run; "
                 f"its operator would change that with chmod -R o+rX {folder}",
                 kind="unavailable",
             )
+
+
+def _given(folder: str, person: Person) -> None:
+    if Path(folder).stat().st_uid != person.uid:
+        _give(folder, person)
 
 
 def _give(folder: str, person: Person) -> None:
@@ -156,20 +163,17 @@ def _give(folder: str, person: Person) -> None:
             os.fchown(descriptor, person.uid, person.gid)
 
 
-def _out_of_reach(path: str, person: Person) -> bool:
+def _out_of_reach(path: str, person: Person, look: Looks) -> bool:
     """Whether a folder on the way keeps the person from it; where an access list says more, it is taken to."""
     if path == STAGE or path.startswith(f"{STAGE}/"):
         return True
-    return not all(_enterable(str(folder), person.uid, person.gid) for folder in Path(path).parents)
+    return not all(_enterable(look.at(look.canonical(str(folder))), person) for folder in Path(path).parents)
 
 
-def _enterable(folder: str, uid: int, gid: int) -> bool:
-    try:
-        return _has(Path(folder).stat(), Person(uid, gid), 0o1)
-    except OSError:
-        return False
+def _enterable(found: What | None, person: Person) -> bool:
+    return found is not None and _has(found, person, 0o1)
 
 
-def _has(found: os.stat_result, person: Person, bits: int) -> bool:
-    shift = 6 if found.st_uid == person.uid else 3 if found.st_gid == person.gid else 0
-    return (found.st_mode >> shift) & bits == bits
+def _has(found: What, person: Person, bits: int) -> bool:
+    shift = 6 if found.uid == person.uid else 3 if found.gid == person.gid else 0
+    return (found.mode >> shift) & bits == bits

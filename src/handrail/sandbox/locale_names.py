@@ -12,6 +12,8 @@ from collections.abc import Mapping
 PLAIN = "C.UTF-8"
 """What stands in the place of any other."""
 _KEPT = ("LANG", "LC_ALL", "LC_CTYPE")
+NAMES = (*_KEPT, "TZ")
+"""What :func:`passed_on` looks at."""
 _READ_ALIKE = re.compile(r"C|POSIX|[A-Za-z0-9_]+\.UTF-?8(?:@[A-Za-z0-9_]+)?", re.IGNORECASE)
 
 

@@ -21,6 +21,7 @@ from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
+from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
@@ -33,23 +34,22 @@ Access = Literal["ro", "rw"]
 _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
 
 
-def arguments(folders: Mapping[str, Access], profile: Profile) -> tuple[str, ...]:
+def arguments(folders: Mapping[str, Access], profile: Profile, look: Looks) -> tuple[str, ...]:
     """The mount options, in the order they are to be carried out.
 
     :param folders: what :func:`folder_access` gives
     :raises ToolError: ``invalid_input`` for a path with a NUL character
     """
-    now = time.monotonic()
-    system = _programs(), _configuration.options(now), _kernel()
+    system = _programs(), look(_configuration_now), _kernel()
     outer = tuple(folders)
     for folder in _configured(outer):
-        _configuration.place_for(folder, now)
+        look(_with_place, folder)
     mounts: list[_Mount] = [*folders.items()]
     for path in profile.hidden:
-        real = os.path.realpath(path)
+        real = look.canonical(path)
         within = any(is_beneath(real, folder) for folder in folders)
-        mounts.append((real, _kind(real if within else _configuration.shown(real, now))))
-    mounts += _kept(folders, profile)
+        mounts.append((real, _kind(look.at(real if within else look(_shown, real)))))
+    mounts += _kept(folders, profile, look)
     sizes = profile.limits.shm_bytes, profile.limits.tmp_bytes
     return _assembled(system, sizes, outer, tuple(mounts))
 
@@ -89,21 +89,21 @@ def _assembled(
     return (*options, *sealed, "--remount-ro", "/dev", "--remount-ro", "/")
 
 
-def _kept(folders: Mapping[str, Access], profile: Profile) -> list[_Mount]:
+def _kept(folders: Mapping[str, Access], profile: Profile, look: Looks) -> list[_Mount]:
     """What is mounted over within the profile's folders: protected paths read-only, hidden ones unreadable.
 
     Where the folder around may be written, the folders on the way are bound onto themselves: as mounts they can be
     neither renamed nor removed.
     """
     kept: dict[str, Access | Literal["hidden"]] = {}
-    fixed = [(path, "ro") for path in (*_workspace_files(profile), *profile.pinned)]
+    fixed = [(path, "ro") for path in (*_workspace_files(profile, look), *profile.pinned)]
     if not fixed and not profile.masked:
         return []
     for path, access in (*fixed, *((path, "hidden") for path in profile.masked)):
         inner = max((folder for folder in folders if is_beneath(path, folder)), key=len, default=None)
         if inner is None or (access == "ro" and folders[inner] == "ro"):
             continue
-        if protected.check_real(path) is None:
+        if not protected.check_real(path, look):
             continue
         ways = protected.on_the_way(path, (inner,)) if folders[inner] == "rw" else []
         # What is hidden for lying so deep that nobody looks there is hidden wherever it is moved.
@@ -113,25 +113,25 @@ def _kept(folders: Mapping[str, Access], profile: Profile) -> list[_Mount]:
         kept[path] = "hidden" if access == "hidden" else "ro"
     masked = frozenset(profile.masked)
     return [
-        (path, _kind(path) if access == "hidden" else access)
+        (path, _kind(look.at(path)) if access == "hidden" else access)
         for path, access in kept.items()
         if (path not in folders or access != "rw")
         and not protected.beneath_any(path.rpartition("/")[0], masked)  # there is nothing in what is hidden
     ]
 
 
-def _workspace_files(profile: Profile) -> Iterator[str]:
+def _workspace_files(profile: Profile, look: Looks) -> Iterator[str]:
     """A workspace's own configuration, where it is a file that exists."""
     for place in (profile.workspace, *profile.writable):
         path = f"{place.rstrip('/')}/{WORKSPACE_FILE}"
-        try:
-            if stat.S_ISREG(os.lstat(path).st_mode):
-                yield path
-        except OSError:
-            continue  # none there
+        found = look.at(path)
+        if found is not None and stat.S_ISREG(found.mode):
+            yield path
 
 
-def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains) -> dict[str, Access]:
+def folder_access(
+    capabilities: CapabilitySet, profile: Profile, toolchains: Toolchains, look: Looks
+) -> dict[str, Access]:
     """Each folder (or file) to mount with its access, the outer before the inner.
 
     :raises ToolError: ``unavailable`` for a set that whole-folder mounts cannot enforce
@@ -140,23 +140,22 @@ def folder_access(capabilities: CapabilitySet, profile: Profile, toolchains: Too
         raise ToolError("the whole file system as a workspace cannot be confined; open a folder", kind="unavailable")
     found: dict[str, Access] = {}
     for folder in toolchains.mounts:
-        if os.access(folder, os.F_OK):  # at every start, and canonical already
+        if look.at(folder) is not None:  # canonical already
             found[folder] = "ro"
     for folder in profile.readable:
-        real = os.path.realpath(folder)
-        if os.path.exists(real) and not any(is_beneath(real, system) for system in SYSTEM):  # noqa: PTH110
+        real = look.canonical(folder)
+        if look.at(real) is not None and not any(is_beneath(real, system) for system in SYSTEM):
             found[real] = "ro"
     patterns = tuple((layer.fs_write, layer.fs_read) for layer in capabilities.layers)
-    seen: dict[str, bool | None] = {}
     writable: set[str] = set()
     for part in _parts(patterns, (profile.workspace, *profile.writable), profile.further):
         path = part.path
-        if path not in seen:
-            seen[path] = _stands(path)
-        is_folder = seen[path]
-        if is_folder is None:
+        kind = _stands(path, look)
+        if kind is None:
             continue
-        if not (part.covers_folder if is_folder else part.covers_file):
+        if kind == "moved":
+            raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
+        if not (part.covers_folder if kind == "folder" else part.covers_file):
             raise ToolError(
                 f"{part.capability} names only some of the files in {path}, and a sandbox mounts whole folders; "
                 "name a folder in requires instead",
@@ -195,26 +194,14 @@ class _Part:
     within: frozenset[str]
 
 
-def _stands(path: str) -> bool | None:
-    """Whether it is a folder; None where nothing can be found there. The kernel says what is canonical sooner than it can
-    be found out.
-
-    :raises ToolError: ``conflict`` where it is not canonical any more
-    """
-    try:
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except (OSError, ValueError):
+def _stands(path: str, look: Looks) -> Literal["folder", "file", "moved"] | None:
+    """What is at a path, or that it is not canonical any more; None where nothing can be found there."""
+    found = look.at(path)
+    if found is None or (found.is_link and not look(os.path.exists, path)):
         return None
-    try:
-        is_folder = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        real = os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - at every start
-    except OSError:
-        return None
-    finally:
-        os.close(descriptor)
-    if real != path:
-        raise ToolError(f"{path} has become a symbolic link; a sandbox mounts real folders only", kind="conflict")
-    return is_folder
+    if not look.by_no_link(path):
+        return "moved"
+    return "folder" if stat.S_ISDIR(found.mode) else "file"
 
 
 @lru_cache(maxsize=256)
@@ -256,13 +243,11 @@ def _covered(capabilities: CapabilitySet, capability: _Patterned, part: str, wri
     return _Part(part, capability, whole, capabilities.allows(capability, part), within)
 
 
-def _kind(path: str) -> Literal["hidden file", "hidden folder", "gone"]:
-    """What a path is that is to be unreadable."""
-    try:
-        mode = os.lstat(path).st_mode
-    except OSError:
+def _kind(found: What | None) -> Literal["hidden file", "hidden folder", "gone"]:
+    """How what a path is, is made unreadable."""
+    if found is None:
         return "gone"
-    return "hidden folder" if stat.S_ISDIR(mode) else "hidden file"
+    return "hidden folder" if stat.S_ISDIR(found.mode) else "hidden file"
 
 
 @lru_cache(maxsize=1)
@@ -306,6 +291,7 @@ class _Configuration:
         self._scanned_at = float("-inf")
         self._masks: list[tuple[str, list[str]]] = []
         self._options: tuple[str, ...] = ()
+        self._good_until = float("-inf")
         self._copies: dict[str, PublicCopy] = {}
 
     def options(self, now: float) -> tuple[str, ...]:
@@ -314,10 +300,15 @@ class _Configuration:
         :raises ToolError: ``unavailable`` where root's programs cannot be given a copy
         """
         if os.geteuid() == 0:
-            if now - self._scanned_at > self.RESCAN_S:
-                self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
-                self._scanned_at = now
-            return tuple(word for top, copy in self._copies.items() for word in ("--ro-bind", copy.folder(now), top))
+            if now > self._good_until:
+                if now - self._scanned_at > self.RESCAN_S:
+                    self._copies = {top: self._copies.get(top) or PublicCopy(top) for top in _configuration_folders()}
+                    self._scanned_at = now
+                bound = (("--ro-bind", copy.folder(now), top) for top, copy in self._copies.items())
+                self._options = tuple(word for words in bound for word in words)
+                looked = (copy.good_until for copy in self._copies.values())
+                self._good_until = min(self._scanned_at + self.RESCAN_S, *looked)
+            return self._options
         if now - self._scanned_at > self.RESCAN_S:
             self._masks = [mask for top in _PRIVATE_CONFIGURATION for mask in _private_entries(top)]
             self._options = ("--ro-bind", "/etc", "/etc", *(word for _, mask in self._masks for word in mask))
@@ -336,6 +327,7 @@ class _Configuration:
         for top, copy in self._copies.items():
             if is_beneath(path, top):
                 copy.place_for(path, now)
+                self._good_until = float("-inf")
 
     def without_gone(self, options: Sequence[str]) -> list[str]:
         """``options`` without the masks of what is gone since: a mount point that is not there fails the whole start."""
@@ -349,6 +341,18 @@ class _Configuration:
 
 
 _configuration = _Configuration()
+
+
+def _configuration_now() -> tuple[str, ...]:
+    return _configuration.options(time.monotonic())
+
+
+def _shown(path: str) -> str:
+    return _configuration.shown(path, time.monotonic())
+
+
+def _with_place(path: str) -> None:
+    _configuration.place_for(path, time.monotonic())
 
 
 def as_they_stand(options: Sequence[str]) -> list[str]:

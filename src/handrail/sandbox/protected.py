@@ -8,12 +8,12 @@ be renamed.
 from __future__ import annotations
 
 import os
-import stat
 from collections.abc import Callable, Container, Hashable, Iterable
 
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.sandbox import Profile
+from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.tree import Folder, Tree
 
 MOST_MOUNTS = 400
@@ -22,7 +22,7 @@ _FOLD_FROM = 6
 """So many hidden files in one folder, and the folder is hidden instead, where there are too many in all."""
 
 
-def standing(profile: Profile) -> tuple[str, ...]:
+def standing(profile: Profile, look: Looks) -> tuple[tuple[str, What], ...]:
     """Everything that a sandbox of this profile mounts over, as it stands now, with what each path is.
 
     A sandbox that was made earlier does what this profile says only if this is the same for it: where a file was
@@ -34,14 +34,7 @@ def standing(profile: Profile) -> tuple[str, ...]:
         paths.add(f"{place.rstrip('/')}/{WORKSPACE_FILE}")
     for path in (*profile.pinned, *profile.masked):
         paths.update(on_the_way(path, (profile.workspace, *profile.writable)))
-    found: list[str] = []
-    for path in sorted(paths):
-        try:
-            status = os.lstat(path)
-        except OSError:
-            continue
-        found.append(f"{path}\0{status.st_dev}:{status.st_ino}:{status.st_mode}")
-    return tuple(found)
+    return tuple((path, what) for path in sorted(paths) if (what := look.at(path)) is not None)
 
 
 def on_the_way(path: str, roots: Iterable[str]) -> list[str]:
@@ -182,15 +175,13 @@ def beneath_any(path: str, folders: Container[str]) -> bool:
     return False
 
 
-def check_real(path: str) -> os.stat_result | None:
-    """What is at a path that is to be mounted over; None where nothing is.
+def check_real(path: str, look: Looks) -> bool:
+    """Whether anything is at a path that is to be mounted over.
 
     :raises ToolError: ``conflict`` where the way to it has become a link since it was found
     """
-    try:
-        status = os.lstat(path)
-    except OSError:
-        return None
-    if stat.S_ISLNK(status.st_mode) or os.path.realpath(path) != path:
+    if look.at(path) is None:
+        return False
+    if not look.by_no_link(path):
         raise ToolError(f"{path} was changed into a link while the sandbox was prepared; try again", kind="conflict")
-    return status
+    return True

@@ -60,6 +60,11 @@ class PublicCopy:
         self._points: dict[str, bool] = {}
         self._looked_at = float("-inf")
 
+    @property
+    def good_until(self) -> float:
+        """When :meth:`folder` will compare it again."""
+        return self._looked_at + RELOOK_S
+
     def folder(self, now: float) -> str:
         """Where the copy is, which has been compared with its source within the last seconds.
 

@@ -18,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 
+from handrail.sandbox.looks import Looks
+
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64")
 """Always mounted; programs beneath them need nothing further."""
 
@@ -42,15 +44,15 @@ class Toolchains:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
-def find(workspace: str) -> Toolchains:
+def find(workspace: str, look: Looks | None = None) -> Toolchains:
     """The toolchains for a workspace, looked for once per state of PATH and of the workspace's own choice."""
-    chosen = _stamp(f"{workspace}/.python-version"), _stamp(f"{workspace}/.venv/pyvenv.cfg")
-    return _find(workspace, os.environ.get("PATH", ""), os.environ.get("PYENV_VERSION", ""), chosen)
+    look = look or Looks()
+    first, second = f"{workspace}/.python-version", f"{workspace}/.venv/pyvenv.cfg"
+    chosen = look(_stamp, first) if look.at(first) else None, look(_stamp, second) if look.at(second) else None
+    return _find(workspace, look.variable("PATH") or "", look.variable("PYENV_VERSION") or "", chosen)
 
 
 def _stamp(path: str) -> int | None:
-    if not os.access(path, os.F_OK):  # mostly so, and sooner said
-        return None
     try:
         return os.stat(path).st_mtime_ns  # noqa: PTH116 - at every start
     except OSError:
