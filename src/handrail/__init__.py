@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from handrail.contract.result import Blob, Result
     from handrail.contract.runtime import ClientContext, Option, Question, Runtime
     from handrail.contract.session import Session, Turn
-    from handrail.contract.spec import LockSpec, ToolSpec
+    from handrail.contract.spec import ConfigKey, LockSpec, ToolSpec
     from handrail.contract.tool import Tool
     from handrail.contract.triggers import Fired, TriggerTool, Waiting, trigger_spec
     from handrail.kernel import Kernel
@@ -53,6 +53,7 @@ _HOME = {
     "Blob": "contract.result",
     "Budget": "agent.budget",
     "ClientContext": "contract.runtime",
+    "ConfigKey": "contract.spec",
     "ErrorKind": "contract.errors",
     "Event": "contract.events",
     "Fault": "contract.errors",
@@ -93,6 +94,7 @@ __all__ = [
     "Blob",
     "Budget",
     "ClientContext",
+    "ConfigKey",
     "ErrorKind",
     "Event",
     "Fault",

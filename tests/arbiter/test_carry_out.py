@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.arbiter.toolbox import ALLOW, TOOLS, gate, kinds_of
 
-from handrail import ApprovalAnswer, Event, Kernel, Result, Session, UsageError
+from handrail import ApprovalAnswer, Event, Kernel, Result, Runtime, Session, Tool, ToolSpec, UsageError, tool
 from handrail.contract.call import ProposedCall
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 
@@ -106,6 +107,30 @@ async def test_a_tools_own_failure_and_a_defect_are_results_without_a_traceback(
     assert defect.error_kind == "backend"
     assert defect.error_text is not None and "boom in the tool" in defect.error_text
     assert "Traceback" not in defect.error_text
+
+
+async def test_what_was_not_awaited_is_told_to_the_tools_author(tmp_path: Path) -> None:
+    class Plain(Tool):
+        spec = ToolSpec("test.plain", "Give one at once.", side_effect="read", locks=())
+
+        def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:
+            return 1
+
+    class Apart(Plain):
+        spec = replace(Plain.spec, id="test.apart", side_effect="write")
+
+    @tool(id="test.forgot", side_effect="read", locks=[])
+    async def forgot() -> object:
+        """Forget to wait."""
+        return asyncio.sleep(0)
+
+    async with temporary_kernel(tmp_path, tools=[Plain(), Apart(), forgot], rules=["allow test.*"]) as kernel:
+        session = await kernel.session()
+        for name in ("test.plain", "test.apart"):
+            said = (await session.call(name, {})).error_text
+            assert said is not None and "its execute gave int and no coroutine" in said and "async def" in said
+        said = (await session.call("test.forgot", {})).error_text
+        assert said == "test.forgot returned the coroutine of sleep without awaiting it; its author writes await"
 
 
 @pytest.mark.proves("P-10")

@@ -91,6 +91,7 @@ class ToolRuns:
         budget_ms: float = spec.timeout_ms
         runtime: CallRuntime | None = None
         finished: Callable[[object], object] | None = None
+        work: Any = None
         left_off = call.left_off
         if left_off is not None:
             budget_ms, runtime, finished = left_off
@@ -144,6 +145,8 @@ class ToolRuns:
             return self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
         except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
             said = f"{type(error).__name__}: {call.redactor.text(str(error))[:500]}"  # a cut secret would not be found
+            if work is not None and not hasattr(work, "send"):
+                said = f"its execute gave {type(work).__name__} and no coroutine; its author writes async def execute"
             if execution.reason is None:
                 return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))

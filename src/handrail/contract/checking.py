@@ -12,6 +12,7 @@ from typing import Generic, TypeVar
 
 from handrail.contract.schema import InvalidSchema, Schema, compile_schema, of_step
 from handrail.contract.spec import ToolSpec, faults_in
+from handrail.contract.spec_types import of_wrong_type
 
 T = TypeVar("T")
 
@@ -54,6 +55,8 @@ class OfSpecs(Generic[T]):
 
 
 def _check(spec: ToolSpec) -> Checked:
+    if wrong := tuple(of_wrong_type(spec)):
+        return Checked(wrong, None, "")
     problems = faults_in(spec)
     schema = step = None
     try:

@@ -197,7 +197,7 @@ def _made(function: Callable[..., Any], options: ToolOptions, names: Mapping[str
         requires=_requires(options.get("requires"), shown),
         locks=_locks(options["locks"], shown) if "locks" in options else None,
         locks_background=_locks(options.get("locks_background", ()), shown),
-        secrets=tuple(options.get("secrets", ())),
+        secrets=_names(options.get("secrets", ()), shown),
         documentation=options.get("documentation", documented.body),
         **cast("dict[str, Any]", given),
     )
@@ -233,6 +233,12 @@ def _locks(given: Sequence[str | LockSpec], shown: str) -> tuple[LockSpec, ...]:
         return tuple(lock if isinstance(lock, LockSpec) else LockSpec.parse(lock) for lock in given)
     except ValueError as error:
         raise UsageError(f"@tool on {shown}: {error}") from None
+
+
+def _names(given: Sequence[str], shown: str) -> tuple[str, ...]:
+    if isinstance(given, str):
+        raise UsageError(f"@tool on {shown}: secrets are a list of names; write [{given!r}]")
+    return tuple(given)
 
 
 def _check_steps(function: Callable[..., Any], shown: str, *, stateful: bool) -> None:
@@ -271,6 +277,12 @@ def _jsonable(value: object, tool_id: str) -> object:
     try:
         return pydantic_core.to_jsonable_python(value)
     except (pydantic_core.PydanticSerializationError, ValueError) as error:
+        if inspect.iscoroutine(value):
+            value.close()
+            raise ToolError(
+                f"{tool_id} returned the coroutine of {value.__qualname__} without awaiting it; its author writes await",
+                kind="backend",
+            ) from None
         raise ToolError(
             f"{tool_id} returned a {type(value).__name__}, which is not JSON: {error}", kind="backend"
         ) from None

@@ -23,6 +23,7 @@ Kind = Literal["read", "edit", "delete", "move", "search", "execute", "think", "
 """ACP's kinds; they drive icons and diffs in editors."""
 Bucket = Literal["first", "normal", "last"]
 """Where a tool's guidance stands among that of the others."""
+Cancellable = Literal["cooperative", "process"]
 
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
@@ -34,6 +35,7 @@ _CHOICES: Mapping[str, Sequence[str]] = {
     "exposure": get_args(Exposure),
     "kind": get_args(Kind),
     "guidance_bucket": get_args(Bucket),
+    "cancellable": get_args(Cancellable),
 }
 _WAITS_FOR = {"ask": "people", "jobs": "jobs", "agents": "agents"}
 """Capabilities by which a tool waits for what may itself have to wait for locks."""
@@ -115,7 +117,7 @@ class ToolSpec:
     concurrency_safe: bool = True
     promotable: bool = False
     locks_background: tuple[LockSpec, ...] = ()
-    cancellable: Literal["cooperative", "process"] = "cooperative"
+    cancellable: Cancellable = "cooperative"
     persistent: bool = False
     open_ended: bool = False
     """Its jobs go on until somebody ends them: a run does not wait for them, and of their output the end is kept. Said in

@@ -1,0 +1,81 @@
+"""A spec that was made in code with values of wrong types is refused with each of them, before anything reads it."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from handrail import ConfigKey, LoadError, LockSpec, Requires, ToolSpec, UsageError, tool
+from handrail.contract.checking import checked
+from handrail.contract.spec import _CHOICES  # pyright: ignore[reportPrivateUsage]
+from handrail.contract.spec_types import EXPECTED, MAY_BE_NONE, of_wrong_type
+from handrail.testing.kernels import temporary_kernel
+
+PLAIN = ToolSpec("a.b", "Do b to a.")
+
+
+def test_every_field_of_a_spec_is_judged() -> None:
+    assert {one.name for one in fields(ToolSpec)} == {*EXPECTED, *_CHOICES}
+    nothing = {one.name for one in fields(ToolSpec) if one.default is None}
+    assert nothing == MAY_BE_NONE
+
+
+def test_a_spec_with_everything_in_it_has_no_wrong_type() -> None:
+    full = replace(
+        PLAIN,
+        requires=Requires.model_validate({"fs": {"read": ["{workspace}"]}}),
+        locks=(LockSpec("workspace", "S"),),
+        targets={"fs.read": "{path}"},
+        secrets=("KEY",),
+        config={"units": ConfigKey("metric or imperial")},
+        max_entries=3,
+    )
+    assert list(of_wrong_type(PLAIN)) == list(of_wrong_type(full)) == []
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_a_value_that_a_field_cannot_have_is_named_with_what_it_can(name: str) -> None:
+    wrong: dict[str, Any] = {name: object()}
+    ((place, problem),) = checked(replace(PLAIN, **wrong)).problems
+    assert place.endswith(name) or (name, place) == ("id", "llm.name")
+    assert problem.startswith("is <object object") and f"expected {EXPECTED[name][1]}" in problem
+    if name not in MAY_BE_NONE:
+        assert list(of_wrong_type(replace(PLAIN, **{name: None})))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"secrets": "KEY"},
+        {"secrets": (3,)},
+        {"locks": ["file:{path}:S"]},
+        {"locks": ("workspace:S",)},
+        {"config": {"units": {"description": "metric or imperial"}}},
+        {"targets": {"fs.read": 3}},
+        {"timeout_ms": True},
+        {"idempotent": "no"},
+    ],
+)
+def test_what_looks_nearly_right_is_refused_too(wrong: dict[str, Any]) -> None:
+    assert len(checked(replace(PLAIN, **wrong)).problems) == 1
+
+
+def test_names_of_secrets_in_the_decorator_are_a_list() -> None:
+    with pytest.raises(UsageError, match=r"write \['KEY'\]"):
+
+        @tool(secrets="KEY")
+        def one() -> None:  # pyright: ignore[reportUnusedFunction]
+            """Do it."""
+
+
+async def test_a_kernel_says_which_tool_it_is(tmp_path: Any) -> None:
+    @tool
+    def one() -> None:
+        """Do it."""
+
+    one.spec = replace(one.spec, timeout_ms="soon")  # type: ignore[arg-type]
+    with pytest.raises(LoadError, match=r"one: runtime\.timeout_ms: is 'soon'; expected a whole number"):
+        async with temporary_kernel(tmp_path, tools=[one]):
+            pass
