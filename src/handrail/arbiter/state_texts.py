@@ -31,6 +31,18 @@ def has_ended(ended: StateEnd) -> str:
     return f"has ended: {_HOW[ended]}. Open another where it is still needed"
 
 
+def how_to_go_on(idle_s: float) -> str:
+    """With the first step of one."""
+    return f"Go on by tool.step, end it by tool.close; without a step it ends after {idle_s / 60:g} min."
+
+
+def full(most: int, named: str) -> str:
+    """
+    :param named: those that are open, as the end of a part of a sentence
+    """
+    return f"a session has at most {most} states open or being opened{named}; close one by tool.close. Nothing was run"
+
+
 def over_now(state_id: str) -> str:
     """What follows the text of a failure that ended one."""
     return f"The state {state_id} has ended with that"

@@ -16,7 +16,7 @@ from typing import Any
 
 from handrail.arbiter.call import Call, Going, Lane, Refusal
 from handrail.arbiter.generators import OVER, NotEnding, Steps
-from handrail.arbiter.state_texts import has_ended, how, kind_of, over_now, refusal
+from handrail.arbiter.state_texts import full, has_ended, how, how_to_go_on, kind_of, over_now, refusal
 from handrail.contract.checking import checked
 from handrail.contract.decorator import FunctionTool, steps_of
 from handrail.contract.errors import ToolError
@@ -99,6 +99,8 @@ class States:
         self._ended = 0
         self._last: dict[tuple[str, str], StateEnd] = {}
         """How the last ones ended, by session and id: their rows are written soon."""
+        self._opening: dict[str, str] = {}
+        """Calls whose first step is not taken yet, with their sessions."""
         self._closing: set[asyncio.Task[None]] = set()
 
     def of_session(self, session_id: str) -> list[OpenState]:
@@ -141,12 +143,8 @@ class States:
                 raise Refusal(
                     "validate", "interrupted", f"it was to be a step of a state that {has_ended('interrupted')}"
                 )
-            if len(self.of_session(call.session_id)) >= self.limits.most:
-                there = self._those_there_are(call.session_id)
-                text = (
-                    f"this session has {self.limits.most} states open{there}; close one by tool.close. Nothing was run"
-                )
-                raise Refusal("validate", "limit", text)
+            if (full := self._full(call.session_id)) is not None:
+                raise Refusal("validate", "limit", full)
             return
         state = going.state
         if state is None:
@@ -182,6 +180,13 @@ class States:
         named = ", ".join(state.id for state in self.of_session(session_id)[-_MOST_NAMED:])
         return f"; open are {named}" if named else "; none is"
 
+    def _full(self, session_id: str) -> str | None:
+        """Why a session opens no further one; None where it may."""
+        most, there = self.limits.most, self.of_session(session_id)
+        if len(there) + [*self._opening.values()].count(session_id) < most:
+            return None
+        return full(most, self._those_there_are(session_id) if there else "")
+
     def _new_id(self, entry: Entry) -> str:
         while (made := f"{wire_name(entry.id)}_{randomness.token_hex(4)}") in self.live:
             pass
@@ -193,11 +198,14 @@ class States:
         """Begin what a stateful tool does; gives the first step with the state's id, or that there is none."""
         going, entry = call.going, call.entry
         assert going is not None and entry is not None and call.arguments is not None
+        if (full := self._full(call.session_id)) is not None:  # by others of the same reply
+            raise ToolError(full, kind="limit")
         arguments = copy.deepcopy(call.arguments)
         none = f"no step of {going.id} runs: {entry.id} touches things only while one does"
         steps = Steps(lambda of: steps_of(tool, call.arguments or {}, of), entry.id, none)
         own = replace(entry, tool=tool)
         state = OpenState(going.id, call.id, call.lane, own, arguments, steps, call.generation)
+        self._opening[call.id] = call.session_id
         try:
             value = await self._next(state, call, runtime)
             if value is OVER:
@@ -208,6 +216,8 @@ class States:
             self.table.end(going.id, "cancelled", self._clock())
             self._give_up(state)
             raise
+        finally:
+            del self._opening[call.id]
         if call.lane.closed is not None:
             self.table.end(going.id, "suspended", self._clock())
             self._give_up(state)
@@ -300,8 +310,7 @@ class States:
         answer["step"] = tool.finished(data) if isinstance(tool, FunctionTool) else data
         if first:
             spec = state.entry.spec
-            minutes = f"{self.limits.idle_s / 60:g}"
-            answer["note"] = f"Go on by tool.step, end it by tool.close; without a step it ends after {minutes} min."
+            answer["note"] = how_to_go_on(self.limits.idle_s)
             if spec.step_parameters is not None:
                 answer["input"] = dict(spec.step_parameters)
         return answer if result is None else Result("output", answer, None, result.metadata)
@@ -336,8 +345,8 @@ class States:
         if state.ended is not None:
             return None
         self._forget(state, ended)
-        body = {"tool": state.entry.id, "state": state.id, "ended": ended}
-        self._log.append([Record("state-ended", state.session_id, state.call_id, body)])
+        told = {"tool": state.entry.id, "state": state.id, "ended": ended}
+        self._log.append([Record("state-ended", state.session_id, state.call_id, told)])
         return self._give_up(state)
 
     def _give_up(self, state: OpenState) -> asyncio.Task[None]:
