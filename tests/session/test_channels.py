@@ -195,6 +195,32 @@ async def test_messages_and_places_in_a_broadcast_outlive_the_process(tmp_path: 
         assert message is not None and message.text == "2"
 
 
+async def test_nothing_stays_of_channels_that_were_waited_at_or_of_readers_that_have_gone(tmp_path: Path) -> None:
+    outcomes: dict[str, bool | None] = {}
+    async with place(tmp_path, outcomes=outcomes) as there:
+        board, reader = there.switchboard, there.channels("a")
+        turns, waiting, calls = board._turns, board._waiting, board._calls  # pyright: ignore[reportPrivateUsage]
+        for number in range(3):
+            assert (await reader.receive(f"never-{number}", timeout_ms=0)).message is None
+            await reader.send(f"sent-{number}", "x")
+        waits = asyncio.ensure_future(reader.receive("c", timeout_ms=60_000))
+        await asyncio.sleep(0)
+        waits.cancel()
+        await asyncio.wait({waits})
+        while turns or waiting:  # what was cut off is given back by a task of its own
+            await asyncio.sleep(0)
+        for text in ("1", "2"):
+            await there.channels("s").send("shared/news", text, kind="broadcast")
+            await reader.of_call(f"call {text}").receive("shared/news", timeout_ms=0)
+            await reader.of_call(f"own {text}").receive("sent-0", timeout_ms=0)
+        await board.remove("a")
+        outcomes.update({"call 1": False, "call 2": False})
+        await there.channels("b").receive("shared/news", timeout_ms=0)
+        await there.channels("s").send("shared/news", "3")
+        assert not calls
+        assert there.store.database.reading.execute("SELECT * FROM channel_given").fetchall() == []
+
+
 @tool(id="mail.handle", side_effect="write", locks=[], requires=Requires(capabilities=("channels",)))
 async def handle(well: bool, runtime: Runtime) -> str:
     """Receive a message, and do something with it."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import re
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from handrail.arbiter.redaction import Redactor
@@ -71,8 +72,10 @@ class Switchboard:
         self._calls: set[str] = set()
         """Those of this process that were given something."""
         self._undoing: set[asyncio.Task[None]] = set()
-        self._locks: dict[Key, asyncio.Lock] = {}
-        self._changed: dict[Key, asyncio.Event] = {}
+        self._turns: dict[Key, _Turns] = {}
+        """Of those with which something is being done."""
+        self._waiting: dict[Key, set[asyncio.Event]] = {}
+        """Of those that somebody waits at."""
         self._watchers: dict[Key, list[Watcher]] = {}
 
     async def send(
@@ -114,10 +117,22 @@ class Switchboard:
 
         :param call: the one that asks; without one, what is received is read at once
         """
+        waiting, changed = self._waiting.setdefault(key, set()), asyncio.Event()
+        waiting.add(changed)
+        try:
+            return await self._received(key, reader, timeout_ms, sender, call, changed)
+        finally:
+            waiting.discard(changed)
+            if not waiting and self._waiting.get(key) is waiting:
+                del self._waiting[key]
+
+    async def _received(
+        self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str, changed: asyncio.Event
+    ) -> Received:
         loop = asyncio.get_running_loop()
         until = loop.time() + timeout_ms / 1000
         while True:
-            changed = self._changed.setdefault(key, asyncio.Event())
+            changed.clear()
             attempt = loop.create_task(self._attempt(key, reader, sender, call))
             try:
                 received, unsettled = await asyncio.shield(attempt)
@@ -248,19 +263,37 @@ class Switchboard:
 
     async def remove(self, session_id: str) -> None:
         """A session is closed for good."""
+        for key in self.table.unsettled():
+            if key.scope == session_id:
+                self._calls.difference_update(given.call for given in self.table.given(key))
         await self.table.remove(session_id)
-        for key in [key for key in self._changed if key.scope == session_id]:
+        for key in [key for key in self._waiting if key.scope == session_id]:
             self._ring(key)
-            self._changed.pop(key, None)
-            self._locks.pop(key, None)
 
-    def _lock(self, key: Key) -> asyncio.Lock:
-        return self._locks.setdefault(key, asyncio.Lock())
+    @asynccontextmanager
+    async def _lock(self, key: Key) -> AsyncGenerator[None]:
+        """One thing at a time with a channel."""
+        turns = self._turns.setdefault(key, _Turns())
+        turns.users += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.users -= 1
+            if not turns.users:
+                del self._turns[key]
 
     def _ring(self, key: Key) -> None:
-        changed = self._changed.pop(key, None)
-        if changed is not None:
+        for changed in self._waiting.get(key, ()):
             changed.set()
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Who does something with a channel, one after another."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
 
 
 class SessionChannels:

@@ -88,6 +88,7 @@ class ChannelTable:
         ]
         if kind == "broadcast":
             work.append((_TRIM.format(where=""), (*key, *key, HISTORY)))
+            work.append((_OWED_TO_NOBODY, (*key, *key)))
         await self._database.commit(_STATEMENTS, work)
 
     def first(self, key: Key, after: int = 0, sender: str | None = None) -> Kept | None:
@@ -260,6 +261,10 @@ _GIVE = (
 )
 _UNGIVE = "DELETE FROM channel_given WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
 _LOST = "scope = ? AND channel = ? AND reader = ? AND call = '' AND number NOT IN (SELECT number FROM channel_message)"
+_OWED_TO_NOBODY = (
+    "DELETE FROM channel_given WHERE scope = ? AND channel = ? AND call = '' "
+    "AND reader NOT IN (SELECT reader FROM channel_reader WHERE scope = ? AND channel = ?)"
+)
 _OWE = "UPDATE channel_given SET call = '' WHERE scope = ? AND channel = ? AND number = ? AND reader = ?"
 _TRIM = (
     "DELETE FROM channel_message WHERE scope = ? AND channel = ?{where} AND number <= (SELECT number FROM channel_message "
