@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import os
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 from acp import RequestError, schema
 from tests.faces.acp_clients import Desk, Editor, ask, call, no_model
 
+from handrail.agent.providers.script import ScriptModel
 from handrail.faces.acp.conversation import Block
 from handrail.runtime import unsaved
 from handrail.sandbox import tiers
@@ -216,14 +219,59 @@ async def test_what_an_editor_embeds_stands_in_the_prompt_as_data(desk: Desk) ->
         opened = await client.new_session(cwd=str(desk.workspace))
         await client.prompt(session_id=opened.session_id, prompt=blocks)
         assert editor.said == "Seen."
-        image = schema.ImageContentBlock(type="image", data="", mime_type="image/png")
+        audio = schema.AudioContentBlock(type="audio", data="", mime_type="audio/wav")
         refused: list[tuple[list[Block], str]] = [
-            ([image], "are taken"),
+            ([audio], "are taken"),
             ([schema.TextContentBlock(type="text", text=" ")], "is empty"),
+            ([shown_as(b"<svg/>")], "is no PNG"),
+            ([schema.ImageContentBlock(type="image", data="?", mime_type="image/png")], "is not base64"),
         ]
         for bad, words in refused:
             with pytest.raises(RequestError, match=words):
                 await client.prompt(session_id=opened.session_id, prompt=bad)
+
+
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+
+
+def shown_as(data: bytes) -> schema.ImageContentBlock:
+    return schema.ImageContentBlock(type="image", data=base64.b64encode(data).decode(), mime_type="image/png")
+
+
+@pytest.mark.parametrize("joined", [False, True])
+async def test_images_reach_the_model_and_are_shown_again(desk: Desk, joined: bool) -> None:
+    blob = schema.BlobResourceContents(uri="file:///b.png", blob=base64.b64encode(PNG + b"!").decode())
+    blocks: list[Block] = [
+        schema.TextContentBlock(type="text", text="compare "),
+        shown_as(PNG),
+        schema.EmbeddedResourceContentBlock(type="resource", resource=blob),
+    ]
+    turn = {"text": "The same.", "expect": {"task": r"^compare \[image 1\]\[image 2\]$"}}
+    async with AsyncExitStack() as stack:
+        if joined:
+            await stack.enter_async_context(desk.kernel(str(desk.workspace)))
+        client, editor = await stack.enter_async_context(desk.connected(turn))
+        opened = await client.new_session(cwd=str(desk.workspace))
+        await client.prompt(session_id=opened.session_id, prompt=blocks)
+        assert editor.said == "The same."
+        await client.close_session(session_id=opened.session_id)
+        editor.updates.clear()
+        await client.load_session(cwd=str(desk.workspace), session_id=opened.session_id)
+        told = [one.content for one in editor.updates if isinstance(one, schema.UserMessageChunk)]
+        images = [base64.b64decode(one.data) for one in told if isinstance(one, schema.ImageContentBlock)]
+        assert images == [PNG, PNG + b"!"]
+
+
+async def test_a_model_that_takes_no_images_is_sent_none_and_the_user_is_told(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ScriptModel, "takes_pictures", False)
+    async with desk.connected({"text": "Hello."}) as (client, editor):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        with pytest.raises(RequestError, match="takes no images"):
+            await client.prompt(session_id=opened.session_id, prompt=[shown_as(PNG)])
+        await ask(client, opened.session_id)
+        assert editor.said == "Hello."
 
 
 async def test_a_model_that_fails_is_an_error_of_the_prompt_in_words(desk: Desk) -> None:

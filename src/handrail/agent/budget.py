@@ -153,11 +153,15 @@ def _first(*said: T | None) -> T | None:
     return next((value for value in said if value is not None), None)
 
 
+OF_A_PICTURE = 6_000
+"""What one counts, in characters: about what the providers take for a large one."""
+
+
 def characters_of(message: Message) -> int:
     """How long a message is, about."""
     match message:
-        case UserMessage(text):
-            return len(text)
+        case UserMessage(text, pictures):
+            return len(text) + len(pictures) * OF_A_PICTURE
         case ResultsMessage(results):
             return sum(len(result.text) for result in results)
         case AssistantMessage(parts):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from handrail.agent.history import Exchange, as_data, compacted, restored
@@ -18,6 +19,7 @@ from handrail.agent.model import (
     TextPart,
     UserMessage,
 )
+from handrail.agent.pictures import NOT_ANSWERED, with_their_content
 from handrail.agent.stream import Reply, WireIds, call_part, whole_characters
 from handrail.contract.call import Answer
 from handrail.contract.history import Entry, History
@@ -90,7 +92,8 @@ class Conversation:
         if self._loaded or self._history is None:
             return
         found = restored(await self._history.read())
-        self._messages, self._open = found.messages, found.open
+        self._messages = await with_their_content(found.messages, self._history)
+        self._open = found.open
         self._positions, self._open_at = found.positions, found.open_at
         self._ids, self._next, self.heard = found.ids, found.next, found.heard
         self._headless = self.carried = found.headless
@@ -120,10 +123,23 @@ class Conversation:
         del self._unsaved[:count]
         self._handed_on -= count
 
-    def ask(self, text: str) -> None:
-        """Add what the user says."""
+    def ask(self, said: str | UserMessage) -> str:
+        """Add what the user says; gives its text."""
         assert self._open is None, "calls before it have no answer"
-        self._add(UserMessage(whole_characters(text)))
+        self._show_no_more()
+        message = said if isinstance(said, UserMessage) else UserMessage(said)
+        self._add(replace(message, text=whole_characters(message.text)))
+        return message.text
+
+    def _show_no_more(self) -> None:
+        """What was shown and got no answer, as where the provider refused it, would keep every later request from one."""
+        for place in range(len(self._messages) - 1, -1, -1):
+            if not isinstance(message := self._messages[place], UserMessage):
+                return
+            if message.pictures:
+                self._messages[place] = plain = UserMessage(f"{message.text}\n{NOT_ANSWERED}")
+                if self._history is not None:
+                    self._unsaved.append((self._positions[place], as_data(plain)))
 
     def hear(self, text: str, ids: Sequence[str]) -> None:
         """Add what is told beside the answers to calls: the notices of these ids, as ``text``."""

@@ -2,7 +2,7 @@
 
 Each message is one JSON object with ``v`` (the form's version) and ``role``:
 
-- ``user``: ``text``; with ``notices``, it is not the user's word but tells of what these delivery ids stand for; with
+- ``user``: ``text``; with ``pictures``, each ``{"artifact", "media_type"}``, it shows these; with ``notices``, it is not the user's word but tells of what these delivery ids stand for; with
   ``headless``, nobody could be asked then
 - ``assistant``: ``parts``, each ``{"text"}``, ``{"call": <wire id>, "name", "arguments", "id": <the kernel's call id>}``
   or ``{"kept": <provider>, "block"}``, with ``said`` and ``artifacts`` where the provider used a tool of its own
@@ -29,6 +29,7 @@ from handrail.agent.model import (
     CallResult,
     Kept,
     Message,
+    Picture,
     ResultsMessage,
     TextPart,
     UserMessage,
@@ -39,6 +40,8 @@ from handrail.contract.names import wire_name
 from handrail.contract.result import Result
 
 VERSION = 1
+KINDS = ("image/png", "image/jpeg", "image/gif", "image/webp")
+"""Of pictures."""
 LOST = json.dumps(
     Result.error("interrupted", "what came of this call was not kept; look before you do it again").to_dict(),
     separators=(",", ":"),
@@ -107,8 +110,9 @@ def as_data(message: Message, call_ids: Sequence[str] = (), *, partial: bool = F
     :param partial: of a results message that leaves calls unanswered
     """
     match message:
-        case UserMessage(text):
-            return {"v": VERSION, "role": "user", "text": text}
+        case UserMessage(text, pictures):
+            shown = [{"artifact": picture.ref, "media_type": picture.media_type} for picture in pictures]
+            return {"v": VERSION, "role": "user", "text": text, **({"pictures": shown} if shown else {})}
         case AssistantMessage(parts):
             ids = iter(call_ids)
             return {"v": VERSION, "role": "assistant", "parts": [_part(part, ids) for part in parts]}
@@ -180,7 +184,7 @@ class _Reading:
             text = data.get("text")
             if isinstance(text, str):
                 self._settle()
-                self.messages.append(UserMessage(whole_characters(text)))
+                self.messages.append(UserMessage(whole_characters(text), _pictures(data)))
                 self.positions.append(position)
                 self.headless = data.get("headless") is True
                 if "notices" in data:
@@ -260,6 +264,13 @@ def _texts(data: Mapping[str, Any], field: str) -> tuple[str, ...]:
     given: object = data.get(field)
     items = cast("list[object]", given) if isinstance(given, list) else []
     return tuple(item for item in items if isinstance(item, str))
+
+
+def _pictures(data: Mapping[str, Any]) -> tuple[Picture, ...]:
+    if "pictures" not in data:
+        return ()
+    named = ((one.get("artifact"), one.get("media_type")) for one in _objects(data["pictures"]))
+    return tuple(Picture(ref, kind) for ref, kind in named if isinstance(ref, str) and kind in KINDS)
 
 
 def _objects(value: object) -> list[dict[str, Any]]:

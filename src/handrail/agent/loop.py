@@ -45,7 +45,7 @@ from handrail.agent.prompt import system_prompt
 from handrail.agent.pump import Heed
 from handrail.agent.reading import read_reply
 from handrail.agent.retry import Delayed, RetryPolicy
-from handrail.agent.run import Run
+from handrail.agent.run import Run, Task
 from handrail.agent.stream import ReplyAssembly
 from handrail.agent.subagents import OpenModel, Subagents
 from handrail.catalog.fitting import forms_to_restore
@@ -152,7 +152,7 @@ class Agent:
         if self._run is not None:
             self._stop(self._run, reason)
 
-    async def complete(self, task: str | None, *, until: Until = "answered") -> RunOutcome:
+    async def complete(self, task: Task, *, until: Until = "answered") -> RunOutcome:
         """:meth:`run` for a caller who wants the outcome only."""
         outcome: RunOutcome | None = None
         async with aclosing(self.run(task, until=until)) as events:
@@ -162,7 +162,7 @@ class Agent:
         assert outcome is not None, "RunFinished is always the last event"
         return outcome
 
-    async def run(self, task: str | None, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
+    async def run(self, task: Task, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
         """Work on ``task`` until the model answers without calls, or a budget, a stop, a call that waits for a person,
         or the provider ends it.
 
@@ -232,13 +232,13 @@ class Agent:
         if run.stopped is not None and self._conversation.open is not None:
             run.end("cancelled", run.stop_text())
 
-    async def _ask(self, run: Run, task: str | None) -> Sequence[LoopEvent]:
+    async def _ask(self, run: Run, task: Task) -> Sequence[LoopEvent]:
         if task is not None:
             heard = await self._hear(run)
             if run.ended is None:
-                self._conversation.ask(task)
+                text = self._conversation.ask(task)
                 await self._conversation.save()
-                await self._begin(run, task)
+                await self._begin(run, text)
             return heard
         messages, notices = self._conversation.messages, self.session.notices
         told = () if notices is None else await notices.pending()

@@ -7,8 +7,9 @@ call's arguments, and never retries.
 
 from __future__ import annotations
 
+import base64
 from collections.abc import AsyncIterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from handrail.contract.errors import HandrailError
@@ -140,8 +141,36 @@ class CallPart:
 
 
 @dataclass(frozen=True, slots=True)
+class Picture:
+    """One that a user shows; see :mod:`handrail.agent.pictures`.
+
+    :param ref: the artifact that it is kept as
+    :param media_type: of those that every provider takes
+    :param data: empty where it is only known by ``ref``
+    """
+
+    ref: str
+    media_type: str
+    data: bytes = field(default=b"", repr=False)
+
+    @property
+    def base64(self) -> str:
+        return base64.b64encode(self.data).decode()
+
+    @property
+    def url(self) -> str:
+        """The picture itself, as a ``data:`` URL."""
+        return f"data:{self.media_type};base64,{self.base64}"
+
+
+@dataclass(frozen=True, slots=True)
 class UserMessage:
+    """
+    :param pictures: each stands in the text as ``[image 1]`` and so on, for models that are shown none
+    """
+
     text: str
+    pictures: tuple[Picture, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from handrail.agent.budget import BudgetKind, Spent, tokens_of
 from handrail.agent.dispatch import Dispatch, StopKind
 from handrail.agent.events import LoopEvent, RunOutcome, RunStatus
-from handrail.agent.model import ModelRequest, ProviderError, Usage
+from handrail.agent.model import ModelRequest, ProviderError, Usage, UserMessage
 from handrail.agent.pump import ReplyPump
 from handrail.agent.stream import Reply, ReplyAssembly
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
 
+Task = str | UserMessage | None
+"""What a run is to work on; None is what is there already."""
 _STOPPED: dict[StopKind, str] = {
     "user": "the user stopped the run",
     "shutdown": "the kernel is shutting down",

@@ -31,6 +31,20 @@ class History(Protocol):
         """
         ...
 
+    async def attached(self, data: bytes, media_type: str) -> str:
+        """Keep what a message brings beside its text, without secrets, and give what the message may name it by.
+
+        :raises LogUnavailable: when it cannot be kept
+        """
+        ...
+
+    async def attachment(self, ref: str) -> bytes:
+        """What :meth:`attached` kept.
+
+        :raises ToolError: where that is not there any more, or damaged
+        """
+        ...
+
     async def compacted(self) -> None:
         """What was said so far is left out of what the model sees from here on: texts that are given once in a conversation
         may be given again.

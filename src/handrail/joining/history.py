@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any
 
-from handrail.contract.history import Entry
+from handrail.contract.errors import UsageError
+from handrail.contract.history import Entry, History
 from handrail.joining.membership import Membership
+from handrail.joining.values import some_bytes
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.session.session import HeldSession
 
@@ -27,6 +29,14 @@ class JoinedHistory:
             except ConnectionLost:
                 continue
             return [(position, data) for position, data in told]
+
+    async def attached(self, data: bytes, media_type: str) -> str:
+        body = {"session": self._session_id, "data": data, "media_type": media_type}
+        return await self._membership.request("attached", body, repeatable=True)
+
+    async def attachment(self, ref: str) -> bytes:
+        body = {"session": self._session_id, "ref": ref}
+        return some_bytes(await self._membership.request("attachment", body, repeatable=True))
 
     async def compacted(self) -> None:
         while True:  # twice is as once
@@ -118,7 +128,14 @@ class HeldHistories:
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., Coroutine[Any, Any, Any]]]:
-        return {"history": self._read, "keep": self._keep, "compacted": self._compacted, "provided": self._provided}
+        return {
+            "history": self._read,
+            "keep": self._keep,
+            "attached": self._attached,
+            "attachment": self._attachment,
+            "compacted": self._compacted,
+            "provided": self._provided,
+        }
 
     def comes_behind(self, session: str, number: int) -> bool:
         """Whether a call of ``session`` comes behind what has this number; 0: behind nothing."""
@@ -138,6 +155,17 @@ class HeldHistories:
             kept = history.keep(entries)
             self._taken[session] = number
             await kept
+
+    async def _attached(self, session: str, data: bytes, media_type: str) -> str:
+        return await self._kept_in(session).attached(data, media_type)
+
+    async def _attachment(self, session: str, ref: str) -> bytes:
+        return await self._kept_in(session).attachment(ref)
+
+    def _kept_in(self, session: str) -> History:
+        if (history := self._session_of(session).history) is None:
+            raise UsageError(f"nothing is kept of session {session}")
+        return history
 
     async def _compacted(self, session: str) -> None:
         if (history := self._session_of(session).history) is not None:

@@ -32,6 +32,7 @@ from handrail.joining.values import (
     one_of,
     optional,
     shape,
+    some_bytes,
     text,
     whole,
 )
@@ -141,6 +142,8 @@ REQUESTS: Mapping[str, Shape] = {
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry), "number": whole},
+    "attached": {**_of_session, "data": some_bytes, "media_type": text},
+    "attachment": {**_of_session, "ref": text},
     "compacted": _of_session,
     "notices": _of_session,
     "notices.take": {**_of_session, "ids": each(text)},

@@ -56,6 +56,12 @@ class SessionHistory:
             self._lane.kept = kept
         return kept
 
+    async def attached(self, data: bytes, media_type: str) -> str:
+        return await asyncio.to_thread(self._artifacts.put, self._redactor.binary(data), media_type)
+
+    async def attachment(self, ref: str) -> bytes:
+        return (await asyncio.to_thread(self._artifacts.get, ref)).data
+
     async def compacted(self) -> None:
         if self._lane is not None and isinstance(skills := self._lane.skills, SessionSkills):
             await skills.forget_given()

@@ -118,7 +118,7 @@ def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
         where = f"input[{number}]"
         match item.get("type", "message"):
             case "message":
-                if item.get("role") not in ("user", "assistant") or not isinstance(item.get("content"), str):
+                if item.get("role") not in ("user", "assistant") or not _is_content(item):
                     found.append(f"{where}: no message: {item}")
             case "function_call":
                 waiting.append(call_id_of(item.get("call_id"), where, seen, found))
@@ -140,3 +140,14 @@ def faults_in_responses_request(body: Mapping[str, Any]) -> list[str]:
                 found.append(f"{where}: type {kind!r}")
     found += [f"no tool output found for function call {call_id}" for call_id in waiting]
     return found
+
+
+def _is_content(item: Mapping[str, Any]) -> bool:
+    """A text, or, of the user's, a list of texts and images."""
+    content = item.get("content")
+    if isinstance(content, str):
+        return True
+    parts = cast("list[dict[str, Any]]", content) if isinstance(content, list) else []
+    members = {"input_text": "text", "input_image": "image_url"}
+    known = (isinstance(part.get(members.get(str(part.get("type")), "")), str) for part in parts)
+    return item.get("role") == "user" and bool(parts) and all(known)

@@ -61,6 +61,8 @@ class AnthropicModel:
     :param base_url: another server's address, ending before ``/v1/messages``; None: the SDK's default
     """
 
+    takes_pictures = True
+
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._client = anthropic.AsyncAnthropic(api_key=api_key, base_url=base_url, max_retries=0)
@@ -216,7 +218,10 @@ def _messages(messages: Iterable[Message]) -> list[MessageParam]:
 
 def _content(message: Message) -> Iterator[dict[str, Any]]:
     match message:
-        case UserMessage():
+        case UserMessage(pictures=pictures):
+            for picture in pictures:
+                source = {"type": "base64", "media_type": picture.media_type, "data": picture.base64}
+                yield {"type": "image", "source": source}
             yield {"type": "text", "text": message.text if message.text.strip() else "(empty)"}
         case AssistantMessage(parts):
             for part in parts:

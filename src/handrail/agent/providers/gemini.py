@@ -57,6 +57,8 @@ class GeminiModel:
     :param base_url: another server's address, ending before ``/v1``; None: the SDK's default
     """
 
+    takes_pictures = True
+
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._address = base_url or "the Gemini API"
@@ -182,7 +184,9 @@ def _contents(messages: Iterable[Message]) -> list[types.Content]:
 
 def _parts(message: Message, names: dict[str, str]) -> Iterator[types.Part]:
     match message:
-        case UserMessage():
+        case UserMessage(pictures=pictures):
+            for picture in pictures:
+                yield types.Part(inline_data=types.Blob(data=picture.data, mime_type=picture.media_type))
             yield types.Part(text=message.text if message.text.strip() else "(empty)")
         case AssistantMessage(parts):
             signature: bytes | None = None

@@ -37,6 +37,7 @@ from handrail.catalog.fitting import offered
 if TYPE_CHECKING:
     from openai.types.chat import (
         ChatCompletionChunk,
+        ChatCompletionContentPartParam,
         ChatCompletionMessageFunctionToolCallParam,
         ChatCompletionMessageParam,
         ChatCompletionToolUnionParam,
@@ -58,6 +59,8 @@ class OpenAIModel:
 
     :param base_url: another server's address, ending before ``/chat/completions``; None: the SDK's default
     """
+
+    takes_pictures = True
 
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
@@ -183,6 +186,10 @@ def _messages(request: ModelRequest) -> Iterator[ChatCompletionMessageParam]:
 
 def _message(message: Message) -> Iterator[ChatCompletionMessageParam]:
     match message:
+        case UserMessage(said, pictures) if pictures:
+            parts: list[ChatCompletionContentPartParam] = [{"type": "text", "text": said or "(empty)"}]
+            parts.extend({"type": "image_url", "image_url": {"url": picture.url}} for picture in pictures)
+            yield {"role": "user", "content": parts}
         case UserMessage():
             yield {"role": "user", "content": message.text}
         case AssistantMessage():

@@ -68,6 +68,8 @@ class ResponsesModel:
     :param base_url: another server's address, ending before ``/responses``; None: the SDK's default
     """
 
+    takes_pictures = True
+
     def __init__(self, model: str, *, api_key: str, base_url: str | None = None) -> None:
         self._model = model
         self._client = openai.AsyncOpenAI(api_key=api_key, base_url=base_url, max_retries=0)
@@ -208,6 +210,9 @@ def _items(messages: Iterable[Message]) -> Iterator[ResponseInputItemParam]:
 
 def _said(message: Message) -> Iterator[Mapping[str, Any]]:
     match message:
+        case UserMessage(said, pictures) if pictures:
+            shown = ({"type": "input_image", "image_url": picture.url, "detail": "auto"} for picture in pictures)
+            yield {"role": "user", "content": [{"type": "input_text", "text": said or "(empty)"}, *shown]}
         case UserMessage():
             yield {"role": "user", "content": message.text}
         case AssistantMessage(parts):

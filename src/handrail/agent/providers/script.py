@@ -52,6 +52,8 @@ class ScriptModel:
     :param source: how messages name the script
     """
 
+    takes_pictures = True
+
     def __init__(self, script: Script, *, source: str = "script") -> None:
         self._script = script
         self._source = source

@@ -15,11 +15,13 @@ from handrail.agent.model import (
     Message,
     Model,
     ModelRequest,
+    Picture,
     ResultsMessage,
     TextDelta,
     TextPart,
     UserMessage,
 )
+from handrail.agent.pictures import takes_pictures
 from handrail.agent.prompt import STRUCTURED_ONLY
 from handrail.agent.text_calls import GRAMMARS, Grammar, TextCalls, TextForm, tools_told
 from handrail.catalog.dialects import TEXT, Dialect
@@ -43,6 +45,10 @@ class TextualModel:
     @property
     def dialect(self) -> Dialect:
         return TEXT
+
+    @property
+    def takes_pictures(self) -> bool:
+        return takes_pictures(self._model)
 
     async def aclose(self) -> None:
         await self._model.aclose()
@@ -83,11 +89,12 @@ def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
     """The conversation in text alone. Two messages of the user's in a row are one: not every provider takes two."""
     names: dict[str, str] = {}
     waiting: list[str] = []
+    pictures: list[Picture] = []
     for message in messages:
         if isinstance(message, AssistantMessage):
             if waiting:
-                yield UserMessage("\n\n".join(waiting))
-                waiting = []
+                yield UserMessage("\n\n".join(waiting), tuple(pictures))
+                waiting, pictures = [], []
             names = {call.wire_id: call.name for call in message.calls}
             yield AssistantMessage(tuple(_without_calls(message, grammar)))
         elif isinstance(message, ResultsMessage):
@@ -99,8 +106,9 @@ def _said(messages: Sequence[Message], grammar: Grammar) -> Iterator[Message]:
             )
         else:
             waiting.append(message.text)
+            pictures += message.pictures
     if waiting:
-        yield UserMessage("\n\n".join(waiting))
+        yield UserMessage("\n\n".join(waiting), tuple(pictures))
 
 
 def _without_calls(message: AssistantMessage, grammar: Grammar) -> Iterator[Any]:

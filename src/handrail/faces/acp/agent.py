@@ -27,7 +27,7 @@ from handrail.contract.errors import HandrailError, LogUnavailable, StartError
 from handrail.contract.spec import ToolSpec
 from handrail.faces.acp.asking import Person
 from handrail.faces.acp.buffers import Editor
-from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, task_of
+from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, asked_of
 from handrail.faces.acp.places import McpServer, Opening, Places, remarks_on
 from handrail.faces.acp.screens import Screens, how_shown
 from handrail.faces.acp.telling import Telling, Update
@@ -156,7 +156,7 @@ class Desk:
             protocol_version=PROTOCOL_VERSION,  # the one that is spoken here, whatever was asked for
             agent_capabilities=schema.AgentCapabilities(
                 load_session=True,
-                prompt_capabilities=schema.PromptCapabilities(image=False, audio=False, embedded_context=True),
+                prompt_capabilities=schema.PromptCapabilities(image=True, audio=False, embedded_context=True),
                 mcp_capabilities=schema.McpCapabilities(http=False, sse=False),
                 session_capabilities=schema.SessionCapabilities(
                     list=schema.SessionListCapabilities(),
@@ -284,7 +284,7 @@ class Desk:
 
     @answered
     async def prompt(self, session_id: str, prompt: Sequence[Block]) -> schema.PromptResponse:
-        return await self._conversation(session_id).prompt(task_of(prompt))
+        return await self._conversation(session_id).prompt(*asked_of(prompt))
 
     async def cancel(self, session_id: str) -> None:
         if (conversation := self._open.get(session_id)) is not None:

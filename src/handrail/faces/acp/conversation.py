@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +18,10 @@ from handrail.agent.events import CallAnswered, NoticesHeard, ReplyCut, RunFinis
 from handrail.agent.history import Exchange, restored
 from handrail.agent.loop import Agent
 from handrail.agent.model import AssistantMessage, CallPart, Model, ResultsMessage, TextPart, UserMessage
-from handrail.contract.errors import HandrailError
+from handrail.agent.pictures import checked, shown, takes_pictures, with_their_content
+from handrail.contract.errors import HandrailError, UsageError
 from handrail.contract.modes import Mode
-from handrail.contract.result import Result
+from handrail.contract.result import Blob, Result
 from handrail.contract.session import Session
 from handrail.faces.acp import choosing, showing
 from handrail.faces.acp.telling import Telling
@@ -109,15 +111,21 @@ class Conversation:
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
-    async def prompt(self, task: str) -> schema.PromptResponse:
+    async def prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
         """Have the agent work on ``task``; what it says and does is told meanwhile.
 
-        :raises RequestError: when a prompt is under way, or the work could not be done
+        :param pictures: that the user shows with it
+        :raises RequestError: when a prompt is under way, its model is shown no pictures, or the work could not be done
         """
         if self._running is not None:
             raise RequestError(INVALID_PARAMS, "this session is working on a prompt; cancel it, or wait for its answer")
+        if pictures and not takes_pictures(self.model):
+            raise RequestError(
+                INVALID_PARAMS,
+                f"the model {self.named or self.model.name} takes no images; say what is in them, or choose another model",
+            )
         self._cancelled = False
-        running = self._running = asyncio.create_task(self._work(choosing.picked(task, self.session)))
+        running = self._running = asyncio.create_task(self._work(choosing.picked(task, self.session), pictures))
         running.add_done_callback(self._over)
         return await asyncio.shield(running)  # the SDK cancels its handlers when the client goes: that is no abort
 
@@ -132,12 +140,13 @@ class Conversation:
             self._cancelled = True
             self.agent.cancel("user")
 
-    async def _work(self, task: str) -> schema.PromptResponse:
+    async def _work(self, task: str, pictures: Sequence[Blob]) -> schema.PromptResponse:
         outcome: RunOutcome | None = None
         try:
             if not self._cancelled:  # a stop may come before the work begins
                 self._remark()
-                async with aclosing(self.agent.run(task)) as events:
+                said = await shown(task, pictures, self.session.history)
+                async with aclosing(self.agent.run(said)) as events:
                     async for event in events:
                         match event:
                             case TextDelta(text):
@@ -190,10 +199,13 @@ class Conversation:
         found = restored([] if history is None else await history.read())
         plan: object = None
         calls: dict[str, tuple[str, CallPart]] = {}
-        for number, message in enumerate(found.messages):
+        messages = found.messages if history is None else await with_their_content(found.messages, history)
+        for number, message in enumerate(messages):
             match message:
-                case UserMessage(text):
+                case UserMessage(text, pictures):
                     self.telling.asked(text)
+                    for picture in pictures:
+                        self.telling.showed(picture)
                 case AssistantMessage():
                     calls = self._shown(
                         message, [f"{self.session.id}/past-{number}.{n}" for n in range(len(message.calls))]
@@ -289,12 +301,14 @@ Block = (
 )
 
 
-def task_of(blocks: Sequence[Block]) -> str:
-    """A prompt as one text. What an editor embeds stands in it as data, under the name of what it is of.
+def asked_of(blocks: Sequence[Block]) -> tuple[str, list[Blob]]:
+    """A prompt as one text, and the pictures that are shown with it. What an editor embeds stands in it as data, under the
+    name of what it is of.
 
     :raises RequestError: for what this agent does not take
     """
     parts: list[str] = []
+    pictures: list[bytes] = []
     for block in blocks:
         match block:
             case schema.TextContentBlock():
@@ -304,8 +318,16 @@ def task_of(blocks: Sequence[Block]) -> str:
             case schema.EmbeddedResourceContentBlock(resource=schema.TextResourceContents() as resource):
                 body = _END.sub(r"<\\", resource.text)
                 parts.append(f'<embedded uri="{_line(resource.uri)}">\n{body}\n</embedded>\n')
+            case (
+                schema.ImageContentBlock(data=data)
+                | schema.EmbeddedResourceContentBlock(resource=schema.BlobResourceContents(blob=data))
+            ):
+                pictures.append(_decoded(data, len(pictures) + 1))
+                parts.append(f"[image {len(pictures)}]")
             case _:
-                raise RequestError(INVALID_PARAMS, "text, links and embedded text are taken; name a file for the rest")
+                raise RequestError(
+                    INVALID_PARAMS, "text, links, embedded text and images are taken; name a file for the rest"
+                )
     task = "".join(parts)
     if not task.strip():
         raise RequestError(INVALID_PARAMS, "the prompt is empty")
@@ -313,7 +335,17 @@ def task_of(blocks: Sequence[Block]) -> str:
         raise RequestError(
             INVALID_PARAMS, f"the prompt has {len(task):,} characters, at most {MOST_PROMPT:,} are taken; name a file"
         )
-    return task
+    try:
+        return task, checked(pictures)
+    except UsageError as error:
+        raise RequestError(INVALID_PARAMS, str(error)) from None
+
+
+def _decoded(data: str, number: int) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError:
+        raise RequestError(INVALID_PARAMS, f"image {number} is not base64") from None
 
 
 def _line(text: str) -> str:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from acp import schema
 
+from handrail.agent.model import Picture
 from handrail.contract.call import Answer
 from handrail.contract.events import Event
 from handrail.contract.people import ApprovalRequest
@@ -110,6 +111,11 @@ class Telling:
     def asked(self, words: str) -> None:
         """What the user said, when a session is shown again."""
         self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=block(showing.plain(words))))
+
+    def showed(self, picture: Picture) -> None:
+        """What the user showed with it."""
+        content = schema.ImageContentBlock(type="image", data=picture.base64, mime_type=picture.media_type)
+        self.tell(schema.UserMessageChunk(session_update="user_message_chunk", content=content))
 
     def id_of(self, name: str) -> str:
         """A tool's id by any of its names; the name where there is no such tool."""

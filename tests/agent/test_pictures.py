@@ -1,0 +1,129 @@
+"""Pictures that a user shows: each provider is given them in its own form, and they are there again later."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.provider_bench import Kind, bench, each_provider
+
+from handrail.agent import pictures
+from handrail.agent.loop import Agent
+from handrail.agent.model import Picture, RequestRefused, UserMessage
+from handrail.agent.pictures import MOST_BYTES, checked, kind_of, shown, takes_pictures
+from handrail.agent.providers.textual import TextualModel
+from handrail.contract.errors import UsageError
+from handrail.contract.result import Blob
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import PlayedModel, text_reply
+from handrail.testing.servers import Reply
+
+PNG = b"\x89PNG\r\n\x1a\n and so on"
+SHOWN = Picture("", "image/png", PNG)
+
+
+def given_in(kind: Kind, body: Any) -> list[Any]:
+    """What stands in a request's first message of the user's."""
+    match kind:
+        case "openai":
+            return next(m["content"] for m in body["messages"] if m["role"] == "user")
+        case "openai-responses":
+            return body["input"][0]["content"]
+        case "anthropic":
+            return body["messages"][0]["content"]
+        case _:
+            return body["contents"][0]["parts"]
+
+
+@each_provider
+async def test_each_provider_is_given_a_picture_in_its_own_form(kind: Kind) -> None:
+    encoded = base64.b64encode(PNG).decode()
+    url = f"data:image/png;base64,{encoded}"
+    forms: dict[Kind, Any] = {
+        "openai": {"type": "image_url", "image_url": {"url": url}},
+        "openai-responses": {"type": "input_image", "image_url": url, "detail": "auto"},
+        "anthropic": {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": encoded}},
+        "gemini": {"inlineData": {"data": encoded, "mime_type": "image/png"}},
+    }
+    async with bench(kind, Reply("A dot."), Reply("Still a dot.")) as b:
+        assert takes_pictures(b.model) and takes_pictures(TextualModel(b.model, "xml"))
+        agent = b.agent()
+        assert (await agent.complete(UserMessage("What is [image 1]?", (SHOWN,)))).text == "A dot."
+        assert (await agent.complete("And now?")).text == "Still a dot."
+        b.accepted()
+        for request in b.server.requests:
+            given = given_in(kind, request.body)
+            assert forms[kind] in given and "What is [image 1]?" in str(given)
+
+
+async def test_calls_written_as_text_go_with_pictures_too() -> None:
+    model = PlayedModel(text_reply("A dot."))
+    async with bench("openai", Reply("A dot.")) as b:
+        agent = Agent(b.session, TextualModel(b.model, "xml"))
+        assert (await agent.complete(UserMessage("[image 1]", (SHOWN,)))).ok
+        assert any(part["type"] == "image_url" for part in given_in("openai", b.server.requests[0].body))
+    assert not takes_pictures(model)
+
+
+async def test_a_picture_is_kept_by_its_content_and_there_again_when_the_conversation_goes_on(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        said = await shown(
+            "[image 1] [image 2]", [Blob(PNG, "image/png"), Blob(PNG + b"!", "image/png")], session.history
+        )
+        model = PlayedModel(text_reply("Two dots."), text_reply("Yes."), text_reply("One."))
+        assert (await Agent(session, model).complete(said)).ok
+        assert session.history is not None
+        ((_, kept), *_) = await session.history.read()
+        assert [one["artifact"][:7] for one in kept["pictures"]] == ["sha256:"] * 2
+        await session.suspend()
+
+        session = await kernel.session(session.id)
+        assert (await Agent(session, model).complete("Sure?")).ok
+        again = model.requests[-1].messages[0]
+        assert isinstance(again, UserMessage) and [one.data for one in again.pictures] == [PNG, PNG + b"!"]
+        await session.suspend()
+
+        for file in Path(kernel.state_folder, "artifacts").rglob("*"):
+            if file.is_file() and file.read_bytes() == PNG:
+                file.unlink()
+        session = await kernel.session(session.id)
+        assert (await Agent(session, model).complete("And now?")).ok
+        again = model.requests[-1].messages[0]
+        assert isinstance(again, UserMessage) and len(again.pictures) == 1 and pictures.NOT_KEPT in again.text
+
+
+async def test_what_was_shown_in_vain_does_not_stand_in_the_way_of_what_comes_later(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        model = PlayedModel([RequestRefused("it takes no images")], text_reply("Hello."), text_reply("Again."))
+        agent = Agent(session, model)
+        outcome = await agent.complete(await shown("[image 1]", [Blob(PNG, "image/png")], session.history))
+        assert outcome.status == "failed" and "takes no images" in outcome.detail
+        assert (await agent.complete("Hello?")).text == "Hello."
+        await session.suspend()
+        session = await kernel.session(session.id)
+        assert (await Agent(session, model).complete("Hello?")).ok
+        for request in model.requests[1:]:
+            first = request.messages[0]
+            assert isinstance(first, UserMessage) and not first.pictures and pictures.NOT_ANSWERED in first.text
+
+
+def test_a_picture_is_what_its_first_bytes_say() -> None:
+    kinds = {
+        PNG: "image/png",
+        b"\xff\xd8\xff\xe0": "image/jpeg",
+        b"GIF89a": "image/gif",
+        b"RIFF1234WEBPVP8 ": "image/webp",
+    }
+    assert [one.media_type for one in checked(list(kinds))] == list(kinds.values())
+    assert kind_of(b"RIFF1234WAVE") is None and kind_of(b"") is None
+    for wrong, words in (
+        ([b"<svg/>"], "image 1 is no PNG"),
+        ([PNG] * 17, "too many"),
+        ([PNG, PNG + b"x" * MOST_BYTES], "image 2 has"),
+    ):
+        with pytest.raises(UsageError, match=words):
+            checked(wrong)
