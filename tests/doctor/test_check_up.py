@@ -9,11 +9,13 @@ import signal
 import socket
 import sqlite3
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
 from tests.store.places import Place
 
+from handrail.agent.providers import SERVICES
 from handrail.contract.errors import StartError
 from handrail.doctor import Check, check_up
 from handrail.doctor.check import alone
@@ -22,6 +24,7 @@ from handrail.record.log import CommitLog, Record
 from handrail.store.schema import VERSION
 from handrail.testing.kernels import temporary_kernel
 
+PROJECT = Path(__file__).parents[2] / "pyproject.toml"
 HOUR = 3_600_000_000_000
 HOLDS = """
 import asyncio, sys
@@ -230,6 +233,13 @@ def test_keys_are_said_to_be_set_and_never_what_they_are(place: Place, monkeypat
     found = checked(place)
     assert found["key OPENAI_API_KEY"].state == "ok" and found["key ANTHROPIC_API_KEY"].state == "warning"
     assert "very-secret" not in json.dumps([check.to_dict() for check in found.values()])
+
+
+def test_every_provider_of_models_and_every_extra_is_looked_for(place: Place) -> None:
+    found = checked(place)
+    assert {f"key {variable}" for variable, _ in SERVICES.values()} <= found.keys()
+    declared = tomllib.loads(PROJECT.read_text())["project"]["optional-dependencies"]
+    assert {f"extra {name}" for name in declared if name != "all"} == {one for one in found if one.startswith("extra ")}
 
 
 def test_a_check_that_fails_is_said_and_stops_no_other() -> None:

@@ -7,9 +7,9 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from pathlib import Path
 
+from handrail.agent.providers import is_there
 from handrail.contract.errors import HandrailError
 from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
@@ -19,8 +19,20 @@ from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import binaries
 
-_EXTRAS = {"mcp": "handrail mcp", "openai": "--model openai:NAME", "anthropic": "--model anthropic:NAME"}
-_KEYS = {"OPENAI_API_KEY": "--model openai:NAME", "ANTHROPIC_API_KEY": "--model anthropic:NAME"}
+_EXTRAS = {
+    "mcp": ("mcp", "handrail mcp"),
+    "acp": ("acp", "handrail acp"),
+    "openai": ("openai", "--model openai:NAME"),
+    "anthropic": ("anthropic", "--model anthropic:NAME"),
+    "gemini": ("google.genai", "--model gemini:NAME"),
+    "search": ("onnxruntime", "finding tools by meaning"),
+}
+"""By the name to install it by: a module of it, and what needs it."""
+_KEYS = {
+    "OPENAI_API_KEY": "--model openai:NAME",
+    "ANTHROPIC_API_KEY": "--model anthropic:NAME",
+    "GEMINI_API_KEY": "--model gemini:NAME",
+}
 _PATIENCE_S = 10
 
 
@@ -82,12 +94,12 @@ def _installation(workspace: str) -> Iterator[Check]:
 
 
 def _extras() -> Iterator[Check]:
-    for module, use in _EXTRAS.items():
-        if find_spec(module) is None:
-            remedy = f"pip install 'handrail[{module}]'"
-            yield Check(f"extra {module}", "warning", f"not installed; {use} needs it", remedy)
+    for extra, (module, use) in _EXTRAS.items():
+        if is_there(module):
+            yield Check(f"extra {extra}", "ok", f"installed, for {use}")
         else:
-            yield Check(f"extra {module}", "ok", f"installed, for {use}")
+            remedy = f"pip install 'handrail[{extra}]'"
+            yield Check(f"extra {extra}", "warning", f"not installed; {use} needs it", remedy)
 
 
 def _keys() -> Iterator[Check]:

@@ -114,7 +114,7 @@ def _opened(spec: str, base_url: str | None) -> Model:
 def _key(kind: str, name: str, base_url: str | None) -> str:
     variable, module = SERVICES[kind]
     extra = kind.partition("-")[0]
-    if not _is_there(module):
+    if not is_there(module):
         raise StartError(f"{kind}:{name} needs the {extra} SDK; install it with: pip install 'handrail[{extra}]'")
     key = os.environ.get(variable, "").strip()
     if key:
@@ -126,7 +126,8 @@ def _key(kind: str, name: str, base_url: str | None) -> str:
     )
 
 
-def _is_there(module: str) -> bool:
+def is_there(module: str) -> bool:
+    """Whether a module could be imported, without doing so."""
     try:
         return find_spec(module) is not None
     except (ModuleNotFoundError, ValueError):  # the package that it would be in is not there, or is kept from loading
