@@ -11,8 +11,8 @@ import pytest
 from tests.runtime.conftest import Judge
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.beneath import openat2_works
 from handrail.runtime.files import RootedFiles, SeenFiles
+from handrail.runtime.openat2 import openat2_works
 from handrail.runtime.roots import Roots
 from handrail.store.folders import remove_tree
 

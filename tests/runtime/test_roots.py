@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import StartError, ToolError
+from handrail.runtime.openat2 import canonical
 from handrail.runtime.roots import Roots, is_beneath, visible
 
 
@@ -79,3 +80,17 @@ def test_a_folder_holds_itself_and_whole_names_only() -> None:
     assert is_beneath("/ws/a", "/ws")
     assert is_beneath("/anything", "/")
     assert not is_beneath("/ws_secret", "/ws")
+
+
+@given(st.lists(st.sampled_from(["src", "a.py", "link", "loop", "dangling", "up", ".hidden", "..", ".", "absent", ""])))
+def test_the_quick_canonical_path_is_the_slow_one(tmp_path_factory: pytest.TempPathFactory, names: list[str]) -> None:
+    tree = tmp_path_factory.getbasetemp() / "canonical"
+    if not tree.exists():
+        (tree / "src" / "src").mkdir(parents=True)
+        (tree / ".hidden").mkdir()
+        for folder in (tree, tree / "src", tree / ".hidden"):
+            (folder / "a.py").write_text("")
+            for link, target in (("link", "src"), ("loop", "loop"), ("dangling", "nowhere/at/all"), ("up", "..")):
+                (folder / link).symlink_to(target)
+    path = "/".join([str(tree), *names])
+    assert canonical(path) == os.path.realpath(path)

@@ -248,6 +248,38 @@ async def test_a_caller_behind_more_than_a_batch_of_kept_items_is_refused_and_no
     await asyncio.to_thread(writer.close)
 
 
+async def test_who_has_to_know_what_became_of_an_item_is_cancelled_only_then(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.gate.clear()
+    written = writer.begin("intent")
+
+    async def wait() -> None:
+        await written
+
+    waiting = asyncio.create_task(wait())
+    await asyncio.to_thread(shelf.entered.wait)
+    waiting.cancel()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not waiting.done()
+    shelf.gate.set()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    assert written.result() is None
+    assert shelf.items == ["intent"]
+    await asyncio.to_thread(writer.close)
+
+
+async def test_what_was_only_taken_is_written_before_long_by_itself(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=0.001)
+    taken = writer.take("said")
+    assert not taken.durable
+    while not taken.durable:
+        await asyncio.to_thread(shelf.entered.wait)
+    assert shelf.items == ["said"]
+    await asyncio.to_thread(writer.close)
+
+
 class ClosedInBetween(Writer[str]):
     """One that another thread closes just after somebody saw that it is open."""
 

@@ -156,12 +156,12 @@ class Conversation:
         """
         growing = self._open
         assert growing is None or not growing.results, "calls before it have no answer"
-        known = [] if growing is None else [call.wire_id for call in growing.message.calls]
-        known += [self._ids.take(call.provider_id) for call in reply.calls[len(known) :]]
+        known = [] if growing is None else list(growing.message.calls)  # these stay what they were
+        known += [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
         parts: list[TextPart | CallPart | Kept] = []
         for part in reply.parts:
             if isinstance(part, int):
-                parts.append(call_part(reply.calls[part], known[part]))
+                parts.append(known[part])
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
         message = AssistantMessage(tuple(parts))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, Protocol
 
 from handrail.agent.conversation import Conversation
@@ -175,7 +174,7 @@ class Dispatch:
     def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
         first = len(self.calls)
         # What has been started stays what it was, whatever the stream brought after its block was closed.
-        reply = replace(reply, calls=(*self.calls, *reply.calls[first:]))
+        reply = Reply(reply.parts, (*self.calls, *reply.calls[first:]), reply.reason, reply.usage)
         ids = [call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]
         self._conversation.propose(reply, ids)
         self._kept = max(self._kept, len(reply.calls))

@@ -26,9 +26,10 @@ from handrail.agent.model import (
     TextPart,
     Usage,
 )
+from handrail.arbiter.arguments import parsed
 from handrail.catalog.fitting import Fitted
 from handrail.contract.call import ProposedCall
-from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText, parse_arguments
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES, ArgumentText
 from handrail.contract.names import wire_name
 
 MAX_REPLY_UNITS = 32 * 1024 * 1024
@@ -113,7 +114,7 @@ class _Open:
             return True
         text = "".join(self.pieces)
         try:
-            parse_arguments(whole_characters(text))
+            parsed(whole_characters(text))
         except ArgumentText:
             return False
         return bool(text.strip())
@@ -125,7 +126,7 @@ class _Open:
             return ProposedCall(self.name, text[:KEPT_HEAD], self.provider_id, fault)
         if self.form is not None:
             with contextlib.suppress(ArgumentText):  # what is no JSON is refused as it came
-                return ProposedCall(self.name, self.form.restored(parse_arguments(text)), self.provider_id)
+                return ProposedCall(self.name, self.form.restored(parsed(text)), self.provider_id)
         return ProposedCall(self.name, text, self.provider_id)
 
 
@@ -296,7 +297,7 @@ def call_part(call: ProposedCall, wire_id: str) -> CallPart:
     name = wire_name(call.name) or "unnamed"
     if isinstance(call.arguments, (str, bytes)):
         try:
-            arguments = parse_arguments(call.arguments)
+            arguments = parsed(call.arguments)
         except ArgumentText:
             text = call.arguments if isinstance(call.arguments, str) else call.arguments.decode("utf-8", "replace")
             arguments = {"unreadable_arguments": text[:KEPT_HEAD]}

@@ -19,7 +19,7 @@ from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
 from handrail.arbiter.call import Call, Lane, Refusal
-from handrail.arbiter.execution import Execution, HandedOver, uninterrupted
+from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
 from handrail.arbiter.jobs import DetachedCalls, JobLimits
 from handrail.arbiter.locking import Locking, choose_locks
 from handrail.arbiter.locks import LockTable, Want, lock_names
@@ -272,7 +272,7 @@ class Arbiter:
                 if call.granted:
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
-                    await uninterrupted(self.log.begin(records), call.execution)
+                    await until_known(self.log.begin(records), call.execution)
             except ToolError as error:  # a grant that cannot be used any more
                 call.records = [record for record in records if record.kind != "intended"]
                 raise Refusal("intend", error.kind, error.text) from None
@@ -359,7 +359,7 @@ class Arbiter:
     async def _commit_on_record(self, call: Call, shaped: Shaped) -> None:
         records, call.records = call.records, []
         try:
-            await uninterrupted(self.log.begin(records), call.execution)
+            await until_known(self.log.begin(records), call.execution)
         except LogUnavailable as error:
             # It ran, and the answer says what is known. The record is still true, so it is tried again later; if
             # that fails too, the open intent makes the call 'interrupted' at the next start, never run again.

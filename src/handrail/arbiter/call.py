@@ -322,7 +322,7 @@ class Call:
 
         :raises LogUnavailable: when it could not be made durable
         """
-        if self.behind is not None:
+        if self.behind is not None and not self.behind.durable:
             await uninterrupted(self.behind.written(), self.execution)
 
     def flush(self) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine, Generator
 from typing import Any, Literal, TypeVar
 
 from handrail.contract.errors import ToolError
+from handrail.store.writer import Written
 
 T = TypeVar("T")
 
@@ -334,6 +335,18 @@ class _Begun:
                     waited_for = self._work.send(sent)
         except StopIteration as ended:
             return ended.value
+
+
+async def until_known(written: Written, execution: Execution) -> None:
+    """Await what becomes of records that were handed to the log; a cancellation of this task is owed afterwards.
+
+    :raises LogUnavailable: when they could not be written
+    """
+    try:
+        await written
+    except asyncio.CancelledError as cancellation:
+        execution.owed = cancellation
+        written.result()
 
 
 async def uninterrupted(work: Coroutine[Any, Any, T] | asyncio.Future[T], execution: Execution) -> T:

@@ -14,7 +14,7 @@ from handrail.contract.errors import HandrailError
 from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
 from handrail.doctor.confinement import of_sandbox
-from handrail.runtime.beneath import openat2_works
+from handrail.runtime.openat2 import openat2_works
 from handrail.runtime.ripgrep import installed
 from handrail.sandbox import tiers
 from handrail.sandbox.bubblewrap import binaries

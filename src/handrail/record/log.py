@@ -13,7 +13,6 @@ What the bodies hold is the arbiter's business, except for the names that readin
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import encode
-from handrail.store.writer import SinkUnavailable
+from handrail.store.writer import SinkUnavailable, Written
 
 T = TypeVar("T")
 
@@ -130,8 +129,8 @@ class CommitLog:
         """
         return self._writer.commit((self._table, _new_entry(_Entry, (self._clock(), records))))
 
-    def begin(self, records: Sequence[Record]) -> asyncio.Future[None]:
-        """The first half of :meth:`commit`, for one caller who awaits it in a way of its own."""
+    def begin(self, records: Sequence[Record]) -> Written:
+        """As :meth:`commit`, for a caller who may not go on, or be cancelled, before it is known whether they are durable."""
         return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def work(self, records: Sequence[Record]) -> Work:

@@ -21,7 +21,7 @@ from handrail.contract.protected import is_key, key_refusal, protection
 from handrail.contract.requires import Capability
 from handrail.contract.runtime import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.runtime import beneath, lines, replace, repositories
-from handrail.runtime.beneath import openat2_works
+from handrail.runtime.openat2 import CACHED, HANDLE, openat2_works
 from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots
 from handrail.runtime.seen import SeenFiles
@@ -68,14 +68,14 @@ class RootedFiles:
     async def stat(self, path: str) -> FileStat:
         located = self._judged("fs.read", path)
         with contextlib.suppress(OSError):  # in the kernel's cache: no thread is needed
-            descriptor = beneath.open_beneath(located, beneath.HANDLE, beneath.CACHED)
+            descriptor = beneath.open_beneath(located, HANDLE, CACHED)
             try:
                 return _file_stat(located.shown, os.fstat(descriptor))
             finally:
                 os.close(descriptor)
 
         def look() -> FileStat:
-            with _Opened(located, beneath.HANDLE, "looking at") as descriptor:
+            with _Opened(located, HANDLE, "looking at") as descriptor:
                 return _file_stat(located.shown, os.fstat(descriptor))
 
         return await _in_thread(look)
@@ -231,7 +231,7 @@ def _at_hand(located: Located) -> Content | None:
     if not _NOWAIT:
         return None
     try:
-        descriptor = beneath.open_beneath(located, beneath.READ, beneath.CACHED)
+        descriptor = beneath.open_beneath(located, beneath.READ, CACHED)
     except OSError as error:
         if error.errno in (errno.EAGAIN, errno.EINVAL):
             return None

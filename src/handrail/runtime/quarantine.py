@@ -14,7 +14,8 @@ import secrets
 import stat
 from pathlib import Path
 
-from handrail.runtime.beneath import BENEATH, FOLDER, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, open_root, openat2
+from handrail.runtime.beneath import FOLDER, open_root
+from handrail.runtime.openat2 import BENEATH, HANDLE, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.roots import visible
 from handrail.sandbox.tree import Tree
 from handrail.store.folders import remove_tree

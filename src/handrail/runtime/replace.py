@@ -19,19 +19,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from handrail.contract.errors import ToolError
-from handrail.runtime.beneath import (
-    BENEATH,
-    FOLDER,
-    NO_MAGICLINKS,
-    NO_SYMLINKS,
-    READ,
-    explained,
-    not_regular,
-    open_root,
-    openat2,
-    regular,
-    relative,
-)
+from handrail.runtime.beneath import FOLDER, READ, explained, not_regular, open_root, regular, relative
+from handrail.runtime.openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.roots import Located
 
 MAX_EDIT_BYTES = 16 * 1024 * 1024

@@ -14,6 +14,7 @@ import re
 from handrail.contract.errors import ToolError
 from handrail.contract.protected import GIT_NAMES, Protection, plain
 from handrail.runtime import beneath, vcs
+from handrail.runtime.openat2 import HANDLE
 from handrail.runtime.roots import Located, is_beneath
 
 _HEAD = "head"
@@ -61,7 +62,7 @@ def _there(located: Located, parts: list[str]) -> bool:
     assert located.root is not None
     place = Located("/".join((located.root.rstrip("/"), *parts)), "", True, located.root)
     try:
-        os.close(beneath.open_beneath(place, beneath.HANDLE | os.O_NOFOLLOW))
+        os.close(beneath.open_beneath(place, HANDLE | os.O_NOFOLLOW))
     except (FileNotFoundError, NotADirectoryError):
         return False
     except OSError:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from handrail.contract.errors import StartError, ToolError
 from handrail.contract.requires import Capability
+from handrail.runtime.openat2 import canonical
 
 May = Callable[[Capability, str | Sequence[str]], str | None]
 """Judges one touch: a canonical absolute path, a host, a shell text, or an argv as a sequence.
@@ -106,7 +107,7 @@ class Roots:
             ``unavailable`` where the workspace has become a link to somewhere else
         """
         self._check(path)
-        absolute = os.path.realpath(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
+        absolute = canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
         if len(os.fsencode(absolute)) > MAX_PATH_BYTES:
             raise _too_long(path)
         located = self.of_canonical(absolute)

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from handrail.contract.protected import plain
-from handrail.runtime.beneath import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, READ, open_root, openat2
+from handrail.runtime.beneath import READ, open_root
 from handrail.runtime.gitconfig import MAX_CONFIG_BYTES, Unreadable, beyond_the_list, read
+from handrail.runtime.openat2 import BENEATH, NO_MAGICLINKS, NO_SYMLINKS, openat2
 from handrail.runtime.quarantine import open_parent
 from handrail.sandbox.tree import Protected, Tree
 

@@ -48,6 +48,15 @@ class Sink(Protocol[T_contra]):
     def close(self) -> None: ...
 
 
+class Written(asyncio.Future[None]):
+    """Tells whether an item became durable. Whoever awaits it goes on only once that is known: a cancellation of their task
+    is raised then, and not before."""
+
+    def cancel(self, msg: object = None) -> bool:
+        """Refused: the item is with the writer, and what becomes of it has to be known."""
+        return False
+
+
 class Taken:
     """An item that has its place in the queue, and will be written with its neighbours soon. Whoever awaits it, as often as
     they like, hurries it along and goes on once it and everything before it is durable.
@@ -66,6 +75,11 @@ class Taken:
     def failure(self) -> BaseException | None:
         """Why it was not written, once that is known."""
         return self._written.exception() if self._written.done() else None
+
+    @property
+    def durable(self) -> bool:
+        """Whether it is known to be."""
+        return self._written.done() and self._written.exception() is None
 
     def written(self) -> asyncio.Future[None]:
         """Hurry it along, and give what tells that it is durable."""
@@ -169,9 +183,11 @@ class Writer(Generic[T]):
         """
         await self._wait_for(item, urgent=True)
 
-    def begin(self, item: T) -> asyncio.Future[None]:
-        """The first half of :meth:`commit`, for one caller who awaits it in a way of its own."""
-        return self._wait_for(item, urgent=True)
+    def begin(self, item: T) -> Written:
+        """The first half of :meth:`commit`, for callers who may not go on before they know what became of it."""
+        written = Written(loop=asyncio.get_running_loop())
+        self._queue_for(item, written, urgent=True)
+        return written
 
     def take(self, item: T) -> Taken:
         """Take an item now that need not be durable before somebody awaits it."""
@@ -210,19 +226,26 @@ class Writer(Generic[T]):
 
     def _wait_for(self, item: T | _Flush, *, urgent: bool) -> _Waiting:
         waiting: _Waiting = asyncio.get_running_loop().create_future()
+        self._queue_for(item, waiting, urgent=urgent)
+        return waiting
+
+    def _queue_for(self, item: T | _Flush, waiting: _Waiting, *, urgent: bool) -> None:
         try:
             self._check_open()
         except LogUnavailable as closed:
             waiting.set_exception(closed)
-            return waiting
+            return
         self._queue.append((item, waiting))
         if urgent:
             self._hurry()
-        elif self._asleep:
-            self._ring()
+        else:  # woken now, the thread would only take turns with this one until it is hurried
+            asyncio.get_running_loop().call_later(self._linger_s, self._hurry_if_waiting, waiting)
         if self._ended:  # by another thread, since it was looked at
             self._give_up()
-        return waiting
+
+    def _hurry_if_waiting(self, waiting: _Waiting) -> None:
+        if not waiting.done():
+            self._hurry()
 
     def _hurry(self) -> None:
         self._urgent = True
