@@ -389,9 +389,7 @@ def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
     """Rules that somebody wrote in one place, so that they cannot have meant to say two things. What a process is started
     with comes from several: variables, flags, and the files of one that joins."""
     places: dict[tuple[str, str], list[Rule]] = {}
-    for rule in rules:
-        if rule.source == _AT_THE_START:
-            continue
+    for rule in (one for one in rules if one.source != _AT_THE_START):
         file, colon, line = rule.source.rpartition(":")
         places.setdefault((rule.scope, file if colon and line.isdigit() else rule.source), []).append(rule)
     return places.values()
