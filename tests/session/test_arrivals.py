@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -157,6 +160,40 @@ def test_the_next_firing_is_always_ahead_and_on_the_beat(every: int, begun: int,
     following = next_after(trigger, begun + passed)
     assert following is not None and following > begun + passed and (following - begun) % every == 0
     assert following - (begun + passed) <= every
+
+
+@pytest.fixture
+def clocks_change(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A local time that goes back an hour at 01:00 UTC on 25 October 2026, and forward at 01:00 UTC on 29 March."""
+    monkeypatch.setenv("TZ", "CET-1CEST,M3.5.0,M10.5.0/3")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+@pytest.mark.usefixtures("clocks_change")
+@pytest.mark.parametrize(
+    ("cron", "from_", "times"),
+    [
+        ("*/30 * * * *", "2026-10-24T23:40", "25 00:00, 25 00:30, 25 01:00, 25 01:30, 25 02:00"),
+        ("30 2 * * *", "2026-10-24T23:40", "25 00:30, 26 01:30"),
+        ("30 2 * * *", "2026-10-25T01:10", "25 01:30, 26 01:30"),
+        ("0 3 * * *", "2026-10-25T00:30", "25 02:00, 26 02:00"),
+        ("30 2 * * *", "2026-03-28T23:40", "29 01:30, 30 00:30"),
+        ("0 * * * *", "2026-03-28T23:40", "29 00:00, 29 01:00, 29 02:00"),
+    ],
+)
+def test_a_schedule_is_kept_where_the_clocks_are_put_back_or_forward(cron: str, from_: str, times: str) -> None:
+    now = int(datetime.fromisoformat(f"{from_}+00:00").timestamp()) * SECOND
+    trigger = Trigger("t", "s", "schedule", "x", now, cron=cron)
+    found: list[str] = []
+    for _ in times.split(", "):
+        following = next_after(trigger, now)
+        assert following is not None and following > now
+        now = following
+        found.append(datetime.fromtimestamp(now / SECOND, UTC).strftime("%d %H:%M"))
+    assert ", ".join(found) == times
 
 
 async def test_a_watched_channel_tells_its_session_of_each_message_once(tmp_path: Path) -> None:

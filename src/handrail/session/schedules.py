@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import datetime, timedelta
+from itertools import islice
 
 from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
@@ -23,13 +25,29 @@ def next_after(trigger: Trigger, now_ns: int) -> int | None:
 
 
 def _next_of(cron: str, now_ns: int) -> int | None:
-    from cronsim import CronSim, CronSimError
+    from cronsim import CronSimError
 
+    now = datetime.fromtimestamp(now_ns / 1e9)
     try:
-        found = next(CronSim(cron, datetime.fromtimestamp(now_ns / 1e9)))
+        # Where clocks were put back, the time that is found may have been an hour ago, and comes once more.
+        following = next(at for at in _times(cron, now) if at * SECOND_NS > now_ns)
+        if cron.split(" ")[1] == "*" and (again_s := now.replace(fold=1).timestamp() - now.timestamp()) > 0:
+            # They will be put back: what comes each hour comes in the hour that is shown again, too.
+            before = now - timedelta(seconds=again_s)
+            repeated = (at for at in islice(_times(cron, before, fold=1), 60) if at * SECOND_NS > now_ns)
+            following = min(following, next(repeated, following))
     except (CronSimError, StopIteration, OverflowError, ValueError):
         return None
-    return int(found.timestamp()) * SECOND_NS
+    return following * SECOND_NS
+
+
+def _times(cron: str, after: datetime, fold: int = 0) -> Iterator[int]:
+    """When it comes after what the clock shows, in seconds: each of the times that are shown twice."""
+    from cronsim import CronSim
+
+    for found in CronSim(cron, after):
+        for one in range(fold, 2):
+            yield int(found.replace(fold=one).timestamp())
 
 
 def checked(cron: str, now_ns: int) -> str:
