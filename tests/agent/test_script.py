@@ -161,7 +161,7 @@ async def test_a_script_can_send_what_a_broken_model_sends() -> None:
     ("text", "faults"),
     [
         ("turns = 1", ["turns: "]),
-        ("[[turns]]\ntxt = 1\n[[turns]]\ncalls = [{}]", ["turns.0.txt: ", "turns.1.calls.0.name: "]),
+        ("[[turns]]\ntxt = 1\n[[turns]]\ncalls = [{}]", ["turns[0].txt: ", "turns[1].calls[0].name: "]),
         ("version = 2\nturns = [{}]", ["version: "]),
         ("turns = []", ["has no turns"]),
         ('[[turns]]\ntext = "${later.data}"', ["refers to 'later', which no call of an earlier turn has"]),
@@ -191,3 +191,19 @@ def test_a_json_script_is_read_and_a_missing_one_named(tmp_path: Path) -> None:
     assert read_script(path).turns[0].text == "ok"
     with pytest.raises(LoadError, match="nowhere"):
         read_script(tmp_path / "nowhere.toml")
+
+
+@pytest.mark.parametrize(
+    ("text", "faults"),
+    [
+        ("[[turn]]\ntext = 'a'", ["turns: is missing", "turn: unknown key; did you mean 'turns'?"]),
+        ("[[turns]]\ntext = 3", ["turns[0].text: is 3; expected a valid string"]),
+        ("turns = []\nat = 2020-01-01", ["at: Extra inputs are not permitted"]),
+    ],
+)
+def test_what_is_wrong_with_a_script_is_said_in_words(tmp_path: Path, text: str, faults: list[str]) -> None:
+    path = tmp_path / "script.toml"
+    path.write_text(text)
+    with pytest.raises(LoadError) as error:
+        ScriptModel.from_file(path)
+    assert [str(fault).removeprefix(f"{path}: ") for fault in error.value.faults] == faults

@@ -404,7 +404,9 @@ def test_faulty_options_are_refused_with_the_nearest_name() -> None:
     assert "did you mean 'side_effect'?" in decorate(fine, side_efect="read")
     assert "not a lock" in decorate(fine, locks=["workspace"])
     assert "locks are a list" in decorate(fine, locks="workspace:X")
-    assert "requires is not understood: fs.raed" in decorate(fine, requires={"fs": {"raed": []}})
+    said = decorate(fine, requires={"fs": {"raed": []}})
+    assert "requires is not understood: fs.raed: unknown key; did you mean 'read'?" in said
+    assert "requires is not understood: is 'fs'; expected" in decorate(fine, requires="fs")
 
 
 def test_a_schema_that_the_function_cannot_take_is_refused() -> None:

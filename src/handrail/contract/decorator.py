@@ -19,6 +19,7 @@ from typing import Any, Generic, ParamSpec, TypedDict, TypeVar, Unpack, cast, ov
 import pydantic
 import pydantic_core
 
+from handrail.contract.checked import faults_of
 from handrail.contract.docstring import read_docstring
 from handrail.contract.errors import ToolError, UsageError
 from handrail.contract.names import nearest
@@ -222,7 +223,11 @@ def _requires(given: Requires | Mapping[str, Any] | None, shown: str) -> Require
     try:
         return Requires.model_validate(given)
     except pydantic.ValidationError as error:
-        faults = "; ".join(f"{path_text(f['loc'])}: {f['msg']}" for f in error.errors(include_input=False))
+        try:
+            found = faults_of(Requires, given)
+        except TypeError:  # it holds what is no JSON
+            found = {path_text(f["loc"]): f["msg"] for f in error.errors(include_input=False)}
+        faults = "; ".join(f"{place}: {problem}".removeprefix(": ") for place, problem in found.items())
         raise UsageError(f"@tool on {shown}: requires is not understood: {faults}") from None
 
 

@@ -43,7 +43,9 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from handrail.agent.model import FinishReason
+from handrail.contract.checked import faults_of
 from handrail.contract.errors import Fault, LoadError
+from handrail.contract.schema import path_text
 
 REFERENCE = re.compile(r"\$(\$?)\{([^{}]*)\}")
 """``${of.path}``, or ``$${`` for a plain ``${``."""
@@ -162,12 +164,19 @@ def read_script(path: Path) -> Script:
     try:
         return Script.model_validate(data)
     except ValidationError as error:
-        raise LoadError(
-            [
-                Fault(source, ".".join(str(step) for step in fault["loc"]), fault["msg"].removeprefix("Value error, "))
-                for fault in error.errors(include_url=False, include_input=False)
-            ]
-        ) from None
+        raise LoadError([Fault(source, place, problem) for place, problem in _faults(data, error).items()]) from None
+
+
+def _faults(data: Any, error: ValidationError) -> dict[str, str]:
+    """Place to problem, each in words, with the nearest name for one that nobody knows."""
+    try:
+        found = faults_of(Script, data)
+    except TypeError:  # it holds a date, which is no JSON
+        found = {}
+    return found or {
+        path_text(fault["loc"]): fault["msg"].removeprefix("Value error, ")
+        for fault in error.errors(include_url=False, include_input=False)
+    }
 
 
 def _referred(turn: ScriptedTurn) -> set[str]:
