@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
+from handrail.contract.files import Found
 from handrail.contract.requires import Capability, CapabilitySet, Layer
-from handrail.contract.runtime import Found
 from handrail.contract.sandbox import Profile, Sandbox, Tier
 from handrail.runtime import ripgrep
 from handrail.runtime.ripgrep import PathFilter, Records, alternatives, installed

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
+from handrail.contract.files import Files, Search
 from handrail.contract.offering import Offers
 from handrail.contract.opened import Opened
 from handrail.contract.peer import LogLevel, PeerDoor
@@ -24,143 +25,14 @@ from handrail.contract.skills import Skills
 from handrail.contract.terminals import Terminals
 from handrail.contract.transcript import Transcript
 
-FileKind = Literal["file", "directory", "symlink", "other"]
-
-
-@dataclass(frozen=True, slots=True)
-class FileStat:
-    path: str
-    kind: FileKind
-    size: int
-    mtime_ns: int
-
-
-@dataclass(frozen=True, slots=True)
-class FileBytes:
-    """A range of a file: ``data`` is ``[start, start + len(data))`` of ``size`` bytes."""
-
-    path: str
-    data: bytes
-    start: int
-    size: int
-
-    @property
-    def end(self) -> int:
-        return self.start + len(self.data)
-
-
-@dataclass(frozen=True, slots=True)
-class FileLines:
-    """Whole lines ``first … last`` (1-based) without their ends; ``next`` is where to go on, or None at the end.
-
-    ``total`` is the number of lines, or None where the end was not reached. ``cut`` lists the line numbers
-    that were longer than the limit for one line and were shortened.
-    """
-
-    path: str
-    lines: tuple[str, ...]
-    first: int
-    next: int | None
-    total: int | None
-    size: int
-    cut: tuple[int, ...] = ()
-
-    @property
-    def last(self) -> int:
-        return self.first + len(self.lines) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class Written:
-    path: str
-    created: bool
-    size: int
-    sha256: str
-    before: bytes | None
-    """What was there, for a diff; None if nothing was."""
-
-
-class Files(Protocol):
-    """Files beneath the roots, resolved by the operating system so that no link or race leaves them.
-
-    Reading a whole or part of a file remembers the hash of its content for the session; writing over an
-    existing file demands that this hash is still true (kind ``conflict`` otherwise, also if never read).
-    """
-
-    async def stat(self, path: str) -> FileStat: ...
-
-    async def read_bytes(self, path: str, *, start: int = 0, max_bytes: int | None = None) -> FileBytes:
-        """``start`` below 0 counts from the end."""
-        ...
-
-    async def read_lines(
-        self, path: str, *, first: int = 1, count: int | None = None, max_bytes: int = 200_000, max_line: int = 2_000
-    ) -> FileLines:
-        """``first`` below 0 counts lines from the end (-1 is the last). Invalid UTF-8 is shown as U+FFFD."""
-        ...
-
-    async def list(self, path: str) -> Sequence[FileStat]: ...
-
-    async def read_for_edit(self, path: str, *, max_bytes: int = 16 * 1024 * 1024) -> bytes:
-        """The whole content, checked against what this session has read.
-
-        :raises ToolError: ``conflict`` if never read or changed since; ``limit`` if larger
-        """
-        ...
-
-    async def write(self, path: str, data: bytes, *, over: bytes | Literal["new", "seen"] = "seen") -> Written:
-        """Replace atomically, creating parent folders.
-
-        :param over: what must be there now: these exact bytes, ``"new"`` (nothing), or ``"seen"``
-            (nothing, or what this session has read)
-        :raises ToolError: ``conflict`` when something else is there
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    path: str
-    line: int
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """Search results, at most as many as asked for; ``more`` if the search was stopped there."""
-
-    matches: tuple[Match, ...] = ()
-    paths: tuple[str, ...] = ()
-    more: bool = False
-    skipped: int = 0
-    """Paths left out because a rule denies the file. Matches left out are not counted: how many there are for one
-    pattern and another would tell what is in the file."""
-
-
-class Search(Protocol):
-    """ripgrep beneath the roots: honours ignore files, follows no links, is bounded, harmless on hostile patterns."""
-
-    async def grep(
-        self,
-        pattern: str,
-        path: str = ".",
-        *,
-        glob: str | None = None,
-        ignore_case: bool = False,
-        literal: bool = False,
-        max_matches: int = 10_000,
-    ) -> Found: ...
-
-    async def glob(self, pattern: str, path: str = ".", *, hidden: bool = False, max_paths: int = 100_000) -> Found: ...
-
 
 @dataclass(frozen=True, slots=True)
 class Completed:
     """A process that has ended. ``output`` is stdout and stderr as they came, at most 64 MiB; ``dropped`` counts what came after.
 
-    ``signal`` is the number that ended it, or None. ``limit`` says which bound of the sandbox it came upon, as far as
-    its end or its last words show; ``notes`` why files that it speaks of could not be read or written, where the
-    sandbox kept them from it. ``errors`` is stderr where it was asked for apart.
+    ``signal`` is the number of the signal that ended it, or None. ``limit`` names the bound of the sandbox that it hit, as
+    far as its end or its last output shows. ``notes`` explain why files that its output names could not be read or
+    written, when the sandbox kept them from it. ``errors`` is stderr, when it was asked for apart.
     """
 
     exit_code: int
@@ -190,14 +62,15 @@ class Shell(Protocol):
         :param environment: further variables of the program, for an argv only: rules judge a text by its words, so it has
             to bring what it means with it. They are the tool's own choice, never a name that a model gave; those that
             decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
-        :param apart: keep stderr out of ``output``, for what is read by its form
-        :param on_output: told each kept piece of output as it comes, so that a stopped run leaves what it wrote
+        :param apart: keep stderr out of ``output``, for output that is parsed
+        :param on_output: called with each piece of output that is kept, as it comes, so that a stopped run leaves what it
+            wrote
         """
         ...
 
     async def hidden(self, paths: Sequence[str]) -> Sequence[str]:
-        """Those of ``paths`` that programs of this call do not see, since rules keep them from being read; by name, so
-        also of what is there no more."""
+        """Those of ``paths`` that programs of this call cannot see, because rules keep them from being read. Judged by
+        name, so the files need not exist any more."""
         ...
 
 
@@ -266,10 +139,10 @@ class State(Protocol):
 
 
 class Secrets(Protocol):
-    """The secrets that the tool declared, by name. A value that it returns, tells or writes into the log is redacted."""
+    """The secrets that the tool declared, by name. Their values are redacted wherever the tool's output carries them."""
 
     def get(self, name: str) -> str:
-        """:raises ToolError: ``denied`` unless the tool declared the secret, ``unavailable`` where nobody gave it"""
+        """:raises ToolError: ``denied`` unless the tool declared the secret, ``unavailable`` when it has no value"""
         ...
 
 
@@ -288,7 +161,7 @@ class Question:
 
 
 class People(Protocol):
-    """Whoever sits at the face."""
+    """The people at the face."""
 
     async def answer(self, questions: Sequence[Question]) -> list[list[str]]:
         """One list of answers per question.
@@ -318,7 +191,8 @@ class Cancellation(Protocol):
 
 
 class Runtime(Protocol):
-    """What ``execute`` is handed. Attributes that cost something are made when first touched."""
+    """What ``execute`` is given: the call it runs for, and the doors to everything it may touch. A door that costs
+    something is made when it is first used."""
 
     @property
     def tool_id(self) -> str: ...
@@ -327,42 +201,90 @@ class Runtime(Protocol):
     @property
     def session_id(self) -> str: ...
     @property
-    def agent(self) -> str: ...
+    def agent(self) -> str:
+        """The id of the agent that made the call."""
+        ...
+
     @property
-    def topic(self) -> str | None: ...
+    def topic(self) -> str | None:
+        """The session's topic, as its opener named it."""
+        ...
+
     @property
-    def client(self) -> ClientContext | None: ...
+    def client(self) -> ClientContext | None:
+        """What the face knows of the person's surroundings; None when it knows nothing."""
+        ...
+
     @property
     def workdir(self) -> str:
         """The workspace's canonical folder, absolute."""
         ...
 
     @property
-    def capabilities(self) -> CapabilitySet: ...
+    def capabilities(self) -> CapabilitySet:
+        """What this call may touch: what the tool requires, within its agent's set and the host's ceiling."""
+        ...
+
     @property
-    def config(self) -> Mapping[str, str]: ...
+    def config(self) -> Mapping[str, str]:
+        """The settings that the tool declared, by name, without the secret ones."""
+        ...
+
     @property
-    def files(self) -> Files: ...
+    def files(self) -> Files:
+        """Reading and writing files beneath the roots."""
+        ...
+
     @property
-    def search(self) -> Search: ...
+    def search(self) -> Search:
+        """Finding files, and text in them, beneath the roots."""
+        ...
+
     @property
-    def shell(self) -> Shell: ...
+    def shell(self) -> Shell:
+        """Running programs in the sandbox."""
+        ...
+
     @property
-    def net(self) -> Net: ...
+    def net(self) -> Net:
+        """Fetching over http and https."""
+        ...
+
     @property
-    def secrets(self) -> Secrets: ...
+    def secrets(self) -> Secrets:
+        """The secrets that the tool declared."""
+        ...
+
     @property
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """The tool's own values in the session."""
+        ...
+
     @property
-    def people(self) -> People: ...
+    def people(self) -> People:
+        """Asking the person at the face."""
+        ...
+
     @property
-    def channels(self) -> Channels: ...
+    def channels(self) -> Channels:
+        """Messages between agents."""
+        ...
+
     @property
-    def triggers(self) -> Triggers: ...
+    def triggers(self) -> Triggers:
+        """The session's timers, schedules and watched channels."""
+        ...
+
     @property
-    def transcript(self) -> Transcript: ...
+    def transcript(self) -> Transcript:
+        """What was said and done in the session so far."""
+        ...
+
     @property
-    def catalog(self) -> Catalog: ...
+    def catalog(self) -> Catalog:
+        """The tools that the model sees, and those that can be brought into view."""
+        ...
+
     @property
     def jobs(self) -> Jobs:
         """The jobs of this session."""
@@ -379,26 +301,28 @@ class Runtime(Protocol):
         ...
 
     @property
-    def cancellation(self) -> Cancellation: ...
+    def cancellation(self) -> Cancellation:
+        """Whether the call is to end, for code that runs in a thread."""
+        ...
 
     @property
     def peer(self) -> PeerDoor:
-        """The client at the face, where that can do more than call. What is asked of it needs a capability each."""
+        """The client at the face, when it can do more than call tools. Each kind of request to it needs a capability."""
         ...
 
     @property
     def terminals(self) -> Terminals:
-        """Programs of the session that are typed to."""
+        """The session's terminals: programs that take typed input."""
         ...
 
     @property
     def offers(self) -> Offers:
-        """What sources have beside tools."""
+        """The resources and prompts of sources."""
         ...
 
     @property
     def opened(self) -> Opened:
-        """What this call goes on with; only for the built-in tools that do."""
+        """The open state that this call takes a step of or closes. For the built-in tools that do so only."""
         ...
 
     def progress(
@@ -409,28 +333,28 @@ class Runtime(Protocol):
         done: float | None = None,
         total: float | None = None,
     ) -> None:
-        """Tell the face how far it is: ``fraction`` from 0 to 1, or ``done`` of a ``total``, where known. Safe from any
-        thread, never blocks."""
+        """Report progress to the face: ``fraction`` from 0 to 1, or ``done`` of ``total``, when known. Safe from any thread,
+        never blocks."""
         ...
 
     def log(self, level: LogLevel, data: Any, logger: str | None = None) -> None:
-        """Tell whoever watches the call something, JSON-able, beside what it gives. Safe from any thread, never blocks.
+        """Send a log message, any JSON-able data, to whoever watches the call. Safe from any thread, never blocks.
 
-        :param logger: which part of the tool says it
-        :raises ToolError: ``invalid_input`` for a level that there is not
+        :param logger: the part of the tool that sends it
+        :raises ToolError: ``invalid_input`` for an unknown level
         """
         ...
 
     def output(self, piece: str | bytes) -> None:
-        """Show a piece of what it gives, as it comes: to whoever watches the call, and where that is a job to whoever
-        reads the job. It is text; bytes are read as UTF-8, also where a character is cut in two. What the call gives is
-        what ``execute`` returns all the same. Safe from any thread, never blocks."""
+        """Show a piece of output while the call runs: to whoever watches it and, if it is a job, to whoever reads the job.
+        Bytes are decoded as UTF-8, also when a character is cut in two. The call's result is still what ``execute``
+        returns. Safe from any thread, never blocks."""
         ...
 
     def partial(self, data: Any) -> None:
-        """Keep ``data`` as what to show should the call be stopped before it returns; the last one counts."""
+        """Set the data of the result in case the call is stopped before it returns. The last one counts."""
         ...
 
     async def call(self, tool_id: str, arguments: Mapping[str, Any]) -> Result:
-        """Call another tool through the arbiter, under the locks this call holds."""
+        """Call another tool through the arbiter, under the locks that this call holds."""
         ...

@@ -25,43 +25,46 @@ class Tool(abc.ABC):
     spec: ToolSpec
 
     trusted = True
-    """Runs inside the kernel's process as its operator's own code, and is labelled so. False only where the
+    """Whether it runs inside the kernel's process as its operator's own code, and is labelled as such. False only when the
     operating system confines what the tool does."""
 
     origin: str | None = None
     """``mcp:SERVER:TOOL`` of a tool of an upstream MCP server, by which rules may name it."""
 
     asks_source: SourceRequest | None = None
-    """What a call of it asks of a source of resources and prompts, by which it is judged. Only built-in tools do."""
+    """The request that a call of it sends to a source of resources and prompts, by which it is judged. For built-in tools
+    only."""
 
     goes_on: GoesOn | None = None
-    """Which state a call of it goes on with, as whose tool's it is judged. Only built-in tools do."""
+    """The arguments that name the open state of which a call takes a step; the call is judged as one of the state's tool. For
+    built-in tools only."""
 
     types = False
-    """What it is sent is typed into a terminal of its session, whose program decides how it is judged. Only a built-in tool
-    does."""
+    """Whether its arguments are typed into a terminal of the session, whose program decides how a call is judged. For
+    built-in tools only."""
 
     own_secrets: frozenset[str] | None = None
-    """The names of the secrets that it gets where it runs. None: those of the kernel that it is called by."""
+    """The names of the secrets that it gets in the process in which it runs; None: those of the kernel that calls it."""
 
     @abc.abstractmethod
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         """Carry out one call with validated ``args``.
 
-        A tool of ``mode="stateful"`` yields here, as an async generator: each step is a call of its own, and ``runtime``
-        that of whichever runs. What the next step is sent is what ``yield`` gives, None where it is sent nothing.
+        A tool of ``mode="stateful"`` is an async generator here: each step is a call of its own, and ``runtime`` always
+        belongs to the step that runs. ``yield`` gives the input of the next step, None when it has none.
 
         :return: JSON-able data, or a whole :class:`~handrail.contract.result.Result`
         :raises ToolError: for a failure the model should read about
         """
 
     def questions(self, args: dict[str, Any]) -> Sequence[Question] | Awaitable[Sequence[Question]]:
-        """What people have to be asked before this call runs, by its validated ``args``.
+        """The questions to put to people before this call runs, from its validated ``args``.
 
-        The call waits for the answers without locks or a time-out, across restarts too; ``runtime.people.answer`` with
-        the same questions then gives them at once. It must have no effects; it may be a coroutine.
+        The call waits for the answers without locks and without a time-out, also across restarts; then
+        ``runtime.people.answer`` with the same questions gives them at once. This method must have no side effects; it
+        may be a coroutine.
 
-        :raises ToolError: for arguments that no question can be made of
+        :raises ToolError: for arguments from which no question can be made
         """
         return ()
 

@@ -12,20 +12,9 @@ from types import MappingProxyType
 from typing import Any
 
 from handrail.contract.doors import BroughtIn, Category, Findings, Hit, Manual
+from handrail.contract.files import FileBytes, FileLines, FileStat, Found, Match, Written
 from handrail.contract.result import Result
-from handrail.contract.runtime import (
-    Completed,
-    FileBytes,
-    FileLines,
-    FileStat,
-    Found,
-    Match,
-    Option,
-    Question,
-    Response,
-    Runtime,
-    Written,
-)
+from handrail.contract.runtime import Completed, Option, Question, Response, Runtime
 from handrail.joining import jobs
 from handrail.joining.peers import some_answers, some_asks
 from handrail.joining.values import (

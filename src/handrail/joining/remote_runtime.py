@@ -17,21 +17,11 @@ from handrail.arbiter.execution import STOPPED_TEXT, StopReason
 from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
 from handrail.contract.errors import ToolError
+from handrail.contract.files import FileBytes, FileLines, FileStat, Found, Written
 from handrail.contract.peer import LOG_LEVELS, LogLevel
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
-from handrail.contract.runtime import (
-    ClientContext,
-    Completed,
-    FileBytes,
-    FileLines,
-    FileStat,
-    Found,
-    Question,
-    Response,
-    Secrets,
-    Written,
-)
+from handrail.contract.runtime import ClientContext, Completed, Question, Response, Secrets
 from handrail.contract.spec import ToolSpec
 from handrail.joining.delegating import ByCallOnly
 from handrail.joining.describing import capabilities_of
@@ -296,7 +286,7 @@ def _called_in(loop: asyncio.AbstractEventLoop, listener: Callable[[bytes], None
 
 
 class RemoteFiles:
-    """Implements :class:`~handrail.contract.runtime.Files`."""
+    """Implements :class:`~handrail.contract.files.Files`."""
 
     def __init__(self, on: RemoteRuntime) -> None:
         self._on = on
@@ -325,7 +315,7 @@ class RemoteFiles:
 
 
 class RemoteSearch:
-    """Implements :class:`~handrail.contract.runtime.Search`."""
+    """Implements :class:`~handrail.contract.files.Search`."""
 
     def __init__(self, on: RemoteRuntime) -> None:
         self._on = on

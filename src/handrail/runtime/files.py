@@ -17,9 +17,9 @@ from collections.abc import Callable, Sequence
 from typing import Literal, TypeVar
 
 from handrail.contract.errors import ToolError
+from handrail.contract.files import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.contract.protected import is_key, key_refusal, protection
 from handrail.contract.requires import Capability
-from handrail.contract.runtime import FileBytes, FileKind, FileLines, FileStat, Written
 from handrail.runtime import beneath, lines, replace, repositories
 from handrail.runtime.openat2 import CACHED, HANDLE, openat2_works
 from handrail.runtime.replace import MAX_EDIT_BYTES
@@ -54,7 +54,7 @@ class Content:
 
 
 class RootedFiles:
-    """Implements :class:`handrail.contract.runtime.Files` on :class:`~handrail.runtime.roots.Roots`.
+    """Implements :class:`handrail.contract.files.Files` on :class:`~handrail.runtime.roots.Roots`.
 
     :param seen: shared by all calls of one session
     :param may: judges each canonical path for ``fs.read`` and ``fs.write``

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from handrail.contract.errors import ToolError
+from handrail.contract.files import Found, Match
 from handrail.contract.requires import CapabilitySet
-from handrail.contract.runtime import Found, Match
 from handrail.contract.sandbox import Profile, Program, Sandbox
 from handrail.runtime import beneath
 from handrail.runtime.ripgrep import (
@@ -36,7 +36,7 @@ _PIECE = 64 * 1024
 
 
 class RipgrepSearch:
-    """Implements :class:`handrail.contract.runtime.Search`.
+    """Implements :class:`handrail.contract.files.Search`.
 
     :param profile: the session's; the search runs with its workspace read-only
     :param may: judges each file that has a result, by its canonical path, for ``fs.read``

@@ -10,6 +10,7 @@ from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.delegation import Agents
 from handrail.contract.doors import Catalog, Jobs
 from handrail.contract.errors import ToolError
+from handrail.contract.files import Files, Search
 from handrail.contract.offering import Offers
 from handrail.contract.opened import Opened
 from handrail.contract.peer import LOG_LEVELS, Buffers, LogLevel, Peer, PeerDoor
@@ -17,19 +18,7 @@ from handrail.contract.people import Attendant
 from handrail.contract.protected import VCS_CONFIG
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
-from handrail.contract.runtime import (
-    Cancellation,
-    ClientContext,
-    Files,
-    Net,
-    People,
-    Question,
-    Runtime,
-    Search,
-    Secrets,
-    Shell,
-    State,
-)
+from handrail.contract.runtime import Cancellation, ClientContext, Net, People, Question, Runtime, Secrets, Shell, State
 from handrail.contract.sandbox import Attempt, Denials, Profile, Sandbox
 from handrail.contract.skills import Skills
 from handrail.contract.spec import ToolSpec

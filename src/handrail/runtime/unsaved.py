@@ -20,8 +20,8 @@ from typing import Literal, TypeVar
 from weakref import WeakKeyDictionary
 
 from handrail.contract.errors import ToolError
+from handrail.contract.files import Written
 from handrail.contract.peer import Buffers
-from handrail.contract.runtime import Written
 from handrail.runtime.files import Content, RootedFiles
 from handrail.runtime.replace import MAX_EDIT_BYTES
 from handrail.runtime.roots import Located, May, Roots

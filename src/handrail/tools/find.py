@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from handrail.contract.runtime import Found, Runtime
+from handrail.contract.files import Found
+from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
 from handrail.tools.declaring import file_reading, object_schema
 

@@ -7,8 +7,9 @@ import json
 from collections.abc import Sequence
 
 from handrail.contract.errors import ToolError
+from handrail.contract.files import FileLines
 from handrail.contract.result import Blob
-from handrail.contract.runtime import FileLines, Runtime
+from handrail.contract.runtime import Runtime
 
 MAX_BYTES = 200_000
 """Of text, counted as JSON: below the tool's ``max_output``, so that no answer is ever cut behind ``read``'s back."""
