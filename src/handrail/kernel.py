@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from handrail.config import Configuration
 from handrail.contract.agent import AgentManifest
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from handrail.doctor import Check
     from handrail.gateway import McpServers
     from handrail.policy.explain import Explanation
+
+T = TypeVar("T")
 
 Folder = str | Path
 AnyRule = str | RuleEntry | Mapping[str, Any]
@@ -138,12 +140,12 @@ class Kernel(ABC):
         brought = Brought(
             face,
             agent,
-            tuple(tools),
+            several("tools", tools),
             rule_texts(rules),
             secrets,
-            tuple(watchdogs),
-            tuple(offerings),
-            tuple(settings),
+            _callable(several("watchdogs", watchdogs)),
+            several("offerings", offerings),
+            several("settings", settings),
             given(mode),
         )
         async with AsyncExitStack() as stack:
@@ -299,6 +301,25 @@ class Kernel(ABC):
         from handrail import doctor
 
         return [*doctor.of_machine(self.workdir), *doctor.of_kernel(self)]
+
+
+def several(name: str, values: Iterable[T]) -> tuple[T, ...]:
+    """What a program gives as a list, kept as it is now.
+
+    :raises UsageError: for one value in its place, whose parts Python would take for values or which has none
+    """
+    one = cast("object", values)
+    if isinstance(one, (str, bytes, Mapping)) or not isinstance(one, Iterable):
+        raise UsageError(f"{name}={one!r} is no list; write {name}=[…], with each {name.removesuffix('s')} in it")
+    return tuple(values)
+
+
+def _callable(watchdogs: tuple[Watchdog, ...]) -> tuple[Watchdog, ...]:
+    """:raises UsageError: for what could not be asked, and would deny every call"""
+    for one in watchdogs:
+        if not callable(one):
+            raise UsageError(f"watchdogs: {one!r} is no function that is given a call and answers with an opinion")
+    return watchdogs
 
 
 def rule_texts(rules: Iterable[AnyRule]) -> tuple[str | RuleEntry, ...]:

@@ -1,0 +1,35 @@
+"""What a program gives to open a kernel and is of the wrong form is refused at once, with what to write."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import Kernel, UsageError, tool
+
+
+@tool(side_effect="read", locks=[])
+def one() -> int:
+    """Give one."""
+    return 1
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"tools": one}, r"tools=<tool one> is no list; write tools=\[…\], with each tool in it"),
+        ({"tools": None}, r"tools=None is no list"),
+        ({"settings": "limits.grace_ms=1"}, r"settings='limits.grace_ms=1' is no list"),
+        ({"settings": {"limits.grace_ms": 1}}, r"settings=\{.* is no list"),
+        ({"rules": "allow read"}, r"give a list of rules"),
+        ({"watchdogs": one.function}, r"watchdogs=<function one .* is no list"),
+        ({"watchdogs": ["./look"]}, r"'./look' is no function that is given a call"),
+    ],
+)
+async def test_one_value_in_the_place_of_a_list_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        async with Kernel.open(tmp_path, **given):
+            pass
+    assert list(tmp_path.iterdir()) == []
