@@ -11,7 +11,7 @@ Two spellings of one file are one resource, since paths are located before they 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Protocol, cast
 
 from handrail.arbiter.locks import Resource, Want
@@ -88,6 +88,28 @@ def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
     return tuple((resource, "S" if resource[0] in (WORKSPACE, ELSEWHERE) else mode) for resource, mode in wants)
 
 
+class _Template:
+    """One with places to fill. Most have a single one, which is filled with a text."""
+
+    __slots__ = ("_after", "_before", "_name", "lock")
+
+    def __init__(self, lock: LockSpec) -> None:
+        self.lock = lock
+        names = lock.arguments
+        self._name = names[0] if len(names) == 1 else ""
+        self._before, _, self._after = fill(lock.resource, {self._name: "\0"}).partition("\0")
+
+    def filled(self, arguments: Mapping[str, Any]) -> Iterable[str]:
+        """The resources that it stands for.
+
+        :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
+        """
+        value = arguments.get(self._name)
+        if type(value) is str and self._name:
+            return (self._before + value + self._after,)
+        return [fill(self.lock.resource, values) for values in _spread(self.lock, arguments)]
+
+
 class Templates:
     """The lock templates of one tool, taken apart once."""
 
@@ -95,11 +117,11 @@ class Templates:
 
     def __init__(self, locks: tuple[LockSpec, ...]) -> None:
         constant: list[Want] = []
-        self.filled: list[LockSpec] = []
+        self.filled: list[_Template] = []
         for lock in locks:
             # A file's name is located anew for each call, since links change.
             if lock.resource.startswith(_FILE) or placeholders(lock.resource):
-                self.filled.append(lock)
+                self.filled.append(_Template(lock))
             else:
                 constant.append(((lock.resource,), lock.mode))
         self.constant = tuple(constant)
@@ -107,13 +129,14 @@ class Templates:
     def wants(self, arguments: Mapping[str, Any], places: Places) -> tuple[Want, ...]:
         """See :meth:`Resources.wants`."""
         wants = dict.fromkeys(self.constant)
-        for lock in self.filled:
-            for values in _spread(lock, arguments):
-                resource = fill(lock.resource, values)
+        for template in self.filled:
+            mode = template.lock.mode
+            for resource in template.filled(arguments):
                 if resource.startswith(_FILE):
-                    wants.update(dict.fromkeys(_file(resource[len(_FILE) :], lock.mode, places)))
+                    for want in _file(resource[len(_FILE) :], mode, places):
+                        wants[want] = None
                 else:
-                    wants[(resource,), lock.mode] = None
+                    wants[(resource,), mode] = None
         return tuple(wants)
 
 

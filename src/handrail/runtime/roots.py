@@ -26,6 +26,8 @@ None: allowed; a text: refused, and why.
 MAX_PATH_BYTES = 4095
 """What the kernel takes as one path, without its final NUL."""
 MAX_NAME_BYTES = 255
+_MOST_BYTES = 4
+"""Of one character."""
 
 
 class Located(NamedTuple):
@@ -108,7 +110,7 @@ class Roots:
         """
         self._check(path)
         absolute = canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
-        if len(os.fsencode(absolute)) > MAX_PATH_BYTES:
+        if len(absolute) * _MOST_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
             raise _too_long(path)
         located = self.of_canonical(absolute)
         if not located.inside and (lost := lost_root(self.workspace)) is not None:
@@ -132,6 +134,8 @@ class Roots:
 
     @staticmethod
     def _check(path: str) -> None:
+        if 0 < len(path) <= MAX_NAME_BYTES and path.isascii() and "\0" not in path:
+            return
         if not path:
             raise ToolError("the path is empty; name a file or folder, or '.' for the workspace", kind="invalid_input")
         if "\0" in path:
