@@ -381,7 +381,7 @@ class Arbiter:
     def _park(self, call: Call, approval_id: str) -> Shaped:
         """Answer the caller, and leave the call as it is: without an outcome, until its session is taken up again."""
         if call.steps:
-            text = f"{call.tool_id} waits for a person, and what it goes on with would not be there any more; nothing was run"
+            text = f"{call.tool_id} needs a person, who does not answer now, and a step does not wait longer than what it goes on with is there; nothing was run"
             return self._refuse(call, Refusal("authorise", "unavailable", text))
         text = f"{call.tool_id} waits for a person, as {approval_id}; nothing was run yet. It goes on when that was answered and its session is taken up again"
         result = call.answer_error("unavailable", text, parked=approval_id)
