@@ -143,10 +143,8 @@ class ToolRuns:
             if execution.reason is None:
                 return Result.error("unavailable", f"{spec.id} cannot go on: {error}", _kept(runtime))
             return self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
-        except Exception as error:  # a defect in the tool: its class and text help, its traceback would not
-            said = f"{type(error).__name__}: {call.redactor.text(str(error))[:500]}"  # a cut secret would not be found
-            if work is not None and not hasattr(work, "send"):
-                said = f"its execute gave {type(work).__name__} and no coroutine; its author writes async def execute"
+        except Exception as error:
+            said = _defect(call, error, work)
             if execution.reason is None:
                 return Result.error("backend", f"{spec.id} failed unexpectedly: {said}")
             stopped = self._stop_result(call, execution.reason, budget_ms, _kept(runtime))
@@ -246,6 +244,18 @@ class ToolRuns:
         named = ", ".join(list(self._late.values())[:_MOST_NAMED])
         more = f" and {len(self._late) - _MOST_NAMED:,} more" if len(self._late) > _MOST_NAMED else ""
         logger.warning("ending waits until these stop, as they were told to: %s%s", named, more)
+
+
+def _defect(call: Call, error: Exception, work: object) -> str:
+    """What a model reads of a defect in a tool: the error's class and text, which help it; a traceback would not.
+
+    :param work: what the tool's ``execute`` gave, None if it gave nothing
+    """
+    if work is not None and not hasattr(work, "send"):
+        return f"its execute gave {type(work).__name__} and no coroutine; its author writes async def execute"
+    return (
+        f"{type(error).__name__}: {call.redactor.text(str(error))[:500]}"  # redacted first: a cut secret is not found
+    )
 
 
 def _kept(runtime: CallRuntime | None) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import ipaddress
 import logging
 import socket
@@ -114,23 +115,11 @@ class Listening:
         if public_url is not None:
             check_address(public_url, "--public-url")
         for origin in origins:
-            parts = urlsplit(origin)
-            if (
-                parts.scheme not in ("http", "https")
-                or not parts.netloc
-                or f"{parts.scheme}://{parts.netloc}" != origin
-            ):
-                raise UsageError(f"--allow-origin {origin!r} is no origin, such as https://app.example.org")
+            _check_origin(origin)
         if scopes and auth_server is None:
             raise UsageError("--scope goes with --auth-server")
         tokens = read_tokens(token_file) if token_file is not None else {}
-        for name, token in own.tokens.items():
-            value = _secret(token, secrets, f"[mcp.serve] tokens.{name}")
-            if len(value) < MIN_TOKEN or value in tokens:
-                raise UsageError(
-                    f"[mcp.serve] tokens.{name} is shorter than {MIN_TOKEN} characters, or another's too; give it its own"
-                )
-            tokens[value] = name
+        _add_tokens(tokens, own, secrets)
         asked = _introspection(own, auth_server, secrets)
         found = Listening(host, int(digits), public_url, tokens, auth_server, scopes, origins, asked)
         if not found.is_local and not tokens and auth_server is None:
@@ -163,6 +152,30 @@ class Listening:
         return found, [*origins, *self.origins]
 
 
+def _check_origin(origin: str) -> None:
+    """
+    :raises UsageError: for what is no origin (scheme, host and port alone)
+    """
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https") or not parts.netloc or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise UsageError(f"--allow-origin {origin!r} is no origin, such as https://app.example.org")
+
+
+def _add_tokens(tokens: dict[str, str], own: McpServe, secrets: SecretStore) -> None:
+    """Add the configured tokens, each with its name, to ``tokens``.
+
+    :raises UsageError: for one that is too short, or the same as another
+    :raises StartError: for a secret that has no value
+    """
+    for name, token in own.tokens.items():
+        value = _secret(token, secrets, f"[mcp.serve] tokens.{name}")
+        if len(value) < MIN_TOKEN or value in tokens:
+            raise UsageError(
+                f"[mcp.serve] tokens.{name} is shorter than {MIN_TOKEN} characters, or another's too; give it its own"
+            )
+        tokens[value] = name
+
+
 def _secret(named: SecretValue, secrets: SecretStore, place: str) -> str:
     """:raises StartError: where its value cannot be had"""
     if (why := secrets.reason_missing(named.secret)) is not None:
@@ -188,7 +201,7 @@ async def listen(kernel: Kernel, serving: Serving, listening: Listening, told: C
     """Serve clients until cancelled.
 
     :param told: told the address once clients can come
-    :raises StartError: when nobody can be awaited there
+    :raises StartError: when it cannot be listened at
     """
     for name in ("mcp", "uvicorn"):  # every stranger could fill the terminal
         logging.getLogger(name).addHandler(logging.NullHandler())
@@ -265,7 +278,10 @@ def _bound(listening: Listening) -> socket.socket:
         (family, _, _, _, where), *_ = socket.getaddrinfo(listening.host, listening.port, type=socket.SOCK_STREAM)
         waiting = socket.create_server(where[:2], family=family, backlog=BACKLOG)  # type: ignore[arg-type]
     except (OSError, OverflowError) as error:
-        raise StartError(f"nobody can be awaited at {listening.host}:{listening.port}: {error}") from None
+        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
+        why = "something else listens there" if taken else getattr(error, "strerror", None) or error
+        where = f"{listening.host}:{listening.port}"
+        raise StartError(f"{where} cannot be listened at: {why}; give another HOST:PORT") from None
     waiting.setblocking(False)
     return waiting
 
