@@ -162,6 +162,30 @@ def test_the_next_firing_is_always_ahead_and_on_the_beat(every: int, begun: int,
     assert following - (begun + passed) <= every
 
 
+async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        session, clockwork = await kernel.session(), kernel.arrivals.triggers
+        put, reached, go_on = clockwork.table.put, asyncio.Event(), asyncio.Event()
+
+        async def slowly(trigger: Trigger) -> None:
+            reached.set()
+            await go_on.wait()
+            await put(trigger)
+
+        monkeypatch.setattr(clockwork.table, "put", slowly)
+        assert session.lane.triggers is not None
+        adding = asyncio.ensure_future(session.lane.triggers.timer(60_000, "x"))
+        await reached.wait()
+        adding.cancel()
+        ending = asyncio.ensure_future(kernel.arrivals.end(session.id))
+        await asyncio.sleep(0)
+        go_on.set()
+        await ending
+        assert clockwork.of(session.id) == clockwork.table.all() == []
+
+
 @pytest.fixture
 def clocks_change(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A local time that goes back an hour at 01:00 UTC on 25 October 2026, and forward at 01:00 UTC on 29 March."""

@@ -55,6 +55,7 @@ class Arrivals:
         """A sub-agent has ended: nobody would hear what its triggers tell, and what they would take is others' to read."""
         for trigger in self.triggers.of(session_id):
             await self.triggers.remove(session_id, trigger.name)
+        await self.triggers.remove_all(session_id)  # what a call that was cut off was adding meanwhile
 
     async def discard(self, session_id: str) -> None:
         """It is closed for good."""
