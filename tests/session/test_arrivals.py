@@ -167,12 +167,13 @@ async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive
 ) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session, clockwork = await kernel.session(), kernel.arrivals.triggers
-        put, reached, go_on = clockwork.table.put, asyncio.Event(), asyncio.Event()
+        put, reached, go_on, kept = clockwork.table.put, asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def slowly(trigger: Trigger) -> None:
             reached.set()
             await go_on.wait()
             await put(trigger)
+            kept.set()
 
         monkeypatch.setattr(clockwork.table, "put", slowly)
         assert session.lane.triggers is not None
@@ -182,7 +183,7 @@ async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive
         ending = asyncio.ensure_future(kernel.arrivals.end(session.id))
         await asyncio.sleep(0)
         go_on.set()
-        await ending
+        await asyncio.gather(ending, kept.wait())
         assert clockwork.of(session.id) == clockwork.table.all() == []
 
 
