@@ -34,14 +34,14 @@ from handrail.store.encoding import decode, encode
 
 _MOST_LEAVING = 10_000
 _LONGEST_TIMER_S = 600.0
-"""Looked at again after so long: clocks are set."""
+"""Expiry is checked again at least this often, since clocks can be set."""
 _AGAIN_NS = 10_000_000_000
-"""Looked at again after so long where the database cannot be read."""
+"""Expiry is checked again after this long when the database could not be read."""
 
 CheckChanged = Callable[[Approval, Mapping[str, Any]], None]
-"""Judges arguments that a person gave instead of those proposed.
+"""Checks arguments that a person gave instead of those proposed.
 
-:raises ToolError: ``invalid_input`` where they do not fit the schema, ``denied`` where a rule denies them
+:raises ToolError: ``invalid_input`` when they do not fit the schema, ``denied`` when a rule denies them
 """
 
 
@@ -67,14 +67,14 @@ class Approvals:
         self._clock = clock
         self._waiting: dict[str, _Wait] = {}
         self._leaving: set[str] = set()
-        """Let go, and perhaps not durably so yet."""
+        """Requests that were let go of, which may not be durable yet."""
         self._listeners: list[Callable[[Approval], None]] = []
         self._timer: asyncio.TimerHandle | None = None
         self._sweeping: asyncio.Task[None] | None = None
         self.check_parked: CheckChanged | None = None
-        """Judges changed arguments of a call that no process carries."""
+        """Checks changed arguments of a call that no process carries."""
         self.forgotten: Callable[[StoredRule], None] | None = None
-        """Told of a rule that was removed."""
+        """Called with each stored rule that is removed."""
 
     # ── the doors ────────────────────────────────────────────────────────────────────────────────
 
@@ -84,7 +84,7 @@ class Approvals:
         return [row for row in rows if row.id not in self._leaving] if self._leaving else rows
 
     def get(self, approval_id: str) -> Approval:
-        """One request, whatever has become of it.
+        """One request, in whatever state.
 
         :raises ToolError: ``invalid_input`` when there is none
         """
@@ -97,7 +97,7 @@ class Approvals:
         return self._as_known(found)
 
     async def decide(self, approval_id: str, answer: ApprovalAnswer, *, by: str) -> Approval:
-        """Answer a request; durable on return. Runs nothing: the call goes on where it waits.
+        """Answer a request; durable on return. This runs nothing: the call goes on in the process that waits, or when resumed.
 
         :param by: the door, for the record
         :raises ToolError: ``invalid_input`` for an answer that cannot be, ``denied`` for changed arguments that a rule
@@ -171,7 +171,7 @@ class Approvals:
         return found
 
     def watch(self, listener: Callable[[Approval], None]) -> Callable[[], None]:
-        """Call ``listener`` with each new request and each change of one, when it is durable. Gives the way to stop it."""
+        """Call ``listener`` with each new request and each change of one, once it is durable. Gives a function that stops it."""
         self._listeners.append(listener)
 
         def stop() -> None:
@@ -200,7 +200,7 @@ class Approvals:
         self._tell(asked)
 
     def wait(self, asked: Approval, check: CheckChanged | None = None) -> asyncio.Future[Approval]:
-        """What becomes of a pending request, in this process; :meth:`stop_waiting` afterwards.
+        """A future of what becomes of a pending request, in this process. Call :meth:`stop_waiting` afterwards.
 
         :param check: judges arguments that a person gives instead
         :raises LogUnavailable: when the database cannot be read
@@ -229,7 +229,7 @@ class Approvals:
         return self._table.reader.is_whole(approval_id)
 
     async def use(self, granted: Iterable[Approval], records: Sequence[Record]) -> None:
-        """Use grants up, with the record that their call is about to begin: both are durable on return, or neither.
+        """Use up grants, with the record that their call is about to begin: both are durable on return, or neither.
 
         :raises ToolError: ``conflict`` when one of them was used, has expired or was withdrawn
         :raises LogUnavailable: when it cannot be made durable
@@ -266,8 +266,8 @@ class Approvals:
         return ended
 
     def let_go(self, row: Approval) -> None:
-        """Its call has its result, or is about to, without having used it. Not waited for: until it is durable, the
-        log tells that the call has ended."""
+        """Withdraw a request whose call has its result, or is about to, without having used it. This is not waited for:
+        until it is durable, the log shows that the call has ended."""
         self._table.append(self._table.let_go(row.id))
         if row.state in ("pending", "approved"):
             if len(self._leaving) >= _MOST_LEAVING:
@@ -276,7 +276,7 @@ class Approvals:
             self._tell(replace(row, state="withdrawn", answered=True))
 
     async def close_session(self, session_id: str, why: str = "its session was closed", by: str = "user") -> None:
-        """Nobody goes on with a session: what its calls still waited for is refused, on record."""
+        """Refuse, on record, the requests of a session that nobody will resume."""
         for row in self.unanswered(session_id):
             result = Result.error("cancelled", f"{why} before it could run; nothing was run", stopped_by=by).to_dict()
             if await self._log.outcome_of(row.request.call_id) is None:
@@ -285,7 +285,7 @@ class Approvals:
             self.let_go(row)
 
     async def sweep(self) -> None:
-        """Let go of requests that nobody answered in time."""
+        """Expire requests that nobody answered in time."""
         for row in self._table.reader.due(self._clock()):
             await self.end(row, "expired", responded(row, {"choice": "expired"}))
 
@@ -302,7 +302,7 @@ class Approvals:
             await self.close_session(session_id, "its sub-agent ended with Handrail", "parent")
 
     def close(self) -> None:
-        """Look at the clock no more."""
+        """Stop checking for expiry."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -312,7 +312,7 @@ class Approvals:
     # ── within ───────────────────────────────────────────────────────────────────────────────────
 
     def _as_known(self, row: Approval) -> Approval:
-        """The row as it will be when what is on its way is durable."""
+        """The row as it will be once pending writes are durable."""
         if row.id not in self._leaving:
             return row
         if row.state in ("pending", "approved"):
@@ -395,7 +395,7 @@ class Approvals:
                 asyncio.get_running_loop().call_exception_handler(about)
 
     def _set_timer(self) -> None:
-        """Wake up when the next request expires, while somebody waits here."""
+        """Set a timer for the next expiry, while somebody waits in this process."""
         if self._timer is not None or not self._waiting:
             return
         try:

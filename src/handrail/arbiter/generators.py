@@ -33,7 +33,7 @@ _DOORS = frozenset(
     }
 )
 _MOST_CLOSES = 8
-"""How often a generator is told to end that yields again."""
+"""How often a generator that yields when it is told to end is told again."""
 
 
 class Over:
@@ -44,7 +44,7 @@ OVER: Final = Over()
 
 
 class NotEnding(Exception):
-    """A generator that went on when it was told to end."""
+    """A generator kept yielding when it was told to end."""
 
 
 class Steps:
@@ -58,20 +58,20 @@ class Steps:
     def __init__(self, begin: Callable[[Runtime], AsyncGenerator[object, Any]], name: str, none: str) -> None:
         self._loop = asyncio.get_running_loop()
         self.now: Runtime | None = None
-        """Of the step that runs."""
+        """The runtime of the step that runs."""
         self._generator = begin(cast("Runtime", StepRuntime(lambda: self._running(none))))
         self._asked: asyncio.Queue[tuple[Any, bool, asyncio.Future[object]]] = asyncio.Queue()
         self.when_struck: Callable[[], None] | None = None
-        """Told when a step is cancelled, before its generator is."""
+        """Called when a step is cancelled, before its generator is."""
         self._fresh = True
         self._busy = False
         self._struck = False
         self.over = False
-        """It has ended, or cannot be gone on with."""
+        """Whether it has ended or can take no further step."""
         self.task = self._loop.create_task(self._take_all(), name=f"handrail-steps-{name}")
 
     async def next(self, runtime: Runtime, sent: object = None) -> object:
-        """Take the next step. Cancelled, it cancels the generator where that waits, and waits for it to end.
+        """Take the next step. Cancelling this cancels the generator at its current wait, and waits for it to end.
 
         :return: what it yields, or :data:`OVER`
         :raises Exception: what it raises
@@ -79,7 +79,7 @@ class Steps:
         return OVER if self.over else await self._ask(runtime, sent, closes=False)
 
     async def close(self, runtime: Runtime | None = None) -> None:
-        """Have it end: what stands in its ``finally`` runs now.
+        """Have the generator end: its ``finally`` blocks run now.
 
         :param runtime: that it may use for it; None: nothing
         :raises NotEnding: when it does not

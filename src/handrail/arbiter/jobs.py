@@ -40,7 +40,7 @@ from handrail.record.log import CommitLog, Record
 from handrail.store.jobs import JobRow, JobTable, Retention
 
 MOST_ATTEMPTS = 5
-"""How often a job is begun in all, where each time the process ends meanwhile: it may be what ends it."""
+"""How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
 _RETIRED_EVERY = 32
 
 NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
@@ -56,7 +56,7 @@ _TOO_OFTEN = (
 class JobLimits:
     """Bounds of the jobs of one workspace.
 
-    :param most: of one session that have not ended
+    :param most: unfinished jobs of one session
     :param grace_s: how long work that was told to end may take to do so
     :param keep: for how long those that ended can be looked at
     """
@@ -69,7 +69,7 @@ class JobLimits:
 class DetachedCalls:
     """The jobs of one workspace in the process that holds it. Bound to its event loop.
 
-    :param carry_out: takes the steps of a call that are left
+    :param carry_out: takes the remaining steps of a call
     :param clock: wall-clock time in nanoseconds
     """
 
@@ -93,16 +93,16 @@ class DetachedCalls:
         self.limits = limits or JobLimits()
         self.clock = clock
         self.tree: Tree | None = None
-        """Tells sub-agents' sessions apart from others; None where there are none."""
+        """Tells which sessions are sub-agents'; None when there are none."""
         self._ended = 0
         self._promoting: set[asyncio.Task[Job]] = set()
 
     # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
 
     async def detach(self, call: Call, predecessors: Sequence[Call]) -> Answer:
-        """Let a call that was decided go on by itself, before its locks; gives what its proposer is answered.
+        """Turn an authorised call into a job, before it takes its locks. Gives the answer for its proposer.
 
-        :raises Refusal: ``limit`` where its session has too many
+        :raises Refusal: ``limit`` when its session has too many jobs
         :raises LogUnavailable: when it cannot be made durable; nothing was detached
         """
         self._check_room(call.session_id)
@@ -113,10 +113,10 @@ class DetachedCalls:
         return self._begin(live, predecessors)
 
     async def promote(self, lane: Lane, call_id: str) -> Job:
-        """Let a running call of a promotable tool go on by itself from where it is: its caller is answered with the job.
-        Twice is once.
+        """Turn a running call of a promotable tool into a job: its caller gets the job as the answer. Doing so again has no
+        further effect.
 
-        :raises ToolError: ``invalid_input`` where there is no such call, or its tool is not promotable; ``conflict`` where
+        :raises ToolError: ``invalid_input`` when there is no such call, or its tool is not promotable; ``conflict`` where
             it has ended, or is about to: its caller has its result; ``limit`` where its session has too many jobs
         :raises LogUnavailable: when it cannot be made durable; it goes on as it was
         """
@@ -157,7 +157,7 @@ class DetachedCalls:
         return live.row.job
 
     def took_over(self, call: Call) -> Answer:
-        """The caller of a promoted call is there no more; gives what it is answered."""
+        """The caller of a promoted call no longer waits. Gives the answer for it."""
         assert call.job is not None
         return self._begin(call.job, ())
 
@@ -167,7 +167,7 @@ class DetachedCalls:
             raise Refusal("lock", "limit", f"{text}. Nothing was run")
 
     def count(self, session_id: str) -> int:
-        """How many of a session have not ended."""
+        """How many jobs of a session have not ended."""
         return sum(live.row.job.session_id == session_id for live in self.live.values())
 
     def _new(self, call: Call, state: JobState) -> LiveJob:
@@ -205,7 +205,7 @@ class DetachedCalls:
         return tuple(lock_names(tuple(want for want in direct if want not in call.wants)))
 
     def _told(self, live: LiveJob) -> Result:
-        """What its proposer is answered."""
+        """The answer for its proposer."""
         call, job = live.call, live.row.job
         assert call.entry is not None
         state = "running" if not call.wants else job.state
@@ -220,12 +220,12 @@ class DetachedCalls:
 
     @staticmethod
     def said_of(live: LiveJob) -> dict[str, Any]:
-        """What the metadata of all its results says."""
+        """The metadata that all its results carry."""
         unlocked = {"not_locked": list(live.not_locked)} if live.not_locked else {}
         return {"job": live.row.id, **unlocked}
 
     async def _keep(self, live: LiveJob) -> None:
-        """Make it durable, with the records of its call up to here."""
+        """Make the job durable, with the records of its call so far."""
         call = live.call
         call.note("detached", {"job": live.row.id, "result": live.told.to_dict()})
         records, call.records = call.records, []
@@ -239,7 +239,7 @@ class DetachedCalls:
         call.job = live
 
     def _begin(self, live: LiveJob, predecessors: Sequence[Call]) -> Answer:
-        """Let it go on from here, in a task of its own."""
+        """Let the job go on from here, in a task of its own."""
         call = live.call
         call.decided = call.detached = True
         owed, call.execution.owed = call.execution.owed, None
@@ -280,7 +280,7 @@ class DetachedCalls:
             self.table.append(self.table.move(live.row))
 
     async def _end(self, live: LiveJob, answer: Answer) -> None:
-        """Keep how it ended, which is on record already, and tell its session."""
+        """Store how a job ended, which is on record already, and leave a notice for its session."""
         row, result = live.row, answer.result
         if self.may_go_on(row, result):
             live.row = row.moved("pending")
@@ -295,12 +295,12 @@ class DetachedCalls:
 
     @staticmethod
     def may_go_on(row: JobRow, result: Result) -> bool:
-        """Whether the end of the process is all that ended it, and it may be run again."""
+        """Whether only the end of the process ended it, and it may be run again."""
         cut_short = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
         return cut_short and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
 
     async def tell(self, lane: Lane, row: JobRow, model: Result) -> None:
-        """Leave a notice; where that cannot be now, when its session is opened again."""
+        """Leave a notice for its session. If that is not possible now, it is left when the session is opened again."""
         if lane.notices is None or lane.closed is not None:
             return
         with contextlib.suppress(HandrailError):
@@ -310,21 +310,21 @@ class DetachedCalls:
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
     async def stop(self, live: LiveJob) -> None:
-        """Stop it, and wait until it has ended, or for as long as that may take."""
+        """Stop a job and wait until it has ended, within the grace period."""
         live.call.execution.stop("user")
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s):
                 await live.ended.wait()
 
     def stop_all(self, reason: StopReason, session_id: str | None = None) -> list[LiveJob]:
-        """Tell all, or those of a session, to end; gives them."""
+        """Tell all jobs, or those of a session, to end. Gives these."""
         found = [live for live in self.live.values() if session_id in (None, live.row.job.session_id)]
         for live in found:
             live.call.execution.stop(reason)
         return found
 
     async def end(self, reason: StopReason, session_id: str | None = None) -> None:
-        """Stop all, or those of a session, and wait until they have ended; not for ever."""
+        """Stop all jobs, or those of a session, and wait until they have ended, within a bound."""
         await asyncio.gather(*self._promoting, return_exceptions=True)
         waiting = [live.task for live in self.stop_all(reason, session_id) if live.task is not None]
         if waiting:
@@ -341,7 +341,7 @@ class DetachedCalls:
                 await self.retire()
 
     async def retire(self) -> None:
-        """Forget jobs that ended long ago, or before very many others, with their outputs. The log keeps their records.
+        """Remove jobs that ended long ago, or before very many others, with their outputs. The log keeps their records.
 
         :raises LogUnavailable: when that cannot be made durable
         """
@@ -351,7 +351,7 @@ class DetachedCalls:
             await asyncio.to_thread(_unlink, [row.output for row in gone])
 
     async def give_up(self, row: JobRow) -> JobRow:
-        """Have one that waits for its session to be opened again not run any more. Gives it as it is then.
+        """Cancel a job that waits for its session to be opened again. Gives it as it is afterwards.
 
         :raises LogUnavailable: when that cannot be made durable
         """
@@ -364,9 +364,9 @@ class DetachedCalls:
         return ended
 
     async def result_of(self, row: JobRow) -> Result:
-        """What a job that has ended came to, as a model may see it.
+        """The result of a job that has ended, as a model may see it.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: when the log cannot be read
         """
         outcome = await self.log.outcome_of(row.job.call_id)
         if outcome is None or outcome.kind == "interrupted":

@@ -20,16 +20,16 @@ from handrail.arbiter.sidecar import MAX_SIDECAR
 from handrail.contract.doors import JobOutput
 
 MAX_TOLD = 256 * 1024
-"""Bytes of one call's output that watchers are told; what comes after is only kept."""
+"""Bytes of one call's output that watchers are sent; later output is only stored."""
 MAX_PIECE = 16 * 1024
-"""Characters that are told at once."""
+"""Characters of one event."""
 MAX_HELD = 256 * 1024
-"""Characters that are kept of a call that may yet become a job."""
+"""Characters that are kept for a call that may yet become a job."""
 MAX_READ = 1024 * 1024
-"""Bytes of one look into a job's output."""
+"""Bytes that one read of a job's output gives at most."""
 MAX_LINES = 10_000
 KEPT_AT_LEAST = 4 * 1024 * 1024
-"""Bytes that are kept of an output of which the end matters."""
+"""Bytes that are kept of an output whose end matters."""
 _BLOCK = 64 * 1024
 PUNCHED_EVERY = 1024 * 1024
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -54,7 +54,7 @@ class OutputFile:
         self._lost = False
 
     def write(self, text: str) -> None:
-        """Add a piece. Where the disk is full, or the file is not to be had, it is dropped."""
+        """Add a piece. It is dropped when the disk is full or the file cannot be opened."""
         data = text.encode("utf-8", "backslashreplace")
         if self._lost or self.dropped or (self.size - self._hole + len(data) > MAX_SIDECAR and not self._ring):
             self._drop(data)
@@ -75,7 +75,7 @@ class OutputFile:
             self.dropped += len(data)
 
     def _forget(self, end: int) -> None:
-        """Make a hole of what is before ``end``."""
+        """Free the disk space of everything before ``end``, by a hole in the file."""
         if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
             self._ring = False  # no holes here
         else:
@@ -95,9 +95,9 @@ class OutputFile:
 
 
 class Outflow:
-    """One call's. For the event loop's thread.
+    """The output of one call. For the event loop's thread.
 
-    :param tell: told of each piece, where anybody watches; None where the people at the face may not see it
+    :param tell: called with each piece while anybody watches; None when the people at the face may not see it
     :param keep: whether it may become a job that a model reads
     """
 
@@ -111,19 +111,19 @@ class Outflow:
         self._held_length = 0
         self._file: OutputFile | None = None
         self.kept = False
-        """Whether a job's reader finds any of it."""
+        """Whether any of it is stored, so that a job's reader can find it."""
 
     def feed(self, piece: str | bytes) -> None:
-        """The next piece."""
+        """Take the next piece."""
         text = self._decoder.decode(piece) if isinstance(piece, bytes) else piece.encode("utf-8", "replace").decode()
         self._show(self._stream.feed(text))
 
     def finish(self) -> None:
-        """Nothing more comes: what was held back is shown."""
+        """Nothing more comes: show what was held back."""
         self._show(self._stream.feed(self._decoder.decode(b"", final=True)) + self._stream.finish())
 
     def into(self, file: OutputFile) -> None:
-        """It is a job's from here on, with what there was before."""
+        """Store the output in ``file`` from here on, beginning with what is held, because the call has become a job."""
         if not self._keep:
             return
         self._file, held = file, "".join(self._held)
@@ -157,7 +157,7 @@ class Outflow:
 
 
 def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
-    """From a cursor on, whole characters only. Blocks.
+    """Read a job's output from a cursor on, whole characters only. Blocks.
 
     :param cursor: below 0: from the beginning; beyond the end: nothing, and the cursor of the end
     :param grows: whether more may still come
@@ -173,7 +173,7 @@ def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
 
 
 def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
-    """``count`` lines from line ``offset`` on; below 0 it counts from the end. Blocks. A last line without its end is one."""
+    """Read ``count`` lines from line ``offset`` on; a negative offset counts from the end. An unfinished last line counts. Blocks."""
     count = min(max(count, 1), MAX_LINES)
     with _opened(path) as file:
         # Lines are counted from where the file begins now.
@@ -195,7 +195,7 @@ class _opened:
         self._descriptor = -1
         self.size = 0
         self.begins = 0
-        """Where what is kept begins."""
+        """The position at which the stored output begins."""
 
     def __enter__(self) -> _opened:
         with suppress(OSError, ValueError):
@@ -212,7 +212,7 @@ class _opened:
         return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""
 
     def lines(self) -> int:
-        """How many there are."""
+        """How many lines there are."""
         count, last = 0, b"\n"
         for place in range(self.begins, self.size, _BLOCK):
             block = self.at(place, _BLOCK)

@@ -51,20 +51,20 @@ class Shelf:
         self._publish = publish
         self._chronicle = Chronicle()
         self.is_on_record = False
-        """Whether sessions have worked with it."""
+        """Whether a session has worked with it, so that its generations are recorded."""
         self.authorities: list[Authority] = []
-        """Those that judge by what the agent's tools require."""
+        """The authorities that judge by what the agent's tools require."""
         self._reloading = asyncio.Lock()
         self._changed: list[Source] = []
         self._next: asyncio.Task[Difference] | None = None
-        """Looks through what has changed, once it is its turn."""
+        """The task that looks through changed sources, once it is its turn."""
         self.options: set[CatalogOptions] = set()
-        """How its tools are arranged for models."""
+        """The ways in which its tools are arranged for models."""
         self.watchers: list[Callable[[Generation], None]] = []
-        """Told of each new generation."""
+        """Called with each new generation."""
 
     def begin(self) -> None:
-        """A session works with it: from now on its generations are on record. Who only looks leaves no trace."""
+        """Record its generations from now on, because a session works with it. Only looking at tools leaves no record."""
         if not self.is_on_record:
             self.is_on_record = True
             self._publish(self._chronicle.told(self.succession.current))

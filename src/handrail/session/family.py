@@ -43,18 +43,18 @@ class Under:
 
 @dataclass(slots=True)
 class Family:
-    """A session among those of the agents above and below it.
+    """A session's place in the tree of sub-agents: its parent and its children.
 
-    :param manifest: its agent's
-    :param opens: None where nobody can open the sessions of sub-agents
-    :param under: None for one that a person or a program began
+    :param manifest: of its agent
+    :param opens: opens the sessions of sub-agents; None when there can be none
+    :param under: the parent and its call; None for a session that a person or a program opened
     """
 
     manifest: AgentManifest
     opens: Opens | None = None
     under: Under | None = None
     children: list[HeldSession] = field(default_factory=list["HeldSession"])
-    """Those that are open."""
+    """The open sessions of its sub-agents."""
 
     @property
     def depth(self) -> int:
@@ -62,7 +62,7 @@ class Family:
         return 0 if self.under is None else self.under.parent.family.depth + 1
 
     def top(self, session: HeldSession) -> str:
-        """The session at the top of the tree that ``session``, which this is of, stands in."""
+        """The id of the session at the top of the tree. ``session`` is the one that this place belongs to."""
         return session.id if self.under is None else self.under.parent.family.top(self.under.parent)
 
     async def child(self, of: HeldSession, call_id: str, delegation: Delegation, opens: Opens | None = None) -> Child:
@@ -90,7 +90,7 @@ class Family:
         return child
 
     def cancel(self) -> None:
-        """Stop what runs in the sessions below, but for those that work for a job, which goes on as jobs do."""
+        """Stop what runs in the sessions below, except in those that work for a job."""
         for child in tuple(self.children):
             under = child.family.under
             call = None if under is None else under.parent.lane.delegating.get(under.call_id)
@@ -98,17 +98,17 @@ class Family:
                 child.cancel("parent")
 
     async def end(self) -> None:
-        """The session ends, and with it those below."""
+        """End the sessions below, because this one ends."""
         await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in tuple(self.children)))
 
     def enter(self, session: HeldSession) -> None:
-        """``session``, which this is of, is open."""
+        """Enter ``session``, which is open now, among its parent's children."""
         if self.under is not None:
             self.under.parent.family.children.append(session)
             self.under.parent.lane.below.append(session.lane)
 
     def leave(self, session: HeldSession) -> None:
-        """It is not open any more."""
+        """Take ``session``, which is no longer open, from its parent's children."""
         if self.under is not None and session in self.under.parent.family.children:
             self.under.parent.family.children.remove(session)
             below = self.under.parent.lane.below
@@ -116,7 +116,7 @@ class Family:
 
 
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:
-    """What of a child's secrets its parent passes on, which has to have them itself."""
+    """The secrets of a child: those that its parent has and passes on."""
     parent = under.parent
     names = parent.lane.around.secrets.names & set(parent.family.manifest.delegable.secrets)
     return child.only(names, f"the agent {parent.family.manifest.id} does not pass it on to its sub-agents")

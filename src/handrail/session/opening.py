@@ -19,8 +19,8 @@ from handrail.store.sessions import SessionRow
 class Opening:
     """
 
-    :param attendant: of a sub-agent's session its parent's people count, where they are passed on
-    :param under: for a sub-agent's session
+    :param attendant: the person who can be asked; a sub-agent's session uses its parent's, if they are passed on
+    :param under: the parent and its call, for a sub-agent's session
     """
 
     context: Context
@@ -38,7 +38,7 @@ class Opening:
         return self.attendant if self.under is None else attendant_for(self.under)
 
     def row(self, session_id: str, now_ns: int) -> SessionRow:
-        """How it is kept."""
+        """The row by which it is stored."""
         row = SessionRow(
             session_id,
             now_ns,

@@ -45,9 +45,9 @@ from handrail.session.turn import HeldTurn
 CLOSED = "is closed; open another with kernel.session()"
 SUSPENDED = "is suspended; open it again by its id"
 ENDED = "has ended with its kernel, which is closed; open a kernel anew"
-"""What a call of a session is told that is not open any more."""
+"""Why a session that is not open any more refuses calls; follows its name."""
 _MOST_SKIPPED = 1_000
-"""Turns that may still begin although a later one has."""
+"""How many turns may still begin although a later one has begun."""
 
 
 class HeldSession:
@@ -71,22 +71,22 @@ class HeldSession:
             lane.catalog = Interaction(lane.session_id, CatalogOptions(), lane.around.values)
         self._catalog = lane.catalog
         self.news = News(lane)
-        """Tells its watchers of what is no call's."""
+        """Sends events that belong to no call to its watchers."""
         self._people = lane.attendant
-        """Who can be asked, where the interaction does not rule that out."""
+        """The person who can be asked, unless the interaction is headless."""
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
         self._skipped: dict[int, None] = {}
-        """Turns that were numbered and have not begun."""
+        """The turns that have a number and have not begun."""
         self.id = lane.session_id
         self._keys: dict[str, _KeyInUse] = {}
         self._readers: list[EventQueue] = []
         self.closed = False
         self.history: History | None = None
-        """Where what is said in it is kept."""
+        """Where its conversation is stored; None when it is not stored."""
         self.notices: Notices | None = None
-        """What its agent is to be told; None where nobody keeps that."""
+        """The notices for its agent; None when none are kept."""
         self.family = family or Family(AgentManifest())
         """The sessions of sub-agents above and below it."""
 
@@ -102,12 +102,12 @@ class HeldSession:
 
     @property
     def headless(self) -> bool:
-        """Whether nobody can be asked: ask is deny, and ``question`` a fixed error."""
+        """See :attr:`handrail.contract.session.Session.headless`."""
         return self._lane.attendant is None
 
     @property
     def workdir(self) -> str:
-        """The workspace's canonical folder."""
+        """See :attr:`handrail.contract.session.Session.workdir`."""
         return self._lane.around.workdir
 
     @property
@@ -116,33 +116,23 @@ class HeldSession:
         return self._lane.rules
 
     def add_rules(self, *texts: str) -> None:
-        """Add rules of the session scope; they hold from now on, also for calls that wait for a lock.
+        """See :meth:`handrail.contract.session.Session.add_rules`.
 
-        :raises ValueError: for a text that is no rule; and for those that can match no call of the tools there are, once
-            the others hold
+        :raises ValueError: for a text that is no rule, before any is added; and, after the others are added, for rules that
+            can match no call of any tool
         """
         found = rules_of(texts)
         self._lane.rule_by(self._lane.rules.with_rules(*found))
         check_reach(found, self._generation())
 
     def set_mode(self, mode: str) -> None:
-        """Go on in another mode; it holds from now on, also for calls that wait for a lock.
-
-        :raises UsageError: naming the modes there are
-        """
+        """See :meth:`handrail.contract.session.Session.set_mode`."""
         wanted = given(mode)
         if wanted is not None and wanted != self._lane.rules.mode:
             self._lane.rule_by(in_mode(self._lane.rules, wanted))
 
     async def call(self, tool: str, arguments: Mapping[str, Any] | str, *, key: str | None = None) -> Result:
-        """Propose one call and wait for its answer.
-
-        :param tool: id, alias or wire name
-        :param arguments: an object, or its JSON text
-        :param key: makes the call repeatable by its caller: the same key with the same arguments gives the
-            recorded result without running anything again, also after a restart; with other arguments it is a
-            ``conflict``
-        """
+        """See :meth:`handrail.contract.session.Session.call`."""
         self._check_open()
         proposed = ProposedCall(tool, arguments)
         if key is not None:
@@ -152,13 +142,13 @@ class HeldSession:
         return (await self._arbiter.carry_out(call)).result
 
     async def call_all(self, calls: Iterable[Proposal]) -> list[Result]:
-        """Propose calls as one reply: in parallel where locks allow, one result each, in order."""
+        """See :meth:`handrail.contract.session.Session.call_all`."""
         return [answer.result for answer in await self.turn().call_all(calls)]
 
     async def begin(self, text: str = "", number: int | None = None, *, headless: bool = False) -> None:
         """See :meth:`handrail.contract.session.Session.begin`.
 
-        :param number: of the interaction, where somebody else counts them; the same again begins nothing
+        :param number: of the interaction, when another process counts them; a number that has begun changes nothing
         """
         self._check_open()
         self._lane.attendant = self._lane.around.attendant = None if headless else self._people
@@ -170,7 +160,7 @@ class HeldSession:
 
     @property
     def view(self) -> list[ToolSpec]:
-        """The tools that the next turn has in view."""
+        """See :attr:`handrail.contract.session.Session.view`."""
         return usable(self._catalog.specs(self._generation()), self._lane.delegates)
 
     @property
@@ -180,18 +170,18 @@ class HeldSession:
 
     @property
     def native(self) -> list[NativeOffer]:
-        """What a model's provider may carry out itself; a rule that denies the tool rules it out."""
+        """See :attr:`handrail.contract.session.Session.native`."""
         return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self._generation())]
 
     def turn(self) -> HeldTurn:
-        """The next turn. It keeps the generation of tools that is current now."""
+        """See :meth:`handrail.contract.session.Session.turn`."""
         return self.turn_at(self._turns + 1, self._generation())
 
     def turn_at(self, number: int, generation: Generation) -> HeldTurn:
-        """A turn that is numbered by whoever counts them elsewhere, on the generation that they saw. Turns may begin in
-        another order than they were numbered in.
+        """A turn with a number given by another process, on the generation that it saw there. Turns may begin in another
+        order than their numbers.
 
-        :raises UsageError: for a number that has been
+        :raises UsageError: for the number of a turn that has begun
         """
         self._count(number)
         return HeldTurn(self._arbiter, self._lane, generation, number, self._catalog)
@@ -219,18 +209,11 @@ class HeldSession:
 
     @property
     def lane(self) -> Lane:
-        """As the arbiter sees it."""
+        """The session as the arbiter sees it."""
         return self._lane
 
     async def recall(self, call_id: str) -> Answer:
-        """The answer to a call of this session that was proposed before and whose answer was not heard: as it is on
-        record, ``interrupted`` where nobody knows it.
-
-        A call that was parked is taken up: if it was approved it runs now, once; while it still waits for a person its
-        answer has ``parked`` in its metadata. No other call runs.
-
-        :raises LogUnavailable: when the log cannot tell
-        """
+        """See :meth:`handrail.contract.session.Session.recall`."""
         self._check_open()
         for call in await parked_calls(self._arbiter, self._lane, self._generation(), call_id):
             return await self._arbiter.carry_out(call)
@@ -238,18 +221,14 @@ class HeldSession:
         return await recalled(arbiter.log, arbiter.shaper, generation, self.id, call_id, arbiter.jobs.tree)
 
     async def parked(self) -> list[str]:
-        """The ids of the calls that :meth:`resume_parked` takes up.
+        """The ids of the calls that :meth:`resume_parked` would resume.
 
-        :raises LogUnavailable: when the log cannot tell
+        :raises LogUnavailable: when the log cannot be read
         """
         return [call.id for call in await parked_calls(self._arbiter, self._lane, self._generation())]
 
     async def resume_parked(self) -> list[Answer]:
-        """Take up every call that was parked, as one reply: those approved run, once; those rejected are answered so;
-        those nobody has answered wait for the attendant, or are parked again. Gives their answers, in order.
-
-        :raises LogUnavailable: when the log cannot tell
-        """
+        """See :meth:`handrail.contract.session.Session.resume_parked`."""
         self._check_open()
         calls = iter(parked := await parked_calls(self._arbiter, self._lane, self._generation()))
         reply = Reply(self._arbiter, lambda _: next(calls))
@@ -259,7 +238,7 @@ class HeldSession:
 
     @property
     def jobs(self) -> Jobs:
-        """Its calls that outlive their turn."""
+        """See :attr:`handrail.contract.session.Session.jobs`."""
         return JobView(self._arbiter.jobs, self.id)
 
     async def promote(self, call_id: str) -> Job:
@@ -267,8 +246,7 @@ class HeldSession:
         return await self._arbiter.jobs.promote(self._lane, call_id)
 
     def cancel(self, reason: StopReason = "user") -> int:
-        """Stop every call in flight, and those of the sub-agents below; each still gets its one result. Gives the number of
-        its own."""
+        """See :meth:`handrail.contract.session.Session.cancel`. Gives how many calls of its own it stopped."""
         self.family.cancel()
         running = self._lane.in_flight
         for call in running:
@@ -276,10 +254,7 @@ class HeldSession:
         return len(running)
 
     def watch(self, listener: Callable[[Event], None]) -> Callable[[], None]:
-        """Call ``listener`` with each event, in order, as it happens. Gives the way to stop it.
-
-        What it raises is told to the event loop's exception handler and changes nothing about the call.
-        """
+        """See :meth:`handrail.contract.session.Session.watch`."""
         listeners = self._lane.listeners
         listeners.append(listener)
 
@@ -290,28 +265,23 @@ class HeldSession:
         return stop
 
     def events(self) -> AsyncIterator[Event]:
-        """The events from the first step of the iteration on, until the session or its kernel is closed.
-
-        A reader that falls 10,000 behind misses progress only; one that falls 20,000 behind is let go.
-
-        :raises UsageError: when it was let go, after the events up to there
-        """
+        """See :meth:`handrail.contract.session.Session.events`."""
         return events_of(self, self._readers)
 
     async def close(self) -> None:
-        """Close it for good: calls in flight are stopped and answered, its output and scratch folders are removed."""
+        """See :meth:`handrail.contract.session.Session.close`."""
         if self.closed:
             return
         await _through(self._close())
 
     @property
     def agents(self) -> Sequence[AgentType]:
-        """The agents that its own may hand work to."""
+        """See :attr:`handrail.contract.session.Session.agents`."""
         return self._lane.agent_types()
 
     @property
     def skills(self) -> Sequence[Skill]:
-        """The skills that its model can read, the nearest first; the same as long as it is open."""
+        """See :attr:`handrail.contract.session.Session.skills`."""
         return () if self._lane.skills is None else self._lane.skills.index
 
     def delegate_to(self, delegates: Delegates | None) -> None:
@@ -328,10 +298,10 @@ class HeldSession:
         await self._lane.answered()
 
     async def suspend(self, why: str = SUSPENDED, reason: StopReason = "user") -> None:
-        """Take no more calls and stop those in flight. All that it remembers stays, for whoever opens it again.
+        """See :meth:`handrail.contract.session.Session.suspend`.
 
-        :param why: what a later call is told
-        :param reason: what those in flight are told
+        :param why: what later calls are refused with
+        :param reason: why the calls in flight are stopped
         """
         if self.closed:
             return

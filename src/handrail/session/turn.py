@@ -36,12 +36,12 @@ class HeldTurn:
 
     @property
     def specs(self) -> list[ToolSpec]:
-        """The tools in view of the model: those that were when the turn began."""
+        """The tools that the model sees: those in view when the turn began."""
         return usable(self._catalog.specs(self.generation, self._in_view), self._lane.delegates)
 
     @property
     def index(self) -> str:
-        """What there is beside :attr:`specs`, for the system text."""
+        """The index of the tools beyond :attr:`specs`, for the system text."""
         return self._catalog.index(self.generation)
 
     @property
@@ -55,8 +55,8 @@ class HeldTurn:
         return self._calls
 
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
-        """Begin the next call of a reply that still goes on. It has no side effect before what was said in its session up to
-        now is durable, and none if that cannot be kept."""
+        """Begin the next call of a reply that is still being streamed. It has no side effect before the conversation so far is
+        durable, and none if that cannot be stored."""
         if self._submitted is None:
             self._submitted = Reply(self._arbiter, self._make_behind)
         return self._submitted.submit(as_proposed(call))
