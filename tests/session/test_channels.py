@@ -120,6 +120,28 @@ async def test_what_a_reader_of_a_broadcast_left_out_by_its_sender_it_may_read_l
         assert count == (0,)  # nothing is kept of what is there no more
 
 
+async def test_what_is_sent_reaches_who_waits_and_who_watches_wherever_the_sender_is_cut_off(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        for turns in range(8):
+            waits = asyncio.ensure_future(there.channels("b", top="a").receive(f"c{turns}", timeout_ms=60_000))
+            await there.triggers("a").watch(f"w{turns}", "Look.")
+            for channel in (f"c{turns}", f"w{turns}"):
+                sending = asyncio.ensure_future(there.channels("a").send(channel, "it"))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                sending.cancel()
+                await asyncio.wait({sending})
+            sent = there.switchboard.table.kind(there.channels("a").key(f"c{turns}")) is not None
+            if not sent:
+                await there.channels("a").send(f"c{turns}", "it")
+            message = (await waits).message
+            assert message is not None and message.text == "it"
+            watched = there.channels("a").key(f"w{turns}")
+            while there.switchboard.table.after(watched):
+                await asyncio.sleep(0.001)
+            assert len(await there.told("a")) <= turns + 1
+
+
 @pytest.mark.parametrize("kind", ["queue", "broadcast"])
 @pytest.mark.parametrize("call", ["", "call"])
 async def test_a_message_whose_wait_is_cut_off_anywhere_is_received_by_the_next(

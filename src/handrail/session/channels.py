@@ -71,7 +71,8 @@ class Switchboard:
         self._went_well = went_well
         self._calls: set[str] = set()
         """Those of this process that were given something."""
-        self._undoing: set[asyncio.Task[None]] = set()
+        self._going_on: set[asyncio.Future[Any]] = set()
+        """What is seen out though nobody may wait for it any more."""
         self._turns: dict[Key, _Turns] = {}
         """Of those with which something is being done."""
         self._waiting: dict[Key, set[asyncio.Event]] = {}
@@ -87,6 +88,14 @@ class Switchboard:
                 f"the message has {len(text):,} characters; up to {MAX_MESSAGE:,} are sent. Put it into a file and send its path",
                 kind="invalid_input",
             )
+        sending = asyncio.ensure_future(self._send(key, sender, text, kind, data))
+        self._going_on.add(sending)
+        sending.add_done_callback(self._over)
+        return await asyncio.shield(sending)  # whoever is cut off may have sent it: then those who wait have it, too
+
+    async def _send(
+        self, key: Key, sender: str, text: str, kind: ChannelKind | None, data: Mapping[str, Any] | None
+    ) -> int:
         async with self._lock(key):
             there = self.table.kind(key)
             if there is not None and kind not in (None, there):
@@ -138,8 +147,8 @@ class Switchboard:
                 received, unsettled = await asyncio.shield(attempt)
             except asyncio.CancelledError:  # whoever is cut off has received nothing
                 undoing = loop.create_task(self._undo(attempt, key, reader, call))
-                self._undoing.add(undoing)
-                undoing.add_done_callback(self._undoing.discard)
+                self._going_on.add(undoing)
+                undoing.add_done_callback(self._over)
                 raise
             if received is not None:
                 return Received(received[0].message, received[1])
@@ -254,8 +263,8 @@ class Switchboard:
 
     async def aclose(self) -> None:
         """Look up what has become of all that calls were given, as far as it is known; the rest is looked up later."""
-        if self._undoing:
-            await asyncio.wait(set(self._undoing))
+        if self._going_on:
+            await asyncio.wait(set(self._going_on))
         with suppress(LogUnavailable):
             for key in self.table.unsettled():
                 async with self._lock(key):
@@ -282,6 +291,11 @@ class Switchboard:
             turns.users -= 1
             if not turns.users:
                 del self._turns[key]
+
+    def _over(self, work: asyncio.Future[Any]) -> None:
+        self._going_on.discard(work)
+        if not work.cancelled():
+            work.exception()  # told to whoever waited
 
     def _ring(self, key: Key) -> None:
         for changed in self._waiting.get(key, ()):
