@@ -117,7 +117,7 @@ def _interrupted(folders: Folders) -> Iterator[Check]:
     try:
         with LogReader.at(folders.database) as reader:
             ids = [entry.call_id for entry in reader.unfinished()]
-    except Exception:
+    except Exception:  # why the log cannot be read is said by the check of the log
         return
     if ids:
         shown = ", ".join(ids[:10]) + (f" and {len(ids) - 10} more" if len(ids) > 10 else "")

@@ -34,11 +34,11 @@ class Authority:
     :param watchdogs: asked in this order, each only to narrow
     :param ceiling: the host's bound, where its operator set one
     :param agent: the agent as watchdogs see it (its manifest as data)
-    :param handed: for a sub-agent, what its parent passes on to it: no call of it has more
+    :param handed: for a sub-agent, what its parent passes on: the bound of each of its calls
     """
 
     of: Authority | None = None
-    """The agent's own, where this is for one of its sessions: what the agent has is what it has there."""
+    """The authority of the agent itself, when this one is for a single sub-agent session of it; see :meth:`within`."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Authority:
         self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
 
     def within(self, handed: CapabilitySet) -> Authority:
-        """The same for a session that another agent began, which passes this on to it."""
+        """The authority of a sub-agent's session, bounded by what its parent passes on."""
         narrower = Authority(
             self.variables, self.agent_layer, self.watchdogs, ceiling=self.ceiling, agent=self.agent, handed=handed
         )
@@ -71,9 +71,9 @@ class Authority:
         return narrower
 
     def passes_on(self, manifest: AgentManifest) -> CapabilitySet:
-        """What its agent may hand to a sub-agent now.
+        """What its agent can pass on to a sub-agent now.
 
-        :param manifest: the agent's
+        :param manifest: of its agent
         """
         has = CapabilitySet(((self.of or self).agent_layer,))
         if self.ceiling is not None:
@@ -83,7 +83,7 @@ class Authority:
         return passed_on(manifest.id, manifest.delegable, has, self.variables)
 
     def renew(self, agent_layer: Layer) -> None:
-        """There are other tools: the agent has something else, and what was prepared for the tools before is let go."""
+        """Use the capability layer of a new generation of tools, and forget what was prepared for the old one."""
         self.agent_layer = agent_layer
         for one in (self, *self._narrower):
             one._prepared.clear()
@@ -116,11 +116,11 @@ class Authority:
         rules: RuleBook,
         parent: CapabilitySet | None,
     ) -> Verdict:
-        """As :meth:`judge`, for what is typed into a shell that runs: a target that only its terminal makes of the arguments."""
+        """As :meth:`judge`, for input typed into a running shell: the target comes from its terminal, not from the arguments."""
         return self._prepare(spec, rules, parent, None).judge_targets(arguments, (typed,))
 
     def watchers(self, spec: ToolSpec, failing: bool = False) -> tuple[Watchdog, ...]:
-        """The watchdogs that look at calls of this tool; some only where calls of the session have failed."""
+        """The watchdogs that look at calls of this tool. Some look only when calls of the session have failed (``failing``)."""
         found = self._watching.get(id(spec))
         if found is None:
             concerned = tuple(one for one in self.watchdogs if _concerns(one, spec))
@@ -143,8 +143,8 @@ class Authority:
     ) -> Verdict:
         """Ask the watchdogs about a call that is not denied yet. An error or time-out of one is a deny.
 
-        :param failed: how often this very call has failed, and how often of that in a row
-        :param redact: takes registered secrets out of what is told of a watchdog that fails
+        :param failed: how often this very call has failed, and how often of these in a row
+        :param redact: removes registered secrets from the text of a failing watchdog
         """
         watchdogs = self.watchers(spec, failed != (0, 0))
         if verdict.action == "deny" or not watchdogs:
@@ -196,7 +196,7 @@ class Authority:
 
 
 def _concerns(watchdog: Watchdog, spec: ToolSpec) -> bool:
-    """Whether a watchdog looks at calls of this tool. One that fails to say so looks at them, and fails there."""
+    """Whether a watchdog looks at calls of this tool. One that fails to say is asked about each call, and denies it by failing."""
     concerns: Any = getattr(watchdog, "concerns", None)
     if concerns is None:
         return True
@@ -238,7 +238,7 @@ class _Touches:
         return self._refusal(action, rule, Target(capability, value, visible(shown), subject))
 
     def _is_covered(self, capability: Capability, value: str, rule: Rule | None) -> bool:
-        """Whether the call's own decision, or a person's answer to it, speaks for this touch that is not allowed by itself."""
+        """Whether the decision on the call itself, or a person's answer to it, covers this access, which no rule allows."""
         if (capability, value) in self._exact:
             return True
         if rule is not None:
@@ -285,7 +285,7 @@ class _Touches:
         return None if left is None else self._text(left)
 
     def _speaks_for(self, finding: Finding) -> bool:
-        """Whether the call's own decision speaks for a command, or a file that its shell opens, that no rule speaks of.
+        """Whether the decision on the call itself covers a command, or a file that its shell opens, that no rule matches.
 
         A program that a tool names in its requires is how it works, like the files that it opens: whoever allowed the
         call allowed that. Where no rule about the tool did, only if it reads: its programs then find everything read-only.
@@ -343,7 +343,7 @@ class _Touches:
 
 
 def _tool_rule(verdict: Verdict) -> Ranked | None:
-    """What the rules said of the tool in this call: the strictest where they spoke of every target, else nothing."""
+    """The strictest answer of the rules about the tool in this call, if they matched every target; otherwise None."""
     found = [finding.tool for finding in verdict.findings]
     spoken = [ranked for ranked in found if ranked is not None]
     if not spoken or len(spoken) < len(found):

@@ -40,7 +40,7 @@ KINDS: Mapping[Capability, Kind] = {
 """What patterns about a capability are compared with."""
 
 _WHOLLY_LITERAL = 1_000_000
-"""A command pattern without wildcards is one command to its end, which counts as literal: it outranks every glob."""
+"""The rank of a command pattern without wildcards: it matches one whole command, so it outranks every glob."""
 _ARGV_CACHE = 256
 
 
@@ -74,7 +74,7 @@ class Ranking:
         rules = tuple(rules)
         self.kind: Kind = kind
         self._beneath: Ranking | None = None
-        """Where there are questions that nobody trusted: the rules without them."""
+        """The ranking without the ask rules of an untrusted workspace file; None when there are none."""
         if any(_only_asks(rule) for rule in rules):
             self._beneath = Ranking([rule for rule in rules if not _only_asks(rule)], kind)
         self.ranked = sorted((ranked(rule, kind) for rule in rules), key=lambda r: r.rank, reverse=True)
@@ -91,7 +91,7 @@ class Ranking:
         return self._beneath is None or not _only_asks(self.ranked[0].rule) or self._beneath.constant
 
     def winner(self, subject: Subject) -> Ranked | None:
-        """The most specific rule that matches; the deny beneath it where it is a question that nobody trusted."""
+        """The most specific rule that matches. Where that is an untrusted ask, a deny that it would hide wins."""
         if not self.ranked:
             return None
         found = self._most_specific(subject)
@@ -101,7 +101,7 @@ class Ranking:
         return found
 
     def unconditional(self) -> Ranked | None:
-        """The winner among the rules that are about every call."""
+        """The winner among the rules that match every call."""
         found = next((ranked for ranked in self.ranked if ranked.rule.unconditional), None)
         if self._beneath is not None and found is not None and _only_asks(found.rule):
             beneath = self._beneath.unconditional()
@@ -140,8 +140,8 @@ class Ranking:
 
 
 class Bounded(Ranking):
-    """The rules of one question in a sub-agent's session: its own, and those of the session above, of which one that is
-    stricter holds whatever is more specific here.
+    """The rules of one question in a sub-agent's session: its own and those of its parent's session. The stricter answer of
+    the two holds, however specific the other is.
 
     A ranking of its own kind, so that sessions of people and programs pay nothing for it.
     """
@@ -166,13 +166,13 @@ class Bounded(Ranking):
 
 
 def _stricter(own: Ranked | None, above: Ranked | None) -> Ranked | None:
-    """What is allowed above says nothing here; what is not, more than any rule that is less strict."""
+    """The parent's rule if it is stricter than the own one. A parent's allow never counts."""
     strictness = 0 if own is None else STRICTNESS[own.rule.action]
     return above if above is not None and STRICTNESS[above.rule.action] > strictness else own
 
 
 def ranking_of(book: RuleBook, about: Callable[[Rule], bool], kind: Kind) -> Ranking:
-    """The rules of one question in a book, with those of the books above it."""
+    """The ranking of one question's rules in a book, bounded by the books of the sessions above."""
     own = Ranking(filter(about, book), kind)
     return own if book.above is None else Bounded(own, ranking_of(book.above.binding, about, kind))
 

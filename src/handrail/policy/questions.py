@@ -26,12 +26,12 @@ from handrail.policy.targets import PathRoots, Target, TargetReader, kind_of, sh
 from handrail.policy.verdict import Finding, Verdict
 
 _UNNAMEABLE = ("\0",)
-"""An argv that no literal word matches: what is true of it is true of every command."""
+"""An argv that no literal word matches: a rule that matches it matches every command."""
 _OWN_FOLDER = "/tmp/"  # noqa: S108 - nothing is made there
 
 
 class Prepared:
-    """One tool under one book of rules and one capability set."""
+    """One tool prepared for judging: with one book of rules and one capability set."""
 
     __slots__ = (
         "_caps",
@@ -64,7 +64,7 @@ class Prepared:
         self._covered: dict[str, Callable[[str], object]] = {}
         self._reader = TargetReader(spec)
         self._reading: Prepared | None = None
-        """What it is for a call that is proved to change nothing, where rules speak of side effects."""
+        """The same tool judged as one that only reads, for calls proved to change nothing; None unless a rule is about effects."""
         if spec.only_its_command and spec.side_effect != "read" and any(rule.effect for rule in rules.chain):
             self._reading = Prepared(replace(spec, side_effect="read"), rules, capabilities, origin)
         self._constant: Verdict | None = None
@@ -74,11 +74,11 @@ class Prepared:
                 self._constant = verdict
 
     def with_rule(self, rule: Rule) -> Prepared:
-        """The same under one more rule."""
+        """The same tool with one more rule."""
         return self.under(self.rules.with_rules(rule))
 
     def under(self, rules: RuleBook) -> Prepared:
-        """The same under other rules."""
+        """The same tool with other rules."""
         return Prepared(self.spec, rules, self.capabilities, self.origin)
 
     def judge(self, arguments: Mapping[str, Any], roots: PathRoots) -> Verdict:
@@ -92,7 +92,7 @@ class Prepared:
         return self.judge_targets(arguments, targets)
 
     def judge_targets(self, arguments: Mapping[str, Any], targets: Sequence[Target]) -> Verdict:
-        """As :meth:`judge`, for targets that have been read already."""
+        """As :meth:`judge`, when the targets are known already."""
         if self._reading is not None and changes_nothing(targets):
             return self._reading._judge(arguments, targets)
         return self._judge(arguments, targets)
@@ -148,7 +148,7 @@ class Prepared:
         return None
 
     def covers(self, capability: Literal["fs.read", "fs.write", "net.fetch"], target: str) -> bool:
-        """Whether every layer surely covers a path or a host; where not, :meth:`CapabilitySet.refusing_layer` says so."""
+        """Whether every layer certainly covers a path or a host; if not, :meth:`CapabilitySet.refusing_layer` decides."""
         test = self._covered.get(capability)
         if test is None:
             test = self._covered[capability] = self.capabilities.test(capability)
@@ -176,7 +176,7 @@ class Prepared:
     def decide(
         self, tool: Ranked | None, capability: Capability, subject: Subject
     ) -> tuple[Literal["allow", "ask", "deny"], Rule | None]:
-        """Both questions' stricter answer, and the rule that gave it; None where no rule speaks.
+        """The stricter answer of both questions, and the rule that gave it; None when no rule matches.
 
         :param tool: the rule about the tool that matched, shipped ones left out
         """
@@ -248,7 +248,7 @@ class Prepared:
     def _unwrapped(
         self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None, depth: int = wrappers.MAX_DEPTH
     ) -> Finding:
-        """The answer for an argv: a wrapper's is that of the command in it, where the rules do not name the wrapper.
+        """The answer for an argv. For a wrapper it is the answer for the command in it, unless a rule names the wrapper.
 
         A rule that allows names all of its words to count; one that asks or denies has only to name the wrapper.
         """
@@ -277,8 +277,8 @@ class Prepared:
         return plain._replace(action="ask", cause="program", note=concern.reason, concern=concern)
 
     def _held_above(self, argv: Sequence[str], target: Target | None, by_arguments: Ranked | None) -> Finding | None:
-        """What a rule above says against the command in a wrapper, though the wrapper is named below. Seldom asked, so
-        what judges it is made for it."""
+        """The objection of a parent session's rule to the command in a wrapper, when a rule of this session names the wrapper.
+        Rarely needed, so nothing is prepared for it."""
         if (above := self.rules.above) is None:
             return None
         found = self.under(above.binding)._unwrapped(argv, target, by_arguments)
@@ -320,8 +320,8 @@ def mandatory(capability: Capability, subject: object, shown: str) -> str | None
 
 
 def _only_looks(finding: Finding, replaced: Set[str]) -> bool:
-    """Whether it is about reading, without a rule that speaks of it, what the same call would replace: that is
-    answered with the writing."""
+    """Whether a finding is only about reading a file that the same call replaces, and no rule matches the reading: then the
+    answer about writing counts for both."""
     target = finding.target
     return (
         finding.cause == "no rule"
@@ -344,7 +344,7 @@ def _begins(rule: Ranked, argv: Sequence[str]) -> bool:
 
 
 def _is_private(target: Target) -> bool:
-    """Whether it lies in the temporary folder, of which every sandbox has one of its own, gone with its call."""
+    """Whether it lies in ``/tmp``, of which every sandbox has its own, removed with its call."""
     subject = target.subject
     return isinstance(subject, PathSubject) and subject.relative is None and subject.absolute.startswith(_OWN_FOLDER)
 

@@ -104,7 +104,7 @@ class StdioChannel:
         self._closed = True
         process, self._process = self._process, None
         if process is not None:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # however it takes the request to end, it is killed next
                 await process.close_stdin()
                 with contextlib.suppress(TimeoutError, ToolError):
                     async with asyncio.timeout(GRACE_S):
