@@ -25,12 +25,12 @@ UNCONFINED = "nothing: its operator has named it in [sandbox] unconfined"
 """The same of programs that run without a sandbox."""
 
 _MOST_AWAITED = 3
-"""Sources that one text speaks of."""
+"""How many sources one text names."""
 
 Status = Literal["system", "connected", "available", "disabled", "offline", "error", "quarantined"]
-"""``system``: ready, nothing had to be given. ``connected``: ready, and somebody configured or approved it. ``available``:
-it needs configuration. ``disabled``: its operator put it out. ``offline``: its source cannot be reached. ``error``: it cannot
-run here. ``quarantined``: a person has to look at it first."""
+"""``system``: ready without configuration. ``connected``: ready, after somebody configured or approved it. ``available``: it
+needs configuration. ``disabled``: its operator turned it off. ``offline``: its source cannot be reached. ``error``: it cannot
+run here. ``quarantined``: a person has to review it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class Entry:
     id: str = field(init=False)
     wire_name: str = field(init=False)
     asks_first: bool = field(init=False)
-    """Whether it may have questions that are asked before it runs."""
+    """Whether people may have to be asked questions before it runs."""
     inline: bool = field(init=False)
-    """Whether it is short and changes nothing, so that nobody has to go on without it."""
+    """Whether it can be awaited in its caller's own task; see the class."""
 
     def __post_init__(self) -> None:  # here, once: generations of ten thousand share their entries
         object.__setattr__(self, "id", self.spec.id)
@@ -87,7 +87,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What became of the tools between two generations: ids, in order. Moved or withheld counts as changed."""
+    """How the tools of two generations differ: ids, in order. A tool that was moved or withheld counts as changed."""
 
     added: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

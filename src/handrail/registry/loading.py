@@ -28,7 +28,7 @@ _LOCKED = frozenset(LOCKED_IDS)
 
 @dataclass(frozen=True, slots=True)
 class Conditions:
-    """By what the tools of a generation are judged, beside what they say themselves.
+    """What decides whether the tools of a generation can be used, beside their own declarations.
 
     :param tier: what this machine can enforce; what it cannot confine is withheld with the reason
     :param secrets: what tools may be given; one that declares another is withheld
@@ -42,7 +42,7 @@ class Conditions:
 
 @dataclass(slots=True)
 class Memory:
-    """What was found when an agent's sources were last looked through, so that only what is new is judged.
+    """The result of the last look through an agent's sources, so that only what is new is checked.
 
     :ivar found: each source with what it had, in order
     :ivar entries: what became of them, by id
@@ -107,7 +107,7 @@ def load_generation(
 
 
 def _loaded(source: Source) -> Loaded:
-    """What a source has. One that is not the operator's own keeps nobody from starting, whatever it does."""
+    """What a source has. One that is not the operator's own cannot keep the kernel from starting, whatever it does."""
     if not source.foreign:
         return source.load()
     try:
@@ -189,7 +189,7 @@ class _Table:
         )
 
     def _reasons(self, tool: Tool, spec: ToolSpec, foreign: Foreign | None) -> list[Reason]:
-        """Why it is off, if it is."""
+        """The reasons why it is withheld; empty if it is not."""
         reasons = reasons_to_withhold(tool, self.conditions.tier, secrets=self.conditions.secrets)
         if spec.id in self.conditions.disabled:
             reasons.append(Reason("disabled", f'its operator has put it out: [tools."{spec.id}"] enabled = false'))

@@ -16,17 +16,17 @@ from handrail.registry.generation import Difference, Generation
 
 
 class OpenTools:
-    """Tools that several successions may have at a time: each ends with the last of them."""
+    """Tools that several successions may share. A tool ends when the last of them lets go of it."""
 
     def __init__(self) -> None:
         self._holders: Counter[int] = Counter()
 
     def take(self, tool: Tool) -> None:
-        """One more has it."""
+        """Count one more succession that has the tool."""
         self._holders[id(tool)] += 1
 
     def give_back(self, tool: Tool) -> bool:
-        """Whether nobody has it any more, so that it is to be ended."""
+        """Count one less. Gives whether it was the last, so that the tool is to be ended."""
         self._holders[id(tool)] -= 1
         if self._holders[id(tool)] > 0:
             return False
@@ -44,7 +44,7 @@ class Succession:
         self._shared = open_tools or OpenTools()
         self._loop = asyncio.get_running_loop()
         self.current = first
-        """What begins now gets this one."""
+        """The generation that new turns and calls get."""
         self._older: weakref.WeakSet[Generation] = weakref.WeakSet()
         self._open: dict[int, Tool] = {}
         self._ending: set[asyncio.Task[None]] = set()
@@ -53,11 +53,11 @@ class Succession:
 
     @property
     def living(self) -> tuple[Generation, ...]:
-        """The current one, and the older ones that somebody still holds."""
+        """The current generation, and the older ones that somebody still holds."""
         return (self.current, *self._older)
 
     def publish(self, generation: Generation) -> Difference:
-        """Make ``generation`` the current one, and say what became of the tools.
+        """Make ``generation`` the current one. Gives how its tools differ from the one before.
 
         :raises ValueError: unless its number is higher
         """
@@ -90,7 +90,7 @@ class Succession:
                 self._shared.take(entry.tool)
 
     def _given_up(self) -> None:
-        """Nobody holds some older generation any more. May be called in any thread."""
+        """Called when an older generation is no longer held by anybody, in any thread."""
         if self._open and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._end_what_is_left)
 
@@ -114,5 +114,5 @@ async def _end(tools: Iterable[Tool]) -> list[Exception]:
 
 
 async def _quietly(tools: Iterable[Tool]) -> None:
-    """Nobody waits for these, so there is nobody to tell what goes wrong."""
+    """End tools in the background. Errors are dropped, since nobody waits for them."""
     await _end(tools)

@@ -74,7 +74,7 @@ class Serving:
 
 
 def answered(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
-    """A request's handler, whose failures are answers in words."""
+    """Wrap a request's handler so that its failures become error answers."""
 
     @functools.wraps(handler)
     async def wrapped(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -109,7 +109,7 @@ async def serve(messages: Messages, serving: Serving) -> None:
 
 
 async def through(ending: Awaitable[None]) -> None:
-    """Await it to its end also when this task is cancelled meanwhile."""
+    """Await ``ending`` to its end even if this task is cancelled meanwhile."""
     task = asyncio.ensure_future(ending)
     while not task.done():
         try:
@@ -230,7 +230,7 @@ class Desk:
 
     @answered
     async def list_sessions(self, cwd: str | None = None, cursor: str | None = None) -> schema.ListSessionsResponse:
-        """Of one workspace; without one, of those that this client has open."""
+        """List the sessions of one workspace or, when none is named, of those that this client has open."""
         self._greeted()
         first = 0
         if cursor is not None:
@@ -262,7 +262,7 @@ class Desk:
 
     @answered
     async def close_session(self, session_id: str) -> schema.CloseSessionResponse:
-        """Leave it, so that it can be loaded again: to remove it for good is the operator's (handrail sessions close)."""
+        """Leave a session so that it can be loaded again. Only the operator removes one for good (``handrail sessions close``)."""
         self._conversation(session_id)
         await self._leave(session_id)
         return schema.CloseSessionResponse()

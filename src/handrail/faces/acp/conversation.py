@@ -31,7 +31,7 @@ INTERNAL_ERROR, INVALID_PARAMS = -32603, -32602
 MOST_PROMPT = 4 * 1024 * 1024
 """Characters of one prompt, with what it embeds."""
 _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
-"""What a model might read as the end of an embedded text."""
+"""Text that a model might take for the end of an embedded document."""
 
 
 @dataclass(eq=False)
@@ -105,14 +105,14 @@ class Conversation:
         self.telling.tell(update)
 
     def announce(self) -> None:
-        """Tell what can be picked by a slash command."""
+        """Send the slash commands that the user can pick."""
         if self.telling.has("skill") and (skills := self.session.skills):
             self.telling.tell(choosing.commands(skills))
 
     # ── prompts ──────────────────────────────────────────────────────────────────────────────────
 
     async def prompt(self, task: str, pictures: Sequence[Blob] = ()) -> schema.PromptResponse:
-        """Have the agent work on ``task``; what it says and does is told meanwhile.
+        """Have the agent work on ``task``. What it says and does is sent to the editor meanwhile.
 
         :param pictures: that the user shows with it
         :raises RequestError: when a prompt is under way, its model is shown no pictures, or the work could not be done
@@ -191,7 +191,7 @@ class Conversation:
     # ── what was said before ─────────────────────────────────────────────────────────────────────
 
     async def replay(self) -> None:
-        """Tell the client the whole conversation, and what waits in it.
+        """Send the client the whole conversation, and the calls that wait in it.
 
         :raises HandrailError: when it cannot be read
         """
@@ -242,7 +242,7 @@ class Conversation:
                 self._result(*known, result.text, failed=result.is_error)
 
     def _result(self, call_id: str, call: CallPart, text: str, *, failed: bool) -> object:
-        """Show how a call ended; gives the list of tasks where it is one."""
+        """Show how a call ended. Gives the todo list if the call changed it."""
         try:
             wire: Any = json.loads(text)
             result = Result.from_dict(cast("Mapping[str, Any]", wire))
@@ -255,7 +255,7 @@ class Conversation:
     # ── its end ──────────────────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
-        """Suspend it: what runs is stopped and answered, what waits for a person goes on waiting, all of it stays."""
+        """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, everything is kept."""
         running = self._running
         if running is not None:
             self.agent.cancel("shutdown")

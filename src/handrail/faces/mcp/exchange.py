@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 TASKS = "io.modelcontextprotocol/tasks"
 """The extension by which a call that goes on is answered with a task."""
 MOST_WAITING = 1_000
-"""Messages that wait to be told; of more, progress is dropped."""
+"""Messages to a client that may be queued; beyond that, progress is dropped."""
 LEVELS = ("debug", "info", "notice", "warning", "error", "critical", "alert", "emergency")
 _ANSWERS: Mapping[AskMethod, type[types.Result]] = {
     "elicitation/create": types.ElicitResult,
@@ -41,14 +41,14 @@ _ANSWERS: Mapping[AskMethod, type[types.Result]] = {
 
 
 LET_GO = Event("log", "", "", "", 0)
-"""Among what a client is told: that its line is hung up."""
+"""A queued message that closes the client's stream."""
 
 
 @dataclass(slots=True)
 class Line:
     """The request that a client has open for a call.
 
-    :param level: the least grave message of a log that goes out, as a place in :data:`LEVELS`; past the end for none
+    :param level: the lowest log level that is sent, as an index into :data:`LEVELS`; past the end for none
     """
 
     context: ServerRequestContext[Any]
@@ -56,16 +56,16 @@ class Line:
 
     @property
     def modern(self) -> bool:
-        """Whether it is of the stateless era."""
+        """Whether it is a request of the stateless era."""
         return self.context.protocol_version in MODERN_PROTOCOL_VERSIONS
 
     def offers(self, method: AskMethod, params: Mapping[str, Any]) -> bool:
-        """Whether the client said that it answers this."""
+        """Whether the client declared that it answers such requests."""
         return not lacking(self.context.session.client_capabilities, method, params)
 
     @property
     def tasks(self) -> bool:
-        """Whether it takes a task for an answer: each request of the stateless era says so for itself."""
+        """Whether it accepts a task as the answer, which each request of the stateless era says for itself."""
         declared = self.context.session.client_capabilities
         return self.modern and declared is not None and TASKS in (declared.extensions or {})
 
@@ -73,7 +73,7 @@ class Line:
 def lacking(
     declared: types.ClientCapabilities | None, method: AskMethod, params: Mapping[str, Any]
 ) -> dict[str, Any] | None:
-    """What a client would have had to declare for a request, or None where it has."""
+    """The capability that a client would have to declare for a request; None if it has."""
     if method == "roots/list":
         return None if declared is not None and declared.roots is not None else {"roots": {}}
     if method == "sampling/createMessage":
@@ -94,7 +94,7 @@ def lacking(
 
 @dataclass(slots=True, eq=False)
 class _Group:
-    """What one part of a call has asked together and waits for.
+    """Requests to the client that were made together and wait for answers.
 
     :param asks: those without an answer, by the key that the client has: the asker's own key, and the request
     """
@@ -116,14 +116,14 @@ class Exchange:
         self.line: Line | None = None
         """None while it is held."""
         self.latest: Line | None = None
-        """The one that it had last."""
+        """The last one that it had."""
         self.task: asyncio.Task[Answer] | None = None
         self.lacked: dict[AskMethod, dict[str, Any]] = {}
         """What the client would have had to declare for requests that were looked for, by their methods."""
         self.may_hold: Callable[[], bool] = lambda: True
         """Whether one more call may be held."""
         self.beside = False
-        """It was answered with a task, which is asked and told nothing on any line."""
+        """The call was answered with a task, so nothing about it is sent on a request's stream any more."""
         self.said = ""
         """What it told last of how far it is."""
         self.news: Callable[[], object] = lambda: None

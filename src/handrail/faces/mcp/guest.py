@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from handrail.contract.session import Session
 
 MOST_CALLS = 1_000
-"""Of one client on their way at once."""
+"""Calls of one client in progress at once."""
 MOST_HELD = 64
-"""Of one client that wait for it to come back."""
+"""Calls of one client that wait for it to come back."""
 MOST_PARKED = 1_000
 _ROOT = re.compile(r"(.*/\d+\.\d+)(?:\.\d+)*", re.DOTALL)
 FORM: AskMethod = "elicitation/create"
@@ -53,24 +53,24 @@ class Guest:
     def __init__(self, desk: ApprovalDesk, wait_s: float, hold_s: float, hold: Callable[[], bool]) -> None:
         self.exchanges: dict[str, Exchange] = {}
         self.held: dict[str, Exchange] = {}
-        """By the state that the client has of it."""
+        """Calls that wait for their client, by the state token that it holds."""
         self.changed: Callable[[], object] = lambda: None
-        """Told when there may be something else to list."""
+        """Called when a listing may have changed."""
         self.updated: Callable[[str], object] = lambda _: None
-        """Told the URI of a resource that has changed."""
+        """Called with the URI of a resource that has changed."""
         self.parked: OrderedDict[str, str] = OrderedDict()
-        """The calls that wait for a person, by what they are."""
+        """The calls that wait for a person, by tool and arguments."""
         self.kept_until = -math.inf
-        """On the monotonic clock: as long as that somebody may ask what its tasks came to."""
+        """Until when, on the monotonic clock, somebody may still ask for the results of its tasks."""
         self.busy = 0
-        """Requests of its that are being answered."""
+        """How many of its requests are being answered."""
         self._desk = desk
         self._wait_s = wait_s
         self._hold_s = hold_s
         self._hold = hold
         self._session: Session | None = None
         self._asked: set[str] = set()
-        """The questions that are being put to it."""
+        """The questions that it is being asked."""
 
     @property
     def session(self) -> Session:
@@ -78,7 +78,7 @@ class Guest:
         return self._session
 
     def enter(self, session: Session) -> None:
-        """This is its session."""
+        """Take ``session`` as its session."""
         self._session = session
         session.watch(self._happened)
 
@@ -89,7 +89,7 @@ class Guest:
     # ── its calls ────────────────────────────────────────────────────────────────────────────────
 
     def begin(self, tool_id: str, proposed: ProposedCall, given: Mapping[str, Any] | None) -> Exchange | Result:
-        """Make a call, or take up the one that it was parked as. A result where it may make no more.
+        """Make a call, or resume the parked call that it repeats. Gives an error result when it may make no more calls.
 
         :param tool_id: what the call's name stands for
         :param given: answers that came along, before anything was asked
@@ -113,14 +113,14 @@ class Guest:
         return exchange
 
     def exchange(self, call: str, given: Mapping[str, Any] | None = None) -> Exchange:
-        """What one of its calls tells and asks it, from now on."""
+        """The exchange of one of its calls, through which it is sent messages and requests from now on."""
         exchange = Exchange(call, given)
         exchange.may_hold = lambda: len(self.held) < MOST_HELD and self._hold()
         self.exchanges[call] = exchange
         return exchange
 
     async def _collect(self, call: str, same: str) -> Answer:
-        """A parked call's answer: given once, unless it waits on."""
+        """The answer to a parked call, given once, unless the call goes on waiting."""
         del self.parked[same]
         try:
             answer = await self.session.recall(call)
@@ -137,7 +137,7 @@ class Guest:
                 self.parked.popitem(last=False)
 
     def end(self, exchange: Exchange) -> None:
-        """It has its answer, or nobody wants that; one that was stopped still counts until it has ended."""
+        """Forget an exchange that has its answer, or whose answer nobody wants. A stopped call counts until it has ended."""
         task = exchange.task
         if task is None or task.done():
             self._forget(exchange)
@@ -190,7 +190,7 @@ class Guest:
         return answers
 
     def _whose(self, questions: Sequence[Question]) -> tuple[str, Exchange] | None:
-        """Which call asks them: an attendant is told the questions only."""
+        """The call that asks these questions, since an attendant gets only the questions."""
         for row in self._desk.pending(self.session.id):
             if row.kind == "question" and row.id not in self._asked and tuple(row.questions) == tuple(questions):
                 exchange = self.exchanges.get(root_of(row.request.call_id))
@@ -199,7 +199,7 @@ class Guest:
         return None
 
     async def _filled(self, exchange: Exchange, key: str, form: Ask) -> Mapping[str, Any] | None:
-        """The form as it was filled in, or None where nobody has done so in time."""
+        """The form as it was filled in; None when nobody did so in time."""
         held = exchange.latest is not None and exchange.latest.modern
         try:
             async with asyncio.timeout(self._hold_s if held else self._wait_s):

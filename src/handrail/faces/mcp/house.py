@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from handrail.kernel import Kernel
 
 _VISIT = "handrail"
-"""Where a connection keeps its client."""
+"""The key under which a connection's state holds its client."""
 
 
 class House:
@@ -38,7 +38,7 @@ class House:
         self.kernel = kernel
         self.serving = serving
         self._visits: dict[tuple[Any, bool], Visit] = {}
-        """Those of the stateless era, by their credential and whether they fill in forms."""
+        """The clients of the stateless era, by their credential and whether they fill in forms."""
         self._used: dict[tuple[Any, bool], float] = {}
         self._here: set[Visit] = set()
         self._opening = asyncio.Lock()
@@ -62,7 +62,7 @@ class House:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Do something beside, to its end."""
+        """Run ``work`` in a task of its own, which is cancelled when the server ends."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -71,7 +71,7 @@ class House:
 
     @asynccontextmanager
     async def visited(self, context: ServerRequestContext[Any]) -> AsyncGenerator[Visit]:
-        """The client of a request, while that is being answered."""
+        """The client of a request, counted as busy while that is being answered."""
         visit = await self._visit(context)
         visit.guest.busy += 1
         try:
@@ -119,7 +119,7 @@ class House:
         return visit
 
     async def reopen(self, session_id: str, context: ServerRequestContext[Any]) -> Visit:
-        """Open a session again that was left with work in it, for as long as that takes.
+        """Open a session again that was left with unfinished work, until that has ended.
 
         :raises HandrailError: when somebody else has it open, or nobody can
         """
@@ -140,7 +140,7 @@ class House:
         return visit
 
     async def leave(self, visit: Visit) -> None:
-        """The client has gone for good. What it can still ask for outlasts that: a task, also one that ended not long ago."""
+        """Stop the calls of a client that has gone for good. Its session is closed, or suspended while its tasks can still be asked about."""
         if visit in self._here:
             self._here.discard(visit)
             visit.close()
@@ -155,7 +155,7 @@ class House:
     # ── calls that wait for their client to come back ────────────────────────────────────────────
 
     def hold(self, guest: Guest, exchange: Exchange) -> str:
-        """Keep a call until its client comes back. Gives the state that the client is to bring, once."""
+        """Hold a call until its client comes back. Gives the state token that the client has to send then; it works once."""
         state = secrets.token_urlsafe(18)
         guest.held[state] = exchange
         timer = asyncio.get_running_loop().call_later(self.serving.hold_s, self._give_up, state)
@@ -165,7 +165,7 @@ class House:
     def take_up(self, guest: Guest, state: str) -> Exchange:
         """The call that a client has come back for.
 
-        :raises MCPError: where there is none, or it is another's
+        :raises MCPError: when there is none, or it is another client's
         """
         held = self._held.get(state)
         if held is None or held[0] is not guest:
@@ -182,11 +182,11 @@ class House:
 
 
 def _connection_of(context: ServerRequestContext[Any]) -> Connection:
-    """The SDK gives handlers the session of one request; what lasts is the connection beneath it."""
+    """The connection of a request. The SDK gives handlers a session per request; only the connection beneath it lasts."""
     return context.session._connection  # pyright: ignore[reportPrivateUsage]
 
 
 def principal() -> tuple[str, str | None, str | None] | None:
-    """Who makes the request that is being answered, where anybody has to say who they are."""
+    """The credential of the request that is being answered; None when the server asks for none."""
     token = get_access_token()
     return None if token is None else principal_components(token)

@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from handrail.faces.mcp.house import House
 
 MOST_SUBSCRIPTIONS = 1_000
-"""Resources that one client is told of."""
+"""Resources to which one client may subscribe."""
 
 
 class Visit:
-    """A client with what it was told of.
+    """A client, with what it was shown and subscribed to.
 
-    :ivar level: the least grave message that a client of the older era is told, as a place in the list of levels
+    :ivar level: the lowest log level that a client of the older era is sent, as an index into the list of levels
     """
 
     def __init__(self, house: House, guest: Guest) -> None:
@@ -41,13 +41,13 @@ class Visit:
         self.outputs = Outputs(house.kernel, guest)
         self.skills = SkillPrompts(house.kernel, guest)
         self.subscribed: dict[str, int] = {}
-        """How often each resource is subscribed to."""
+        """Resource to how many subscriptions it has."""
         self._house = house
         self._bus = InMemorySubscriptionBus()
         self.listen = ListenHandler(self._bus, max_subscriptions=64)
         self.listening = 0
         self._client: ServerSession | None = None
-        """Of a client of the older era."""
+        """The connection of a client of the older era."""
         self._shown: dict[str, Callable[[], Sequence[object]]] = {}
         self._told: dict[str, Sequence[object]] = {}
         self._telling = False
@@ -61,7 +61,7 @@ class Visit:
         return not self.listening
 
     def heard(self, client: ServerSession) -> None:
-        """A request of the older era came, whose connection it can be told by."""
+        """Remember the connection of a request of the older era, by which the client can be notified."""
         self._client = client
 
     def close(self) -> None:
@@ -69,15 +69,15 @@ class Visit:
         self.listen.close()
 
     def lists(self, what: str, shown: Callable[[], Sequence[object]]) -> None:
-        """The client was listed tools, resources or prompts: from now on it is told when there are others.
+        """Notify the client from now on when the tools, resources or prompts that it was shown change.
 
-        :param shown: gives what it would be listed now
+        :param shown: gives what the listing would show now
         """
         self._shown[what] = shown
         self._told[what] = shown()
 
     def subscribe(self, uri: str) -> bool:
-        """Count one more subscription; whether it is the first.
+        """Count one more subscription. Gives whether it is the first.
 
         :raises MCPError: when there are too many
         """
@@ -87,7 +87,7 @@ class Visit:
         return self.subscribed[uri] == 1
 
     def unsubscribe(self, uri: str) -> bool:
-        """Count one less; whether it was the last."""
+        """Count one subscription less. Gives whether it was the last."""
         left = self.subscribed.get(uri, 0) - 1
         if left > 0:
             self.subscribed[uri] = left
@@ -95,19 +95,19 @@ class Visit:
         return self.subscribed.pop(uri, None) is not None
 
     def may_have_changed(self) -> bool:
-        """Whether it is worth looking: after each call, so this is quick."""
+        """Whether anything may have changed, so that it is worth comparing. Quick, because it is asked after each call."""
         now = (self._house.kernel.generation, self.outputs.changes, len(self.guest.session.view))
         before, self._mark = self._mark, now
         return before is None or before[0] is not now[0] or before[1:] != now[1:]
 
     def look_again(self) -> None:
-        """Something may have changed."""
+        """Compare the listings soon, because something may have changed."""
         if not self._telling and self._shown:
             self._telling = True
             self._house.spawn(self.tell_of_changes())
 
     async def tell_of_changes(self) -> None:
-        """Say so, for each list that is another now."""
+        """Notify the client of each listing that is different now."""
         self._telling = False
         for what, shown in self._shown.items():
             if (now := shown()) != self._told[what]:
