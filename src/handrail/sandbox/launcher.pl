@@ -50,8 +50,11 @@ if ($program) {
         while ((my $gone = waitpid(-1, 1)) > 0) {
             next if $gone != $program;
             my $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
-            kill(9, -1);    # everybody but this process
-            1 while waitpid(-1, 0) > 0;
+            # Whoever lives here is a child of this process, or of somebody's who is: without one, nobody is left.
+            if (waitpid(-1, 0x40000001) != -1) {    # __WALL | WNOHANG
+                kill(9, -1);                        # everybody but this process
+                1 while waitpid(-1, 0x40000000) > 0;
+            }
             syswrite($life, chr($code));
             exit $code;
         }

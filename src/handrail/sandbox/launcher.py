@@ -5,7 +5,8 @@ descriptors besides the program's own:
 
 - the *letter*, a file in memory. Its first part says how to restrict (Landlock, limits) and in which namespaces it
   must not find itself; that is known before the call is. Its second part is the call.
-- the *channel*, a socket. One byte from here means that the letter's second part is written. Back come ``r`` (ready,
+- the *channel*, a socket. One byte from here means that the letter's second part is written: ``e`` that it is nothing
+  but a text to be evaluated, ``g`` that it is any other. Back come ``r`` (ready,
   waiting for that byte), ``x`` (the program is about to be started), ``E`` and a text (it cannot be), or ``L`` after
   ``x`` (its arguments are longer than the system takes).
 - the *lifeline*, a socket whose other end only the holder has: when it hangs up, the first process ends and the kernel
@@ -15,7 +16,7 @@ descriptors besides the program's own:
 
 A fourth number is of a descriptor that it closes at once; any others are the program's.
 
-A part is its length and then items, each with its length (4 bytes, big-endian).
+A call is that byte and then the second part. A part is its length and then items, each with its length (4 bytes, big-endian).
 """
 
 from __future__ import annotations
@@ -61,17 +62,21 @@ _CHANNEL, _LETTER = 3, 4
 """The numbers that a waiting shell has them under."""
 
 # First it goes once through what it will do later, so that the memory for it is there when somebody waits.
-# One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell; others
-# are given to a bash of their own, in place of this one.
+# One line, so that the text's own lines are counted from 1. Evaluated are texts in which nobody can tell, mostly where
+# the shell already is: that is the first way. Others are given to a bash of their own, in place of this one.
+_BEGIN = f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
+_EVALUATE = 'SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING";'
 _BOOT = (
-    f"IFS= read -rd ''</dev/null;exec 9<&{_LETTER} 9<&-;printf '' >&{_CHANNEL};eval -- :;"
-    f"printf r >&{_CHANNEL};IFS= read -rn1 -u{_CHANNEL}||exit 125;IFS= read -rd '' -u{_LETTER};"
-    f"IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;"
+    f"IFS= read -rd ''</dev/null;exec 9<&{_LETTER} 9<&-;printf '' >&{_CHANNEL};eval -- :;unset REPLY;"
+    f"printf r >&{_CHANNEL};IFS= read -rn1 -u{_CHANNEL} BASH_EXECUTION_STRING||exit 125;"
+    f"case $BASH_EXECUTION_STRING in e)IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;{_BEGIN}"
+    f"{_EVALUATE};"
+    f"*)IFS= read -rd '' -u{_LETTER};IFS= read -rd '' -u{_LETTER} BASH_EXECUTION_STRING;"
     'case $REPLY in ??*)cd -P -- "${REPLY#?}" 2>/dev/null||'
     f"{{ printf 'E%s cannot be entered' \"${{REPLY#?}}\" >&{_CHANNEL};exit 125;}};unset OLDPWD;declare -x OLDPWD;;esac;"
-    f"printf x >&{_CHANNEL};exec {_CHANNEL}<&- {_LETTER}<&-;"
+    f"{_BEGIN}"
     'case $REPLY in x*)unset REPLY;exec /bin/bash --noprofile --norc -c -- "$BASH_EXECUTION_STRING";;esac;'
-    'unset REPLY;SECONDS=0;: /bin/bash;eval -- "$BASH_EXECUTION_STRING"'
+    f"unset REPLY;{_EVALUATE};esac"
 )
 _OF_THE_SHELL = frozenset(
     ("ENV", "SHELLOPTS", "POSIXLY_CORRECT", "PS4", "CDPATH", "IFS", "OLDPWD", "PWD", "SHLVL", "REPLY", "SECONDS", "_")
@@ -157,17 +162,19 @@ def preparation(
 
 
 def program_call(folder: str, argv: Sequence[str], environment: Mapping[str, str]) -> bytes:
-    """The letter's second part for a program."""
-    return _part([folder, str(len(argv)), *argv, *_pairs(environment)])
+    """What begins a program."""
+    return b"g" + _part([folder, str(len(argv)), *argv, *_pairs(environment)])
 
 
 def shell_call(folder: str, text: str) -> bytes:
-    """The letter's second part for a waiting shell.
+    """What begins a waiting shell's text.
 
     :param folder: where to go first; empty to stay where it began
     """
     evaluated = is_plain(text) or len(os.fsencode(text)) > LONGEST_TEXT
-    return os.fsencode(f"{'e' if evaluated else 'x'}{folder}\0{text}")
+    if evaluated and not folder:
+        return b"e" + os.fsencode(text)
+    return os.fsencode(f"g{'e' if evaluated else 'x'}{folder}\0{text}")
 
 
 def shell_text(argv: Sequence[str], environment: Iterable[str]) -> str | None:

@@ -104,6 +104,7 @@ class Output:
         self._cap: int | None = None
         self._on_output: Callable[[bytes], None] | None = None
         self._dropped = 0
+        self._drained = False
         self._more: asyncio.Future[None] | None = None
 
     def collect(self, cap: int, on_output: Callable[[bytes], None] | None = None) -> None:
@@ -147,6 +148,9 @@ class Output:
 
     def _read_some(self, times: int) -> bool:
         """Read what is there, at most ``times`` pieces so that one process cannot hold the loop. False: no more now."""
+        if self._drained:
+            self.close()
+            return False
         more = True
         for _ in range(times):
             try:
@@ -170,10 +174,16 @@ class Output:
         return more
 
     def drain(self) -> None:
-        """All writers have ended: take what the pipe still holds."""
-        if self._fd >= 0 and self._cap is not None:
+        """All writers have ended: take what the pipe still holds, and nothing any more. It is closed by
+        :meth:`put_away`."""
+        if self._fd >= 0 and self._cap is not None and not self._drained:
             while self._read_some(_READS_A_TURN):
                 pass
+            self._drained = True
+
+    def put_away(self) -> None:
+        """Close it where :meth:`drain` has taken everything."""
+        if self._drained:
             self.close()
 
     def peek(self) -> bytes:
@@ -181,6 +191,7 @@ class Output:
         if self._fd >= 0:
             self.collect(PEEKED)
             self.drain()
+            self.put_away()
         return bytes(self._buffer)
 
     def rest(self, max_bytes: int) -> bytes:
@@ -188,6 +199,7 @@ class Output:
         if self._fd >= 0:
             self._cap = max_bytes
             self.drain()
+            self.put_away()
         return bytes(self._buffer[:max_bytes])
 
     def put_instead(self, data: bytes) -> None:
@@ -249,7 +261,7 @@ class Piped:
         finally:
             if self._gone.done():
                 self._drain()  # it may have ended before anybody collected
-                self._close()
+                self._loop.call_soon(self._close)  # after whoever waits for the answer
         return self.collected()
 
     def collected(self) -> tuple[bytes, bytes, int]:
@@ -305,6 +317,14 @@ class Piped:
             if not one.done():
                 one.set_result(None)
         self._gone.set_result(code)
+        self._loop.call_soon(self._put_away)
+
+    def _put_away(self) -> None:
+        """What nobody needs any more, after whoever waits for the answer."""
+        self._input.close()
+        self._stdout.put_away()
+        if self._stderr is not None:
+            self._stderr.put_away()
 
     def _drain(self) -> None:
         self._stdout.drain()

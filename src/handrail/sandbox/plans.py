@@ -61,7 +61,7 @@ class Plan:
     """One start, put together: what the sandbox is made of, and what will run in it.
 
     :param environment: a waiting shell's; a program's comes with its call
-    :param call: the second part of the launcher's letter
+    :param call: what the launcher is given when it begins
     :param secrets: the JSON text for the program's descriptor, where it has secrets
     :param terminal: the size of the program's terminal, where it has one
     """

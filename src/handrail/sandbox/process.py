@@ -23,6 +23,9 @@ from handrail.contract.errors import ToolError
 from handrail.sandbox.pipes import Piped
 
 _READ = 1 << 16
+_SMALL = 1 << 16
+"""A letter up to so long is kept until its program has ended: who closes it last takes its memory down, which is as long
+as a good part of what a short program does."""
 _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
 DISMANTLING_S = 10.0
@@ -84,6 +87,7 @@ class Confined(Piped):
         self._channel = ends.channel
         self._answer = b""
         self._letter = ends.letter
+        self._begun = False
         self._lifeline = ends.lifeline
         _lifelines.add(ends.lifeline)
         self._secrets = ends.secrets
@@ -115,7 +119,7 @@ class Confined(Piped):
     @property
     def waits(self) -> bool:
         """Whether the sandbox is there and its program has not begun."""
-        return self._letter >= 0 and self._pidfd >= 0 and not self._killed and not self._gone.done()
+        return not self._begun and self._pidfd >= 0 and not self._killed and not self._gone.done()
 
     async def until_known(self) -> bool:
         """Wait until :attr:`inner_pid` says which process to look into. False: it ended instead."""
@@ -136,20 +140,22 @@ class Confined(Piped):
     def begin(self, call: bytes, secrets: bytes = b"") -> None:
         """Let the program begin.
 
-        :param call: the letter's second part
+        :param call: the byte for the channel, and then the letter's second part
         :param secrets: what to put into the file for them
         """
-        if self._letter < 0:
+        if self._begun or self._letter < 0:
             return  # it has ended already, and been put away: that is told when it is waited for
+        self._begun = True
         if self._secrets is not None:
             _written(self._secrets, secrets)
             os.close(self._secrets)
             self._secrets = None
-        _written(self._letter, call)
+        _written(self._letter, call[1:])
         with contextlib.suppress(OSError):  # it has ended: that is told when it is waited for
-            os.write(self._channel, b"g")
-        os.close(self._letter)
-        self._letter = -1
+            os.write(self._channel, call[:1])
+        if len(call) > _SMALL:
+            os.close(self._letter)
+            self._letter = -1
 
     def let_go(self) -> None:
         """Close this end of the lifeline, as the end of this process would."""
@@ -191,7 +197,7 @@ class Confined(Piped):
                 await asyncio.wait({self._known, self._gone}, timeout=_SETUP_S, return_when=asyncio.FIRST_COMPLETED)
             self._signal_all()
             await self._until_gone()
-        self._close()
+        self._loop.call_soon(self._close)  # in this turn of the loop, as all else
 
     def _watch(self, descriptor: int, told: Callable[..., object], *arguments: object) -> None:
         self._watched.add(descriptor)
@@ -311,9 +317,9 @@ class Confined(Piped):
         else:
             self._setup_error = self._failure(code)
         self._tell(code)
-        self._loop.call_soon(self._put_away)  # after whoever waits for the answer
 
     def _put_away(self) -> None:
+        super()._put_away()
         self._cut()
         for descriptor in (self._inner, self._status_fd, self._channel, self._letter, self._secrets):
             if descriptor is not None and descriptor >= 0:
@@ -321,7 +327,6 @@ class Confined(Piped):
                 os.close(descriptor)
         self._inner = self._status_fd = self._channel = self._letter = -1
         self._secrets = None
-        self._input.close()
 
     def _hear_out(self) -> None:
         with contextlib.suppress(OSError):
