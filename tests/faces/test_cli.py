@@ -17,7 +17,7 @@ from tests.prefork import command as prefork
 from handrail.faces.cli.app import COMMANDS, run
 
 CALLING = ("call", "run", "explain", "mcp")
-LOOKING = ("log", "state", "doctor", "completion")
+LOOKING = ("log", "state", "doctor", "completion", "sessions", "jobs", "approve")
 """Commands that make no calls: rules and people are nothing to them."""
 
 # --- without a kernel ------------------------------------------------------------------------------------------
@@ -43,7 +43,7 @@ def test_every_command_explains_itself_and_takes_the_options_that_mean_something
     shown = capsys.readouterr().out
     for option in ("--workspace", "--state", "--json"):
         assert (option in shown) == (name not in ("completion", "new"))
-    for option in ("--rule", "--headless"):
+    for option in ("--rule ", "--headless "):
         assert name not in CALLING or option in shown
         assert name not in LOOKING or option not in shown
 

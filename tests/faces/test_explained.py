@@ -34,6 +34,18 @@ def test_a_call_that_was_denied_says_what_would_change_it(here: Here) -> None:
     assert "'deny write' (session scope)" in here("explain", last_call(here)).out
 
 
+def test_a_call_that_waits_is_explained_by_the_id_under_which_it_is_answered(
+    here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
+    waits = here("call", "write", '{"path": "new.txt", "content": "x"}')
+    assert waits.code == 4
+    done = here("explain", waits.out.strip())
+    assert done.code == 0 and "a person was asked" in done.out and waits.out.strip() in done.out
+    unknown = here("explain", "apr_00000000")
+    assert unknown.code == 1 and "there is no tool 'apr_00000000'" in unknown.err
+
+
 def test_explaining_a_call_changes_nothing_and_works_beside_a_holder(here: Here, handrail: Program) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     call, before = last_call(here), here("log", "--records", "--json").out

@@ -6,6 +6,7 @@ import gc
 import json
 import shutil
 import signal
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -191,3 +192,13 @@ def test_while_an_mcp_server_starts_no_garbage_is_looked_for_and_then_it_is_agai
     except KeyboardInterrupt:
         pass
     assert gc.isenabled() and gc.get_freeze_count() == 0
+
+
+def test_an_address_where_something_else_listens_is_told_in_a_line(here: Here) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = here("mcp", "--http", place)
+    assert done.code == 5
+    assert (
+        done.err == f"handrail: {place} cannot be listened at: something else listens there; give another HOST:PORT\n"
+    )

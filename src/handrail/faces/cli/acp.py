@@ -53,13 +53,13 @@ def command(
     """
     if find_spec("acp") is None:
         raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
+    from handrail.agent.providers import FORMS
     from handrail.faces.acp.agent import Serving
 
     def chosen(manifest: AgentManifest) -> Model:
         return asked.opened(
             manifest,
-            "no model: start this agent as handrail acp --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE, or set "
-            "HANDRAIL_MODEL, or the agent's model",
+            f"no model: start this agent as handrail acp --model {FORMS}, or set HANDRAIL_MODEL, or the agent's model",
         )
 
     def models(manifest: AgentManifest) -> tuple[str, ...]:

@@ -16,7 +16,7 @@ import click
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import approval_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
-from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.show import note, out, out_json, spelled_out
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ _LOOK_EVERY_S = 0.2
 @click.option("--wait", is_flag=True, help="Wait until something is asked.")
 @click.option("--rules", "rules_only", is_flag=True, help="List the rules that answers stored for this workspace.")
 @click.option("--forget", metavar="RULE", help="Remove one of them, by its id.")
-@common
+@equipped
 def command(
     setting: Setting,
     request_id: str | None,

@@ -9,6 +9,7 @@ from handrail.faces.cli.call import read_arguments
 from handrail.faces.cli.completing import tools_or_calls
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.resuming import asked_as
 from handrail.faces.cli.show import note, out, out_json
 
 
@@ -20,9 +21,12 @@ def command(setting: Setting, tool: str, arguments: str | None) -> int:
     """Say how a call would be decided, and by which rule; or what became of one that was made.
 
     With a TOOL, takes what `handrail call` takes, runs nothing and records nothing. With a CALL_ID, which `handrail
-    log` shows, tells from the log which tools it was made with, what decided it, which locks it waited for and how it
-    ended; works beside a running Handrail. Exits with 0 whatever the decision is.
+    log` shows, or the id under which a call waits for a person, tells from the log which tools it was made with, what
+    decided it, which locks it waited for and how it ended; works beside a running Handrail. Exits with 0 whatever the
+    decision is.
     """
+    if tool.startswith("apr_") and arguments is None and (row := asked_as(setting, tool)) is not None:
+        tool = row.request.call_id
     if "/" in tool:
         if arguments is not None:
             raise click.UsageError(f"{tool[:80]!r} is the id of a call, which had its arguments: leave them out")

@@ -10,7 +10,7 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.driving import drive, opened
-from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.show import amount, columns, note, out, out_json, shown_result
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _PIECE = 256 * 1024
 @click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: the last N lines.")
 @click.option("--follow", is_flag=True, help="read: go on until it has ended.")
 @click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="wait: no longer than that.")
-@common
+@equipped
 def command(
     setting: Setting,
     action: str,

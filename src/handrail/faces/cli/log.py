@@ -191,7 +191,7 @@ def _show_records(setting: Setting, records: list[LoggedRecord], *, whole: bool)
             out(json.dumps(asdict(record), ensure_ascii=False, default=str))
         return
     if not records:
-        note("there are no such records")
+        note("there are no such records; handrail log lists the calls there are")
     for record in records:
         body = "redacted" if record.body is None else json.dumps(record.body, ensure_ascii=False, default=str)
         shown = body if whole or len(body) <= 120 else body[:119] + "…"

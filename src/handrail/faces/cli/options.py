@@ -60,7 +60,7 @@ _PLACE = (
         shell_complete=folders,
         help="Where state is kept. Default: HANDRAIL_STATE, or the platform's.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON: one value, or one object a line."),
     click.option("--allow-home", is_flag=True, help="Accept a home folder or / as the workspace."),
 )
 _CONFIGURATION = (
@@ -120,7 +120,7 @@ def common(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., in
 
 
 def equipped(function: Callable[Concatenate[Setting, P], int]) -> Callable[..., int]:
-    """The options of a command that looks at an agent's tools, and makes no calls."""
+    """The options of a command that looks at an agent's tools, sessions or jobs, and makes no calls."""
     return _with(function, (*_PLACE[:2], *_CONFIGURATION, _AGENT, *_PLACE[2:]))
 
 

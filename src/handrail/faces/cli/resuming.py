@@ -12,6 +12,7 @@ import click
 from handrail.faces.cli.options import Setting
 
 if TYPE_CHECKING:
+    from handrail.contract.people import Approval
     from handrail.record.reading import LogReader
     from handrail.session.facts import SessionFacts, SessionReader
 
@@ -91,15 +92,20 @@ def as_its_caller(setting: Setting, approval_id: str) -> Setting:
 
     :raises UsageError: where another agent was named
     """
+    row = asked_as(setting, approval_id)
+    return setting if row is None else as_its_agent(setting, row.request.session_id)
+
+
+def asked_as(setting: Setting, approval_id: str) -> Approval | None:
+    """What a person is or was asked under an id; None where nothing is known by it."""
     from handrail.store.approvals import ApprovalReader
     from handrail.store.connection import NotMadeYet
 
     try:
         with reading(setting) as (_, log):
-            row = ApprovalReader(log.connection).get(approval_id)
+            return ApprovalReader(log.connection).get(approval_id)
     except NotMadeYet:
-        row = None
-    return setting if row is None else as_its_agent(setting, row.request.session_id)
+        return None
 
 
 def unknown(reader: SessionReader, session_id: str) -> click.UsageError:

@@ -100,13 +100,14 @@ async def _run(
 ) -> int:
     from handrail.agent.events import RunFinished
     from handrail.agent.loop import Agent
+    from handrail.agent.providers import FORMS
 
     outcome: RunOutcome | None = None
     async with opened(setting) as kernel:
         manifest = kernel.agent
         model = asked.opened(
             manifest,
-            "name a model: --model openai:NAME, anthropic:NAME, gemini:NAME or script:FILE (or HANDRAIL_MODEL, or the agent's model)",
+            f"name a model: --model {FORMS} (or HANDRAIL_MODEL, or the agent's model)",
         )
         try:
             session = await _session(setting, kernel, begin)

@@ -15,7 +15,7 @@ import click
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
-from handrail.faces.cli.options import Setting, common
+from handrail.faces.cli.options import Setting, equipped
 from handrail.faces.cli.resuming import as_its_agent, reading, unknown
 from handrail.faces.cli.show import columns, note, out, visible
 
@@ -31,7 +31,7 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
 @click.option("--older", type=click.FloatRange(min=0), metavar="DAYS", help="close: every one unused for so long.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The latest so many.")
-@common
+@equipped
 def command(setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, limit: int) -> int:
     """List the sessions of this workspace, the latest first; show, fork or close some.
 
