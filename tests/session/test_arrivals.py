@@ -162,6 +162,22 @@ def test_the_next_firing_is_always_ahead_and_on_the_beat(every: int, begun: int,
     assert following - (begun + passed) <= every
 
 
+async def test_one_that_fires_once_waits_until_it_can_be_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noticing, "MAX_PENDING", 1)
+    clock = Clock()
+    async with place(tmp_path, clock) as there:
+        for name in ("first", "second"):
+            await there.triggers("s").timer(10_000, name, name=name, once=True)
+        clock.now += 10 * SECOND
+        await there.clockwork.due()
+        (told,) = await there.told("s")
+        assert [trigger.name for trigger in there.clockwork.of("s")] == ["second"]
+        await there.board.of("s").take([told.id])
+        clock.now += 60 * SECOND
+        await there.clockwork.due()
+        assert [told.source for told in await there.told("s")] == ["second"] and not there.clockwork.of("s")
+
+
 async def test_a_trigger_that_is_added_while_its_sub_agent_ends_does_not_outlive_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -262,10 +262,12 @@ class Clockwork:
         missed = 0
         if trigger.every_ns is not None and not trigger.once and now - at >= trigger.every_ns:
             missed = (now - at) // trigger.every_ns
-        await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=when(trigger))
-        if after is None:
+        told = await self.tell(trigger, f"{at}", now, late=now - at > _LATE_NS, missed=missed, about=when(trigger))
+        if after is None and told:
             await self.table.remove(trigger)
             self._let_go(trigger)
+        elif after is None:  # nothing else tells of it: it is due until there is room
+            await self._move(replace(trigger, next_ns=now + _LATE_NS))
         else:
             await self._move(replace(after, fired=trigger.fired + 1))
             if after.fault is not None:
@@ -292,17 +294,9 @@ class Clockwork:
         """
         said = {key: value for key, value in more.items() if value}
         untrusted, message = said.pop("untrusted", None), said.pop("message", None)
-        added = "".join(
-            f" ({text})"
-            for text in (
-                "late" if said.get("late") else "",
-                f"{said['missed']} firings before it were missed" if said.get("missed") else "",
-            )
-            if text
-        )
-        text = f"{about}{added}: {trigger.prompt}"
-        if message is not None:
-            text = f"{text}\n{message}"
+        late = " (late)" if said.get("late") else ""
+        missed = f" ({said['missed']} firings before it were missed)" if said.get("missed") else ""
+        text = f"{about}{late}{missed}: {trigger.prompt}" + ("" if message is None else f"\n{message}")
         data = {"trigger": trigger.name, "kind": trigger.kind, **said}
         notice = Notice(
             f"trigger/{trigger.session_id}/{trigger.name}/{trigger.created_ns}/{delivery}",
