@@ -73,6 +73,20 @@ def test_tools_sessions_and_calls_are_completed_from_what_is_kept(here: Here, ha
     assert offered(handrail, "log", "--session", "nothing") == []
 
 
+def test_of_sessions_those_are_offered_that_can_go_on_and_of_requests_those_that_wait(
+    here: Here, handrail: Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HANDRAIL_HEADLESS", "0")
+    (tmp_path / "said.toml").write_text('version = 1\n[[turns]]\ntext = "Said."\n')
+    assert here("call", "read", '{"path": "note.txt"}').code == 0  # a session that is closed
+    waits = here("call", "write", '{"path": "new.txt", "content": ""}')  # one in which nothing was said
+    assert here("run", "a task", "--model", f"script:{tmp_path / 'said.toml'}").code == 0
+    assert len(offered(handrail, "sessions", "show", "")) == 3
+    (resumable,) = offered(handrail, "run", "--resume", "")
+    assert offered(handrail, "run", "--fork", "ses_") == [resumable]
+    assert offered(handrail, "explain", "apr_") == [waits.out.strip()]
+
+
 def test_the_words_before_say_which_workspace_is_meant(here: Here, handrail: Program, tmp_path: Path) -> None:
     assert here("call", "read", '{"path": "note.txt"}').code == 0
     other = tmp_path / "other"

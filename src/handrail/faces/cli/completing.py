@@ -69,12 +69,26 @@ def _tools(ctx: click.Context, incomplete: str) -> Iterator[str]:
         yield from sorted(tool.spec.id for tool in BUILTINS)
 
 
-def _sessions(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+def _sessions(ctx: click.Context, incomplete: str, which: str = "") -> Iterator[tuple[str, str]]:
+    """:param which: a further condition"""
     with _log(ctx) as connection:
         if connection is not None:
-            newest = "SELECT id, topic FROM session WHERE substr(id, 1, ?) = ? ORDER BY opened_ns DESC LIMIT ?"
+            newest = f"SELECT id, topic FROM session WHERE substr(id, 1, ?) = ? {which} ORDER BY opened_ns DESC LIMIT ?"  # noqa: S608 - of this file
             for session, topic in connection.execute(newest, (len(incomplete), incomplete, _MOST)):
                 yield session, _one_line(topic)
+
+
+_SAID = "AND closed_ns IS NULL AND EXISTS (SELECT 1 FROM message WHERE message.session = session.id)"
+
+
+def _sessions_to_fork(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Those of which what was said is kept."""
+    return _sessions(ctx, incomplete, _SAID)
+
+
+def _sessions_to_resume(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]]:
+    """Of these, those that are no sub-agent's, which go on with their parents only."""
+    return _sessions(ctx, incomplete, f"{_SAID} AND under IS NULL")
 
 
 def _calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
@@ -100,6 +114,8 @@ def _tools_or_calls(ctx: click.Context, incomplete: str) -> Iterator[str]:
     """Call ids where one was begun, since they are many and long."""
     if "/" in incomplete or incomplete.startswith("ses_"):
         yield from _calls(ctx, incomplete)
+    elif incomplete.startswith("apr_"):
+        yield from _approvals(ctx, incomplete)
     else:
         yield from _tools(ctx, incomplete)
 
@@ -126,6 +142,8 @@ def _state_keys(ctx: click.Context, incomplete: str) -> Iterator[tuple[str, str]
 
 tool_ids = _completion(_tools)
 session_ids = _completion(_sessions)
+resumable_ids = _completion(_sessions_to_resume)
+forkable_ids = _completion(_sessions_to_fork)
 call_ids = _completion(_calls)
 approval_ids = _completion(_approvals)
 tools_or_calls = _completion(_tools_or_calls)

@@ -13,7 +13,7 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT, PARKED
 from handrail.faces.cli.asked import Asked, asked_for
-from handrail.faces.cli.completing import session_ids
+from handrail.faces.cli.completing import forkable_ids, resumable_ids
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.resuming import as_its_agent, to_resume
@@ -38,10 +38,10 @@ MOST_SHOWN = 160
     is_flag=False,
     flag_value="",
     metavar="[ID]",
-    shell_complete=session_ids,
+    shell_complete=resumable_ids,
     help="Go on with a session; without ID the last one that nobody has open.",
 )
-@click.option("--fork", metavar="ID", shell_complete=session_ids, help="Begin with what was said in that session.")
+@click.option("--fork", metavar="ID", shell_complete=forkable_ids, help="Begin with what was said in that session.")
 @asked_for("")
 @common
 def command(
