@@ -21,7 +21,7 @@ from handrail.contract.agent import AgentBudgets, Compaction
 T = TypeVar("T")
 BudgetKind = Literal["turns", "tokens", "seconds", "calls"]
 CHARACTERS_PER_TOKEN = 4
-"""For the estimate, where a provider does not say how many tokens it took."""
+"""Characters of one token, for the estimate when a provider does not report tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Budget:
         context: int | None = None,
         compaction: Compaction | None = None,
     ) -> Budget:
-        """What is said for one run, else what the agent's manifest says, else the default."""
+        """The bounds given for one run; where none is given, the agent manifest's; otherwise the default."""
         default = cls()
         return cls(
             _first(turns, budgets.turns, default.turns),
@@ -100,7 +100,7 @@ class Spent:
         self.turns += 1
 
     def count_tokens(self, request: ModelRequest, reply: Reply) -> None:
-        """Count what a request that may be no turn took, and its reply."""
+        """Count the tokens of a request and its reply, which may be no turn."""
         if reply.usage is None and reply.reason is None and not reply.parts:
             return  # nothing came back
         if reply.usage is not None:
@@ -112,12 +112,12 @@ class Spent:
         self.output_tokens += _estimate(len(reply.text) + sum(len(str(call.arguments)) for call in reply.calls))
 
     def out_of_turns(self) -> str | None:
-        """Why no further request may be made for want of turns, or None."""
+        """Why the budget has no turn left for a further request; None if it has."""
         limit = self.budget.turns
         return None if limit is None or self.turns < limit else f"all {limit} turns of the budget are used"
 
     def out_of_tokens(self, usage: Usage | None = None) -> str | None:
-        """Why nothing further may start for want of tokens, or None.
+        """Why the budget has no tokens left for anything further; None if it has.
 
         :param usage: what is known so far of a reply that is still read, and not counted yet
         """

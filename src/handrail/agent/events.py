@@ -1,4 +1,4 @@
-"""What a run tells whoever watches it, in order, and how it ended."""
+"""The events of a run, in order, and its outcome."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ RunStatus = Literal[
 
 @dataclass(frozen=True, slots=True)
 class TurnStarted:
-    """A request goes to the model. ``number`` counts from 1 within the run."""
+    """A request is sent to the model. ``number`` counts from 1 within the run."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class CallProposed:
-    """A call goes to the kernel. ``position`` counts from 0 within the reply."""
+    """A call is proposed to the kernel. ``position`` counts from 0 within the reply."""
 
     position: int
     call: ProposedCall
@@ -40,7 +40,7 @@ class CallProposed:
 
 @dataclass(frozen=True, slots=True)
 class CallAnswered:
-    """A call's one answer."""
+    """The one answer of a call."""
 
     position: int
     call: ProposedCall
@@ -77,7 +77,7 @@ class NativeUsed:
 
 @dataclass(frozen=True, slots=True)
 class ReplyCut:
-    """The reply broke off. Its text so far is void when ``again``: the same request is sent once more."""
+    """The reply broke off. With ``again`` the same request is sent once more, and the text so far does not count."""
 
     reason: str
     again: bool
@@ -85,15 +85,15 @@ class ReplyCut:
 
 @dataclass(frozen=True, slots=True)
 class NoticesHeard:
-    """The model is told, before its next turn, of what has happened beside the answers to its calls."""
+    """Notices were added to the conversation, which the model reads in its next turn."""
 
     notices: tuple[Notice, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The conversation has grown too long: its oldest messages are left out of what the model is sent, but for an outline or
-    a summary.
+    """The conversation has grown too long: from now on an outline or a summary is sent to the model in place of its oldest
+    messages.
 
     :param messages: how many
     :param tokens_before: about what all of them took

@@ -11,11 +11,11 @@ from handrail.agent.dispatch import Session, StopKind
 from handrail.agent.events import LoopEvent, RunFinished, Waiting
 
 LONGEST_PAUSE_S = 60.0
-"""Between two attempts at what could not be told: the provider is away, or calls wait for a person."""
+"""Pauses between attempts to go on, while the provider is away or calls wait for a person."""
 
 
 class Worker(Protocol):
-    """The part of an agent that its life needs."""
+    """The part of an agent that a :class:`Life` needs."""
 
     @property
     def session(self) -> Session: ...
@@ -26,7 +26,7 @@ class Worker(Protocol):
 
 
 class Life:
-    """One agent's, from its beginning until it is stopped. Each piece of work has the budget of a run."""
+    """The life of one agent, until it is stopped. Each piece of work is a run with a budget of its own."""
 
     def __init__(self, agent: Worker) -> None:
         self._agent = agent
@@ -35,12 +35,12 @@ class Life:
         self._stopped = False
 
     def say(self, text: str) -> None:
-        """A user says ``text``. What is under way is finished first."""
+        """Take a user's message. The work under way is finished first."""
         self._said.append(text)
         self._heard.set()
 
     def stop(self, reason: StopKind) -> None:
-        """Stop what is under way, and end."""
+        """Stop the work under way, and end."""
         self._stopped = True
         self._heard.set()
         self._agent.cancel(reason)
@@ -78,7 +78,7 @@ class Life:
         return notices is not None and bool(await notices.pending())
 
     async def _comes(self, in_vain: int) -> None:
-        """Return when there is something to do: at once where something waits, unless the last attempts came to nothing."""
+        """Return when there is something to do: at once if something waits, later if the last attempts failed."""
         self._heard.clear()
         if self._said or self._stopped:
             return
@@ -88,7 +88,7 @@ class Life:
         await self._until(None if notices is None else notices.arrived(), None)
 
     async def _until(self, arrival: Coroutine[Any, Any, None] | None, seconds: float | None) -> bool:
-        """Wait for a word, ``arrival``, or the time to pass. Gives whether it was a word."""
+        """Wait for a user's message, ``arrival``, or the time to pass. Gives whether it was a message."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(self._heard.wait())]
         if arrival is not None:
             waits.append(asyncio.ensure_future(arrival))

@@ -55,7 +55,7 @@ from handrail.contract.errors import LogUnavailable, UsageError
 T = TypeVar("T")
 
 Until = Literal["answered", "idle"]
-"""When a run ends: with the model's answer, or when nothing of its session runs any more that will tell of its end."""
+"""When a run ends: with the model's answer, or, for ``"idle"``, once no job of the session is left that will report its end."""
 _SOON_S = 0.1
 MAX_CUTS = 3
 """Replies in a row that may break off before the run gives up."""
@@ -64,8 +64,8 @@ MAX_CUTS = 3
 class Agent:
     """One model working through one session.
 
-    The conversation goes on from run to run, and with that of an agent that worked through the same session before, in
-    this process or another. One run at a time.
+    The conversation goes on from run to run. It begins with what an earlier agent said in the same session, in this process
+    or another. One run at a time.
 
     :param session: where calls go
     :param model: see :func:`handrail.agent.providers.open_model`; the caller closes it
@@ -76,7 +76,7 @@ class Agent:
     :param retry: how patiently a busy provider is asked again
     :param max_output_tokens: bound of each reply; None leaves the provider's default
     :param models: opens the models that sub-agents' manifests name
-    :param counted: what a run uses of its budget; a sub-agent's may count for its parent, too
+    :param counted: makes the counter of a run's budget; a sub-agent's may count for its parent, too
     """
 
     def __init__(
@@ -116,10 +116,10 @@ class Agent:
         return self._conversation.messages
 
     def live(self, task: str | None = None) -> AsyncGenerator[LoopEvent, None]:
-        """Work on ``task``, and then on whatever comes: what is :meth:`said <say>`, jobs that end, triggers that fire, until
-        :meth:`stop`. Each piece of work is a run of its own, with its budget. What a trigger begins is headless.
+        """Work on ``task``, and then on whatever comes until :meth:`stop`: messages by :meth:`say`, jobs that end, triggers
+        that fire. Each piece of work is a run of its own with its own budget; one that a trigger begins is headless.
 
-        :raises UsageError: when it lives already
+        :raises UsageError: when it is alive already
         """
         if self._life is not None:
             raise UsageError("this agent lives already; say() tells it what to do next")
@@ -127,9 +127,9 @@ class Agent:
         return self._life.events(task, lambda: setattr(self, "_life", None))
 
     def say(self, text: str) -> None:
-        """A user says ``text`` to an agent that lives.
+        """Give a living agent the user's message ``text``.
 
-        :raises UsageError: to one that does not
+        :raises UsageError: when it is not alive
         """
         if self._life is None:
             raise UsageError("this agent does not live; give the task to run(), or begin with live()")
@@ -163,18 +163,18 @@ class Agent:
         return outcome
 
     async def run(self, task: Task, *, until: Until = "answered") -> AsyncGenerator[LoopEvent, None]:
-        """Work on ``task`` until the model answers without calls, or a budget, a stop, a call that waits for a person,
-        or the provider ends it.
+        """Work on ``task`` until the model answers without calls, or until a budget, a stop, a call that waits for a person
+        or a failure of the provider ends the run.
 
-        What a run before left without an answer is answered first: from the log, by the person's decision, or as
-        interrupted. None as the task goes on from there, or with what the session's agent is to be told.
+        Calls that an earlier run left without an answer are answered first: from the log, by the person's decision, or as
+        interrupted.
 
-        :param until: ``"idle"`` waits for the jobs of the session that are to tell of their end, and goes on with a turn for
-            whatever is told, within the same budget
+        :param task: the user's message; None to go on from there, or with the session's notices
+        :param until: ``"idle"`` also waits for the session's jobs, and takes further turns for their reports, in the same budget
 
-        Closing the generator (``contextlib.aclosing``) or cancelling its task stops the run: calls in flight
-        are stopped and recorded, what was not yet proposed is dropped, and the history stays whole. To have
-        every call of a half-read reply answered too, use :meth:`cancel`.
+        Closing the generator (``contextlib.aclosing``) or cancelling its task stops the run: calls in flight are stopped
+        and recorded, calls that were not proposed yet are dropped, and the history stays whole. Use :meth:`cancel` to have
+        every call of a half-read reply answered, too.
 
         :raises UsageError: when a run of this agent is under way, or there is nothing to go on with
         :raises LogUnavailable: when what was said before cannot be read, or the task cannot be kept
@@ -211,7 +211,7 @@ class Agent:
             self._run = None
 
     async def _settle(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
-        """Have the calls answered that a run before left open, if there are any."""
+        """Answer the calls that an earlier run left open, if there are any."""
         exchange = self._conversation.open
         if exchange is None:
             return
@@ -267,7 +267,7 @@ class Agent:
         return [*((NoticesHeard(heard),) if heard else ()), *((room,) if room is not None else ())]
 
     async def _goes_on(self, run: Run, coming: asyncio.Future[bool]) -> bool:
-        """Wait until something is told, within the run's time. Gives whether the run goes on with it."""
+        """Wait for a notice, within the run's time. Gives whether the run goes on with it."""
         overdue = None if run.deadline is None else coming.get_loop().call_at(run.deadline, self._stop, run, "timeout")
         try:
             if run.stopped is None:
@@ -402,7 +402,7 @@ class Agent:
         return answers
 
     async def _give_up(self, run: Run, dispatch: Dispatch) -> None:
-        """Nobody watches any more: what was started is stopped, recorded and answered."""
+        """Stop, record and answer what was started, because nobody reads the run's events any more."""
         self._stop(run, "user")
         dispatch.give_up()
         await self._answers(run, dispatch)
@@ -431,7 +431,7 @@ class Agent:
         return work.result()
 
     async def _save(self, run: Run) -> None:
-        """Keep what was said. A conversation that cannot be kept goes no further."""
+        """Store the conversation. A run whose conversation cannot be stored ends."""
         try:
             await self._conversation.save()
         except (LogUnavailable, UsageError) as error:

@@ -38,7 +38,7 @@ logger = logging.getLogger("handrail")
 _WAYS = frozenset({"browse_tools", "load_tools", "find_tools", "tool_search", "info"})
 """Whoever searches has these already."""
 MAX_QUERY = 8_000
-"""Characters of a query that are looked at."""
+"""Characters of a query that count; the rest is ignored."""
 _PATIENCE_S = 30.0
 """How long the end waits for a model that is being loaded or asked; none takes as long."""
 
@@ -119,7 +119,7 @@ class Searches:
         return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means)
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Tools that the words of an unknown name speak for; only where an index is at hand, since somebody waits."""
+        """Tools that share words with an unknown name. Empty unless an index exists already, because a caller waits."""
         task = self._indexes.get(generation)
         if task is None or not task.done() or task.cancelled() or task.exception() is not None:
             return []
@@ -127,13 +127,13 @@ class Searches:
         return [] if found.nothing_fits else [hit.id for hit in found.hits]
 
     async def aclose(self) -> None:
-        """End the threads, when they have done what they are at."""
+        """End the threads once they have finished their current work."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._encoder is not None:
             await asyncio.to_thread(self._encoder.close, _PATIENCE_S)
 
     async def _index(self, generation: Generation, *, by_words: bool) -> searching.Index:
-        """:param by_words: one that no model is loaded for will do"""
+        """:param by_words: an index without a model is enough"""
         task = self._indexes.get(generation)
         if task is None and by_words:
             work = partial(self._of_words, generation)
@@ -182,7 +182,7 @@ class Searches:
 
 
 def _documents(generation: Generation) -> dict[str, Document]:
-    """What is searched: the tools that can be called."""
+    """The documents that are searched: the tools that can be called."""
     from handrail.catalog.texts import Document
 
     idle = idle_in(generation)

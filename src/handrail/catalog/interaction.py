@@ -28,7 +28,7 @@ _KEPT = ("load_tools", "in_view")
 """The tool and the key by which a session keeps what was brought into view."""
 _MOST_NEAR = 4
 _MOST_NAMED = 30
-"""Categories that an error names."""
+"""How many categories an error names."""
 
 
 class Finder(Protocol):
@@ -45,7 +45,7 @@ class Finder(Protocol):
         patience_s: float = 0.0,
         by_words: bool = False,
     ) -> Findings:
-        """What fits ``query``, of the tools that can be called.
+        """The tools that fit ``query``, among those that can be called.
 
         :param source: whose text a tool's description is, where that is not the operator's
         :param patience_s: how long to wait where a search by meaning is not possible yet
@@ -55,12 +55,12 @@ class Finder(Protocol):
         ...
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
-        """Tools that the words of an unknown name speak for, where that can be said at once."""
+        """Tools that share words with an unknown name, if they can be found without waiting."""
         ...
 
 
 InView = tuple[ActiveSet, int]
-"""An active set, and how much of it."""
+"""An active set, and how many of its tools were in view."""
 
 
 class Interaction:
@@ -76,7 +76,7 @@ class Interaction:
         self.options = options
         self.active = ActiveSet()
         self.number = 0
-        """Of the interaction, counted from the session's opening."""
+        """The interaction's number, counted from the session's opening."""
         self.shown = 0
         """How much of the active set the last turn began with."""
         self.manuals = None if values is None else ManualsRead(session_id, values)

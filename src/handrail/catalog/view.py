@@ -20,7 +20,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import BUILT_IN, Entry, Generation
 
 MOST_IN_VIEW = 20
-"""Up to so many tools in all are in view from the start."""
+"""An agent with at most this many tools has all of them in view from the start."""
 FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
 """The ways to a tool that is not in view."""
 Standing = Literal["core", "in view", "to be loaded", "withheld"]
@@ -97,17 +97,17 @@ class View:
         return self._category.get(tool_id, CORE)
 
     def category_of(self, entry: Entry) -> str:
-        """The same for any tool of the generation, withheld or not."""
+        """The category of any tool of the generation, withheld or not."""
         if entry.id in self.ready:
             return self.category(entry.id)
         return CORE if _is_core(entry) else category_of(entry)
 
     def categories(self) -> list[Category]:
-        """Those that have tools, in order."""
+        """The categories that have tools, in order."""
         return [Category(name, self.texts[name], len(ids)) for name, ids in self.members.items()]
 
     def shown(self, brought: Iterable[str]) -> list[ToolSpec]:
-        """The tools in view, where ``brought`` has been brought in: the core ones first, then those, in their order."""
+        """The tools in view: the core tools, then those of ``brought``, in their order."""
         core, ready = self.core, self.ready
         shown = [entry.spec for entry in core.values()]
         shown += [ready[tool_id].spec for tool_id in brought if tool_id in ready and tool_id not in core]

@@ -31,9 +31,9 @@ CallState = Literal[
     "not-run",
     "redacted",
 ]
-"""Where a call stands. ``waiting`` for a person; ``parked``: a person was asked, its process
-ended, and it goes on when its session is opened again; ``not-run``: its process ended before it began, or the question about
-it was removed; ``redacted``: it ended, and how was removed from the log."""
+"""The state of a call. ``waiting``: for a person. ``parked``: a person was asked and its process ended; it goes on when its
+session is opened again. ``not-run``: its process ended before it began, or the question about it was removed. ``redacted``: it
+ended, and how it ended was removed from the log."""
 
 _COLUMNS = "sequence, at_ns, kind, session, call, seal, body"
 """As `Walk.step` and `_logged` take them."""

@@ -30,7 +30,7 @@ _DECIDED = ("choice", "message", "decided_ns", "decided_by", "changed", "changed
 
 
 class ApprovalReader:
-    """Reads requests through one connection, which need not be the owner's.
+    """Reads requests through one connection, which may be a read-only one of another process.
 
     :raises LogUnavailable: by every method, where the database cannot be read
     """
@@ -45,14 +45,14 @@ class ApprovalReader:
         return found[0] if found else None
 
     def pending(self, now_ns: int, *, session_id: str | None = None, limit: int = 10_000) -> list[Approval]:
-        """Those that can be answered at ``now_ns``, the oldest first."""
+        """The requests that can be answered at ``now_ns``, the oldest first."""
         where = "WHERE state = 'pending' AND expires_ns > ?"
         if session_id is None:
             return self._many(f"{where} ORDER BY created_ns, rowid LIMIT ?", (now_ns, limit))
         return self._many(f"{where} AND session = ? ORDER BY created_ns, rowid LIMIT ?", (now_ns, session_id, limit))
 
     def due(self, now_ns: int) -> list[Approval]:
-        """Those that nobody answered in time."""
+        """The requests that nobody answered in time."""
         return self._many("WHERE state = 'pending' AND expires_ns <= ? ORDER BY created_ns, rowid", (now_ns,))
 
     def next_due_ns(self) -> int | None:
@@ -61,11 +61,11 @@ class ApprovalReader:
         return due if isinstance(due, int) else None
 
     def unanswered(self, session_id: str) -> list[Approval]:
-        """Those of a session whose calls have no result yet, in the order they were asked."""
+        """The requests of a session whose calls have no result yet, in the order in which they were made."""
         return self._many("WHERE session = ? AND answered = 0 ORDER BY created_ns, rowid", (session_id,))
 
     def below(self) -> list[str]:
-        """The sessions of sub-agents in which calls have no result yet that somebody was asked about."""
+        """The sub-agents' sessions with calls that have no result yet and that a person was asked about."""
         sql = (
             "SELECT DISTINCT session FROM approval WHERE answered = 0 "
             "AND session IN (SELECT id FROM session WHERE under IS NOT NULL)"
@@ -73,12 +73,12 @@ class ApprovalReader:
         return [str(session) for (session,) in self._rows(sql)]
 
     def of_call(self, session_id: str, call_id: str) -> list[Approval]:
-        """Those of one call that has no result yet, in the order they were asked."""
+        """The requests of one call that has no result yet, in the order in which they were made."""
         where = "WHERE session = ? AND call = ? AND answered = 0 ORDER BY created_ns, rowid"
         return self._many(where, (session_id, call_id))
 
     def is_whole(self, approval_id: str) -> bool:
-        """Whether the row's arguments are the very ones that were proposed: no secret was taken out of them."""
+        """Whether the row's arguments are exactly those that were proposed: no secret was redacted in them."""
         rows = self._rows("SELECT whole FROM approval WHERE id = ?", (approval_id,))
         return rows == [(1,)]
 
@@ -88,7 +88,7 @@ class ApprovalReader:
         return [StoredRule(str(id), str(text), created, str(asked)) for id, text, created, asked in self._rows(sql)]
 
     def version(self) -> int:
-        """Another number whenever another process has written to the database."""
+        """A number that changes whenever another process has written to the database."""
         ((version,),) = self._rows("PRAGMA data_version")
         return version
 

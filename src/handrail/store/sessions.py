@@ -60,7 +60,7 @@ class Sessions:
         await self._database.commit(_STATEMENTS, ("open", opened))
 
     async def suspend(self, session_id: str, at_ns: int) -> None:
-        """Record that nobody has it open any more. All that belongs to it stays.
+        """Record that a session is no longer open. Everything that belongs to it is kept.
 
         :raises LogUnavailable: when it cannot be made durable
         """
@@ -77,7 +77,7 @@ class Sessions:
         await self._database.commit(_STATEMENTS, ("fork", parent, replace(row, holder=None), paths))
 
     async def close(self, session_id: str, at_ns: int) -> None:
-        """Close it for good: what was said in it and what its tools remember goes with it; the log stays.
+        """Close a session for good: its conversation and its tools' values are removed; the log is kept.
 
         :raises LogUnavailable: when it cannot be made durable
         """
