@@ -111,6 +111,13 @@ def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them
 
 
 @pytest.mark.proves("K-12")
+def test_python_files_of_a_folder_are_not_imported_and_it_is_told_that_one_has_to_be_named(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("raise SystemExit(3)")
+    with pytest.raises(UsageError, match="is named by itself"):
+        said(tmp_path)
+
+
+@pytest.mark.proves("K-12")
 def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     source = '''

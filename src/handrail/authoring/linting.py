@@ -92,7 +92,10 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
                 findings += warnings_of(one)
     if not tools and not findings:
         raise UsageError(
-            f"no tool was found at {path}; expected a manifest, a module with {METADATA}, or tools under @tool"
+            f"no manifest and no module with {METADATA} was found in the folder {path}; a Python file with tools under @tool is "
+            "imported to be checked, and so is named by itself"
+            if path.is_dir()
+            else f"no tool was found at {path}; expected a manifest, a module with {METADATA}, or tools under @tool"
         )
     return tools, sorted(findings, key=lambda finding: finding.severity)
 

@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 @click.option("--strict", is_flag=True, help="Fail for warnings too.")
 @configured
 def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
-    """Check tools for their author: manifests, modules, Python files with tools in them, or folders of these.
+    """Check tools for their author: manifests, modules, folders of these, or Python files with tools in them.
 
     An error keeps a tool from being loaded. A warning is what works and will be regretted: a description that no model can
     choose by, a side effect or a lock left to the strict default, a parameter that nothing reads. Without a PATH every
     configured tool folder and agent is checked, with rules that can never match.
 
-    A Python file whose tools are made by @tool or as classes is imported, and so run; nothing else is.
+    A Python file whose tools are made by @tool or as classes is imported, and so run, if it is named; nothing else is.
     """
     from handrail.authoring.linting import lint
     from handrail.confining import sandbox_of
