@@ -130,7 +130,7 @@ class HeldKernel(Kernel):
     async def explain_in(
         self, context: Context, tool: str, arguments: Mapping[str, Any], *, rules: Iterable[AnyRule], headless: bool
     ) -> Explanation:
-        """See :meth:`Kernel.explain`."""
+        """As :meth:`Kernel.explain`, for the sessions of ``context``."""
         from handrail.policy.explain import explain
 
         generation = context.generation
@@ -159,7 +159,7 @@ class HeldKernel(Kernel):
         return await self.find_in(self.own, query, limit=limit, patience_s=patience_s, by_words=by_words)
 
     async def find_in(self, context: Context, query: str, **how: Any) -> Findings:
-        """See :meth:`Kernel.find`."""
+        """As :meth:`Kernel.find`, among the tools of ``context``."""
         return await Interaction("", context.catalog, finder=self.rooms.finder).find(context.generation, query, **how)
 
     async def session(
@@ -190,7 +190,7 @@ class HeldKernel(Kernel):
         return await self.sessions.open(opening, id)
 
     def _context(self, agent: str | None) -> Context:
-        """That of ``agent`` with what this process brought; made when it is first named."""
+        """The context of ``agent`` with what this process brought, made when the agent is first named."""
         if agent is None or agent == self.own.agent:
             return self.own
         context = self._others.get(agent)

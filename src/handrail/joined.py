@@ -226,7 +226,7 @@ class JoinedKernel(Kernel):
 
     @property
     def interrupted(self) -> Sequence[Interrupted]:
-        """Those that this process found when it took over; before, the holder knows."""
+        """The interrupted calls that this process found when it took over. Before that, only the holder knows them."""
         return self._successor.interrupted
 
     async def reload(self, tools: Iterable[Tool] | None = None) -> Difference:
@@ -329,7 +329,7 @@ class JoinedKernel(Kernel):
 
 
 class JoinedLog:
-    """The commit log as those see it who do not write it."""
+    """The commit log for a process that does not write it."""
 
     def __init__(self, folders: Folders, membership: Membership) -> None:
         self._folders = folders
@@ -338,7 +338,7 @@ class JoinedLog:
 
     @property
     def reading(self) -> sqlite3.Connection:
-        """Reads what the holder has made durable."""
+        """Reads the records that the holder has made durable."""
         if self._reading is None:
             self._reading = open_reader(self._folders.database)
         return self._reading
@@ -360,7 +360,7 @@ class JoinedLog:
 
 
 class Successor:
-    """Holds the workspace in this process when its turn comes."""
+    """Holds the workspace in this process when it becomes the holder."""
 
     def __init__(
         self, workspace: Folder, state: Folder | None, config: Folder | None, brought: Brought, *, allow_home: bool
@@ -386,8 +386,8 @@ class Successor:
         return True
 
     async def aclose(self) -> None:
-        """Give the workspace back, if it is held here. Whoever is cancelled while waiting for it cuts nothing short: it goes
-        on, and the next one waits for the same."""
+        """Give the workspace back, if it is held here. Cancelling a wait for this does not stop it: it goes on, and the next
+        caller waits for the same."""
         if self._ending is None:
             self._ending = asyncio.get_running_loop().create_task(self._held.aclose())
         ending = self._ending
@@ -399,7 +399,7 @@ class Successor:
 
 
 async def _secrets_of(brought: Brought, settings: Configuration) -> Mapping[str, str]:
-    """What is given, and what the tools that are brought declare and this process has configured."""
+    """The secrets that were given, and those that the brought tools declare and this process has configured."""
     given = dict(brought.secrets or {})
     declared = {name for found in usable(brought.tools) for name in found.tool.spec.secrets if name not in given}
     configured = settings.settings.secrets

@@ -48,13 +48,13 @@ from handrail.session.session import HeldSession
 from handrail.session.turn import HeldTurn
 
 _KEPT_GENERATIONS = 16
-"""Older ones that a turn of a joined process may still be at."""
+"""Older generations that a turn of a joined process may still use."""
 _MAX_FACE = 40
 _MAX_PATIENCE_MS = 60_000
 
 
 class Reception(Protocol):
-    """What is needed of the server that lets processes in."""
+    """The part of the server that a :class:`Guest` needs."""
 
     @property
     def host(self) -> Host: ...
@@ -85,13 +85,13 @@ class Guest:
         self._watched: dict[str, Callable[[], None]] = {}  # by session: how to stop
         self._histories = HeldHistories(self._session)
         self._streamed: dict[str, HeldTurn] = {}
-        """By session: its last turn whose calls came one by one."""
+        """Session to its last turn whose calls came one by one."""
         self._generations: dict[int, Generation] = {}
         self._reloading = asyncio.Lock()
         self._forgotten = 0
-        """The number of the last one that is not kept any more."""
+        """The number of the newest generation that is no longer kept."""
         self._contexts: dict[str, Context] = {}
-        """By agent: its own, and those of further agents that its sessions name."""
+        """Agent to context: that of the process, and those of further agents that its sessions name."""
         told = greeting(hello)
         self.face: str = told["face"][:_MAX_FACE]
         self._rules: Sequence[str | RuleEntry] = told["rules"]
@@ -109,7 +109,7 @@ class Guest:
         self.operations = self._operations()
 
     def welcome(self) -> Message:
-        """What the process is told when it is let in."""
+        """The answer to the process's greeting."""
         context = self.context
         return {
             **self._host.welcome(),
@@ -119,7 +119,7 @@ class Guest:
         }
 
     def lost(self, reason: str) -> None:
-        """The connection is gone."""
+        """Let go of the process, whose connection is lost: it is sent nothing more, and its sessions end with their calls."""
         for context in self._contexts.values():
             context.shelf.watchers.remove(self._published)
         sessions, self._sessions = self._sessions, {}
@@ -175,7 +175,7 @@ class Guest:
         return self._server.leaving
 
     def _context(self, agent: str) -> Context:
-        """That of ``agent`` with what the process brought; made when it is first named."""
+        """The context of ``agent`` with what the process brought, made when the agent is first named."""
         context = self._contexts.get(agent)
         if context is None:
             context = self._fresh(agent)

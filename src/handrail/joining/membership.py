@@ -28,13 +28,13 @@ _CLOSED = "this kernel is closed; open one anew"
 _RETRY_S = 0.05
 _LOOK_S = 0.5
 _PATIENCE_S = 10.0
-"""How long a lost holder may leave a process without the next one."""
+"""How long a process waits for the next holder after the last one was lost."""
 _GREETING_S = 1.0
-"""A holder that is paused does not greet; it is replaced two seconds after its last sign of life. One that lives and is
-late is given longer from the third time on: on a machine that is busy it would else be left each time just before it
-answers."""
+"""How long a holder may take to greet. One that is paused does not, and is replaced two seconds after its last sign of life.
+One that is alive but late is given longer from the third attempt on: otherwise, on a busy machine, it would be left each time
+just before it answers."""
 _LONG_S = 30.0
-"""How long it may be late altogether."""
+"""How long a holder may be late in all."""
 
 
 class Membership:
@@ -62,12 +62,12 @@ class Membership:
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         self.token: int = 0
-        """The fencing token of the last holder that was joined, which tells it from any other."""
+        """The fencing token of the last holder that was joined, which identifies it."""
         self.joined: list[Callable[[Connection], Awaitable[None]]] = []
-        """Awaited with each new connection, before anybody else may ask for anything over it."""
+        """Awaited with each new connection, before any request is sent over it."""
 
     async def connection(self) -> Connection:
-        """The connection to the holder of now; waits for the next one where the last is lost.
+        """The connection to the current holder. Waits for the next holder when the last one is lost.
 
         :raises StartError: when there is none to be had
         :raises UsageError: when this kernel is closed
@@ -92,11 +92,11 @@ class Membership:
 
     @property
     def standing(self) -> Connection | None:
-        """The connection to the holder of now, if there is one that has not been lost."""
+        """The connection to the current holder; None when it is lost."""
         return None if self._connection is None or self._connection.lost is not None else self._connection
 
     async def request(self, op: str, body: Any = None, *, settle: bool = False, repeatable: bool = False) -> Any:
-        """Ask the holder. What never reached one, or one that was leaving, is asked of the next.
+        """Ask the holder. A request that never reached it, or that it refused because it was leaving, is sent to the next one.
 
         :param repeatable: done twice it is as done once: asked of the next holder also where nobody knows whether the last
             one did it

@@ -27,7 +27,7 @@ from handrail.policy.rules import RuleBook, parse_rule
 from handrail.registry.generation import Difference, Entry, Foreign, Generation
 
 _dumped: OfSpecs[dict[str, Any]] = OfSpecs(lambda spec: adapter(ToolSpec).dump_python(spec, mode="json"))
-"""Most tools of a generation were told with the one before."""
+"""Specs as data, kept by spec, since most tools of a generation were in the one before."""
 
 _tuple: Any = tuple
 _new_answer: Callable[..., Answer] = _tuple.__new__
@@ -39,7 +39,7 @@ _ERRORS: Mapping[str, type[HandrailError]] = {
 
 
 class Shown(Tool):
-    """A tool as a process that joined sees it. Its calls are carried out by the holder."""
+    """A tool as a process that joined sees it. Its calls run in the holder."""
 
     def __init__(self, spec: ToolSpec) -> None:
         self.spec = spec
@@ -230,7 +230,7 @@ def difference_of(data: Any) -> Difference:
 
 
 def refusal_of(error: HandrailError) -> Refused:
-    """An error of the holder's as it travels. Faults are told whole."""
+    """An error of the holder as data. Faults are included whole."""
     if isinstance(error, LoadError):
         return Refused("LoadError", json.dumps([asdict(fault) for fault in error.faults]))
     if isinstance(error, ToolError):
@@ -239,7 +239,7 @@ def refusal_of(error: HandrailError) -> Refused:
 
 
 def error_of(refused: Refused) -> HandrailError:
-    """The same error on this side; ``refused`` itself where it is none of ours."""
+    """The holder's error as one of this side; ``refused`` itself if it is not one of ours."""
     try:
         if refused.kind == "LoadError":
             return LoadError([Fault(**fault) for fault in json.loads(refused.text)])

@@ -40,7 +40,7 @@ Ask = Callable[..., Any]
 
 
 class Streams:
-    """Who listens to the output of which program."""
+    """The listeners to the output of programs, by number."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
@@ -75,13 +75,13 @@ class RemoteCancellation:
 
 
 _PIECE = 64 * 1024
-"""Bytes of output that are told at once."""
+"""Bytes of output that one message carries."""
 
 
 class RemoteRuntime(ByCallOnly):
     """Implements :class:`~handrail.contract.runtime.Runtime` over a connection.
 
-    :param number: of the run, by which the holder knows whose doors are asked for
+    :param number: of the run, by which the holder knows which call's doors are used
     :param secrets: those of this process, which are for its own tools
     :param around: what does not change during a call; empty for a tool that takes no runtime
     """
@@ -171,7 +171,7 @@ class RemoteRuntime(ByCallOnly):
             self.tell("shown", {"piece": data[start : start + _PIECE]})
 
     def tell(self, what: str, body: Message) -> None:
-        """Say something that nobody answers, from whichever thread."""
+        """Send a notice, which is not answered, from any thread."""
         self._on_the_loop(partial(self._say, what), {"run": self._number, **body})
 
     def partial(self, data: Any) -> None:
@@ -185,7 +185,7 @@ class RemoteRuntime(ByCallOnly):
         return await self.ask("call", tool_id=tool_id, arguments=dict(arguments))
 
     def stop(self, reason: StopReason) -> None:
-        """The call was told to end."""
+        """Note that the call was told to end."""
         self.cancellation.reason = self.cancellation.reason or reason
         self._say_partial(at_once=True)
 
@@ -217,14 +217,14 @@ class RemoteRuntime(ByCallOnly):
             raise ToolError(f"{door} was answered by what cannot be read: {error}", kind="backend") from None
 
     def streaming(self, listener: Callable[[bytes], None]) -> int:
-        """A number by which the output of a program is told."""
+        """A number by which pieces of a program's output find their way to ``listener``."""
         here = asyncio.get_running_loop()
         if here is self._loop:
             return self._streams.open(listener)
         return self._streams.open(lambda piece: _called_in(here, listener, piece))
 
     async def listening(self, door: str, listener: Callable[[bytes], None] | None, **arguments: Any) -> Any:
-        """As :meth:`ask`, for a door that tells ``listener`` of pieces before it answers."""
+        """As :meth:`ask`, for a door that sends pieces to ``listener`` before it answers."""
         name = STREAMS[door]
         if listener is None:
             return await self.ask(door, **arguments, **{name: None})
@@ -265,7 +265,7 @@ class RemoteRuntime(ByCallOnly):
             self._connection.notify(what, body, may_be_left_out=what in PASSING)
 
     def _keep(self, body: Message) -> None:
-        """Of many in one go only the last is sent, and none to a holder that is behind until it is needed."""
+        """Keep partial data to send: of several at once only the last, and while the holder is behind only once it is needed."""
         if self._unsaid is None:
             self._loop.call_soon(self._say_partial)
         self._unsaid = body

@@ -1,4 +1,4 @@
-"""The holder's side: those who joined, each with contexts and sessions of its own, under the one arbiter.
+"""The holder's side of joining: each process that joined has contexts and sessions of its own, under the one arbiter.
 
 A dropped connection is no abort. Calls that were proposed go on to their end and are recorded; the sessions they
 belong to are suspended once the last has ended, and can be opened again by whoever joins next.
@@ -23,10 +23,10 @@ from handrail.session.session import HeldSession
 _DRAIN_S = 10.0
 """How long the end of a holder waits for calls of others."""
 SILENT_S = 1.0
-"""How long it waits before it says what for."""
+"""How long it waits before it logs what it is waiting for."""
 _MOST_NAMED = 5
 _PATIENCE_S = 5.0
-"""How long what processes brought may take to end when the holder ends."""
+"""How long tools that processes brought may take to end when the holder ends."""
 
 
 class Server:
@@ -38,17 +38,17 @@ class Server:
         self.leaving = False
         self._listener: Listener | None = None
         self._left: dict[str, asyncio.Task[None]] = {}
-        """By session: those whose process is gone while calls of theirs still run."""
+        """Session to the task that waits for its calls, when its process is gone while they still run."""
         self._ending: set[asyncio.Task[None]] = set()
-        """Processes that are gone, until nothing of theirs is left."""
+        """Tasks that end what is left of processes that are gone."""
 
     async def open(self, folder: Path, name: str) -> None:
         """:raises StartError: when no socket can be made"""
         self._listener = await listen(folder, name, self._accept)
 
     async def drain(self) -> None:
-        """Begin nothing any more for those who joined, and let what has begun come to its end, within bounds. Calls that
-        had not begun go to the next holder."""
+        """Start nothing more for processes that joined, and let what has started come to its end, within bounds. Calls that
+        had not started go to the next holder."""
         self.leaving = True
         sessions = [session for guest in self.guests for session in guest.sessions]
         for session in sessions:
@@ -62,7 +62,7 @@ class Server:
             said.cancel()
 
     async def aclose(self) -> None:
-        """Send everybody away. Their sessions are ended before by whoever ends the kernel."""
+        """Close all connections. Their sessions have been ended before, by the end of the kernel."""
         self.leaving = True
         if self._listener is not None:
             await self._listener.aclose()

@@ -41,7 +41,7 @@ from handrail.session.reach import check_reach, rules_of
 from handrail.session.session import CLOSED, ENDED, SUSPENDED, new_session_id
 
 LEAVING_S = 20.0
-"""How long the end of a process waits for a holder that lives and does not answer: longer than any call takes to stop."""
+"""How long a process that ends waits for a holder that is alive and does not answer: longer than any call takes to stop."""
 
 
 class JoinedSession(WithJobs, WithAgents):
@@ -71,22 +71,22 @@ class JoinedSession(WithJobs, WithAgents):
         self._membership = membership
         self._generation = generation
         self._own: Generation | None = None
-        """What its agent has, where that is another than its process's."""
+        """The tools of its agent, when that is not the agent of its process."""
         self._wanted = wanted
         self._rules = list(rules)
         self._forget = forget
         self._turns = 0
         self._catalog = Interaction(session_id, CatalogOptions())
-        """What its model has in view, as the holder has it."""
+        """What its model has in view, as the holder knows it."""
         self.adopted: Callable[[JoinedSession], None] = lambda _: None
-        """Told of each sub-agent's session that it opens."""
+        """Called with each sub-agent's session that it opens."""
         self._ruled: Mapping[str, str | None] = {}
-        """By the id of what a provider carries out itself: why the session's rules rule it out, or None."""
+        """Id of a provider's own tool to the reason why the session's rules rule it out, or None."""
         self._listeners: list[Callable[[Event], None]] = []
         self._readers: list[EventQueue] = []
         self._closed: str | None = None
         self._unattended = False
-        """Nobody can be asked in the interaction of now."""
+        """Whether the current interaction is headless."""
 
     @property
     def headless(self) -> bool:
@@ -106,13 +106,13 @@ class JoinedSession(WithJobs, WithAgents):
             raise
 
     async def _given_up(self) -> None:
-        """Nobody waits for it any more; it may have been opened all the same."""
+        """Leave the session, which may have been opened although nobody waits for it any more."""
         with contextlib.suppress(HandrailError):
             await self._leave("user")
 
     async def open_again(self, connection: Connection) -> None:
-        """With the next holder, before anything else is asked of it. A session that the holder refuses has ended; the
-        others go on.
+        """Open the session again with the next holder, before anything else is asked of it. If the holder refuses it, this
+        session has ended; the others go on.
 
         :raises ConnectionLost: when that is gone as well
         """
@@ -135,7 +135,7 @@ class JoinedSession(WithJobs, WithAgents):
             connection.notify("watch", {"session": self.id})
 
     def published(self, agent: str, generation: Generation) -> None:
-        """The tools of ``agent`` have changed."""
+        """Take note that the tools of ``agent`` have changed."""
         if self._own is not None and self._wanted.agent == agent:
             self._own = generation
 
@@ -145,7 +145,7 @@ class JoinedSession(WithJobs, WithAgents):
         return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict(), "peer": client}
 
     def _tell_of_client(self, call: str, call_id: str) -> None:
-        """What the client answers, before a call of its is asked for.
+        """Tell the holder which requests the client answers, before a call of its is proposed.
 
         :param call: by which the holder knows it: of a turn, without the place in it
         """

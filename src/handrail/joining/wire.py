@@ -26,16 +26,16 @@ from handrail.joining.framing import MAX_FRAME, Inbox, Message, TooLong, frame
 from handrail.joining.operations import Desk, Operations, Refused, logger
 
 MAX_OWED = 2 * MAX_FRAME
-"""Bytes that may wait for a peer that does not read, before it is dropped."""
+"""Bytes that may be queued for a peer that does not read, before it is dropped."""
 
 BEHIND = 1024 * 1024
-"""Bytes unsent at which a peer counts as behind: notices that may be lost are left out."""
+"""Queued bytes from which on a peer counts as behind: then notices that may be lost are not sent."""
 
 _CLOSING_SECONDS = 2.0
 
 
 class ConnectionLost(HandrailError):
-    """The peer is gone. Whether it did what it was asked is not known, unless :attr:`sent` is False.
+    """The connection to the peer is lost. Whether it did what it was asked is unknown, unless :attr:`sent` is False.
 
     :param sent: False when the request never left this process
     """
@@ -46,7 +46,7 @@ class ConnectionLost(HandrailError):
 
 
 class Gate(Protocol):
-    """What stands before a connection until both sides have greeted; see :mod:`handrail.joining.handshake`."""
+    """Handles a connection until both sides have greeted; see :mod:`handrail.joining.handshake`."""
 
     def begun(self, connection: Connection) -> None: ...
     def heard(self, connection: Connection, message: Message) -> None: ...
@@ -73,10 +73,10 @@ class Connection(asyncio.BufferedProtocol):
         self._next_id = 1
         self._latest_id = 0
         self.lost: str | None = None
-        """Why the connection is gone or going; None while it stands."""
+        """Why the connection is lost or closing; None while it is open."""
         self._when_lost: list[Callable[[str], None]] = []
         self.closed = asyncio.Event()
-        """Set when the connection is gone, whoever ended it."""
+        """Set when the connection has ended, whoever ended it."""
         self.about: Message = {}
         """What the other side said of itself when greeting."""
         self.peer: Peer | None = None
