@@ -18,7 +18,7 @@ from handrail.policy.modes import given, in_mode, read_mode, within
 from handrail.registry.agents import find_agents
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.family import editor_of, origin_of, secrets_for
+from handrail.session.family import editor_of, named_hosts_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
@@ -74,6 +74,7 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     lane.agent_types = lambda: agent_types(rooms, context.manifest)
     if under is not None:
         lane.origin = origin_of(context.agent, under)
+        lane.named_hosts_of = named_hosts_of(under)
     kept = HiddenNow(workdir)
     around.denials = lambda: kept.of(lane.rules)
     return lane

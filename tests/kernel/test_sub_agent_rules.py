@@ -83,6 +83,28 @@ async def test_a_rule_of_the_project_holds_three_levels_down_whatever_an_agent_a
 
 
 @pytest.mark.proves("P-12")
+@pytest.mark.parametrize(("hosts", "offered"), [("['a.example']", False), ("[]", False), ("['*']", True)])
+async def test_hosts_that_are_passed_on_by_name_leave_no_search_of_a_provider(
+    tmp_path: Path, hosts: str, offered: bool
+) -> None:
+    searcher = 'role = "all"\nmodel = "played:searcher"\n[native.web_search]\n[native.code_execution]'
+    async with kernel_of(tmp_path, {"default": f"[delegable.net]\nhosts = {hosts}", "searcher": searcher}) as kernel:
+        pause = Pause()
+        top = PlayedModel(call_reply(task("searcher", background=True)), text_reply("."))
+        session = await kernel.session()
+        model = PlayedModel([pause, *text_reply(".")])
+        await Agent(session, top, models=models(searcher=model)).complete("Go.")
+        await pause.reached.wait()
+        (child,) = session.family.children
+        for native in (child.native, child.turn().native):
+            refused = {offer.spec.id: offer.refused for offer in native}
+            assert refused["native.code_execution"] is None
+            assert (refused["native.web_search"] is None) is offered
+            assert offered or "the agent default passes on hosts by name" in str(refused["native.web_search"])
+        pause.proceed.set()
+
+
+@pytest.mark.proves("P-12")
 async def test_what_is_answered_forgotten_or_added_above_counts_at_once_for_agents_at_work(tmp_path: Path) -> None:
     person = ScriptedPerson([ApprovalAnswer("reject-always", "never")])
     async with kernel_of(tmp_path, {"writer": f"{WRITER}\nrules = ['allow fs.write a/b']"}) as kernel:

@@ -98,6 +98,8 @@ class Lane:
     """The skills of its session."""
     origin: str = ""
     """Shown to people who are asked: which agent's sub-agent proposes the calls; ``""`` when it is none."""
+    named_hosts_of: str | None = None
+    """The agent above that passes on hosts by their names alone; None where none does."""
     channels: SessionDoor | None = None
     triggers: Triggers | None = None
     notices: NoticeBox | None = None

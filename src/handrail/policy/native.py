@@ -15,12 +15,18 @@ from handrail.policy.rules import RuleBook
 _REACHES_OUT = ("native.web_search", "native.web_fetch")
 
 
-def ruled(spec: ToolSpec, rules: RuleBook) -> NativeOffer:
-    """``spec`` as a session under ``rules`` may offer it."""
+def ruled(spec: ToolSpec, rules: RuleBook, held_by: str | None = None) -> NativeOffer:
+    """``spec`` as a session under ``rules`` may offer it.
+
+    :param held_by: an agent above that passes on hosts by their names alone
+    """
     verdict = Prepared(spec, rules, CapabilitySet()).judge_targets({}, ())
     if verdict.action == "deny":
         return NativeOffer(spec, verdict.reason)
     if spec.id in _REACHES_OUT:
+        if held_by is not None:
+            why = f"the agent {held_by} passes on hosts by name, and what a provider reaches cannot be held to them"
+            return NativeOffer(spec, why)
         for rule in rules.chain:
             if rule.action == "deny" and rule.permission in ("net.fetch", "net.*") and rule.unconditional:
                 return NativeOffer(spec, f"{rule.text!r} denies what reaches the network")

@@ -136,6 +136,13 @@ def editor_of(under: Under) -> Peer | None:
     return peer if isinstance(peer, Buffers) else None
 
 
+def named_hosts_of(under: Under) -> str | None:
+    """The nearest agent above a child that passes on hosts by their names alone; None where none does."""
+    above = under.parent.family.manifest
+    hosts = above.delegable.net.hosts
+    return under.parent.lane.named_hosts_of if hosts is None or "*" in hosts else above.id
+
+
 def origin_of(agent: str, under: Under) -> str:
     """Who asks, for the people of the session at the top."""
     above = under.parent.family.under

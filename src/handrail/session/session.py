@@ -171,7 +171,10 @@ class HeldSession:
     @property
     def native(self) -> list[NativeOffer]:
         """See :attr:`handrail.contract.session.Session.native`."""
-        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self._generation())]
+        return [
+            ruled(spec, self._lane.rules, self._lane.named_hosts_of)
+            for spec in self._catalog.native(self._generation())
+        ]
 
     def turn(self) -> HeldTurn:
         """See :meth:`handrail.contract.session.Session.turn`."""

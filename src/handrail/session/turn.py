@@ -47,7 +47,9 @@ class HeldTurn:
     @property
     def native(self) -> list[NativeOffer]:
         """What the model's provider may carry out itself; a rule that denies the tool rules it out."""
-        return [ruled(spec, self._lane.rules) for spec in self._catalog.native(self.generation)]
+        return [
+            ruled(spec, self._lane.rules, self._lane.named_hosts_of) for spec in self._catalog.native(self.generation)
+        ]
 
     @property
     def proposed(self) -> int:
