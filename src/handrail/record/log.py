@@ -77,7 +77,6 @@ class Interrupted:
     session_id: str
     call_id: str
     tool: str | None
-    intended_ns: int
     intended: int
     """Sequence of its ``intended`` record."""
 
@@ -202,7 +201,7 @@ class CommitLog:
                 ]
             )
         await self._writer.commit((self._table, _Mark(began)))
-        return [Interrupted(c.session_id, c.call_id, c.tool, c.at_ns, c.sequence) for c in found]
+        return [Interrupted(c.session_id, c.call_id, c.tool, c.sequence) for c in found]
 
     async def redact(self, sequences: Iterable[int], *, reason: str, session_id: str = "") -> None:
         """Remove the bodies of records for good and record that it was done; the chain still verifies, and says so.

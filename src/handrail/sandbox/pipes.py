@@ -202,9 +202,6 @@ class Output:
             self.put_away()
         return bytes(self._buffer[:max_bytes])
 
-    def put_instead(self, data: bytes) -> None:
-        self._buffer[:] = data
-
     def taken(self) -> tuple[bytes, int]:
         return bytes(self._buffer), self._dropped
 
