@@ -35,8 +35,8 @@ task = "go on"
 """
 
 
-def listed(here: Here) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in here("sessions", "--json").out.splitlines()]
+def listed(here: Here, *more: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in here("sessions", "--json", *more).out.splitlines()]
 
 
 @pytest.fixture
@@ -78,11 +78,13 @@ def test_a_fork_is_another_session_and_closing_is_for_good(here: Here, tmp_path:
     assert len(by_id) == 3 and by_id[forked]["parent"] == talked
     assert sorted(facts["messages"] for facts in by_id.values()) == [2, 2, 4]
     assert here("sessions", "close", talked, forked).code == 0
-    assert {facts["id"]: facts["state"] for facts in listed(here)}[talked] == "closed"
+    assert {facts["id"]: facts["state"] for facts in listed(here, "--all")}[talked] == "closed"
+    assert {facts["id"] for facts in listed(here)} == by_id.keys() - {talked, forked}
     done = here("run", "go on", "--resume", talked, "--model", go_on)
     assert done.code == 2 and "closed for good" in done.err
     assert here("sessions", "close", "--older", "0").code == 0
-    assert {facts["state"] for facts in listed(here)} == {"closed"}
+    assert {facts["state"] for facts in listed(here, "--all")} == {"closed"}
+    assert "--all" in here("sessions").err
     done = here("run", "go on", "--resume", "--model", go_on)
     assert done.code == 2 and "no session to go on with" in done.err
 

@@ -66,9 +66,13 @@ class SessionReader:
         self._connection = connection
         self._holder = holder
 
-    def all(self, *, limit: int = 1000) -> list[SessionFacts]:
-        """The most recently used first."""
-        rows = session_rows(self._connection, "ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
+    def all(self, *, limit: int = 1000, closed: bool = True) -> list[SessionFacts]:
+        """The most recently used first.
+
+        :param closed: those that are closed for good too
+        """
+        which = "" if closed else "WHERE closed_ns IS NULL "
+        rows = session_rows(self._connection, f"{which}ORDER BY used_ns DESC, id DESC LIMIT ?", (limit,))
         return [self._facts(row) for row in rows]
 
     def resumable(self, *, limit: int = 1000) -> list[SessionFacts]:

@@ -30,9 +30,12 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
 @click.option("--older", type=click.FloatRange(min=0), metavar="DAYS", help="close: every one unused for so long.")
+@click.option("--all", "closed", is_flag=True, help="List those that are closed for good, too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The latest so many.")
 @equipped
-def command(setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, limit: int) -> int:
+def command(
+    setting: Setting, action: str | None, ids: tuple[str, ...], older: float | None, closed: bool, limit: int
+) -> int:
     """List the sessions of this workspace, the latest first; show, fork or close some.
 
     A suspended one goes on with: handrail run --resume ID. fork begins another with what was said in one, and
@@ -49,7 +52,8 @@ def command(setting: Setting, action: str | None, ids: tuple[str, ...], older: f
     try:
         if action is None:
             with reading(setting) as (reader, _):
-                _list(setting, reader.all(limit=limit))
+                none = "no sessions are kept" if closed else "no session is open or can go on; --all lists closed ones, too"
+                _list(setting, reader.all(limit=limit, closed=closed), none)
         elif action == "show":
             _show(setting, named)
         elif action == "fork":
@@ -71,13 +75,13 @@ def _one(action: str, ids: Sequence[str]) -> str:
     return ids[0]
 
 
-def _list(setting: Setting, found: Sequence[SessionFacts]) -> None:
+def _list(setting: Setting, found: Sequence[SessionFacts], none: str = "no sessions are kept") -> None:
     if setting.json:
         for facts in found:
             out(json.dumps(asdict(facts), ensure_ascii=False))
         return
     if not found:
-        note("no sessions are kept")
+        note(none)
         return
     rows = [("SESSION", "STATE", "USED", "FACE", "AGENT", "MESSAGES", "CALLS", "ABOUT")]
     rows += [
