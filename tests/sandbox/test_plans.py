@@ -186,6 +186,17 @@ async def test_what_may_be_touched_is_told_apart(desk: Desk) -> None:
         first = second
 
 
+async def test_sets_that_take_turns_are_each_remembered(desk: Desk) -> None:
+    layer = desk.capabilities.layers[0]
+    sets = [CapabilitySet((dataclasses.replace(layer, owner=str(number)),)) for number in range(4)]
+    made: list[object] = []
+    for desk.capabilities in (*sets, *sets):
+        found = await desk.agrees()
+        assert isinstance(found, Plan)
+        made.append(found.made)
+    assert all(again is first for first, again in zip(made[:4], made[4:], strict=True))
+
+
 NAMES = (
     "home",
     "home/work",

@@ -23,7 +23,7 @@ from handrail.sandbox.looks import Looks
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 """Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
-_MOST_REMEMBERED = 64
+_MOST_REMEMBERED, _MOST_ALIKE = 64, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Plan:
         return self.made, self.mode, self.environment, self.secrets is not None, self.merge_stderr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Remembered:
     """
     :param asked: what it was put together for
@@ -105,8 +105,8 @@ class Planning:
     def __init__(self, system_calls: bytes | None = None) -> None:
         self._system_calls = system_calls
         self._git: Mapping[str, str] | None = None
-        self._remembered: dict[tuple[str, str, bool], _Remembered] = {}
-        """One for each session, tool and right to write; the last used is kept the longest."""
+        self._remembered: dict[tuple[str, str, bool], list[_Remembered]] = {}
+        """The last few of each session, tool and right to write; what was used last is kept the longest."""
 
     async def plan(
         self, capabilities: CapabilitySet, profile: Profile, program: Program, *, ready_made: bool = False
@@ -162,10 +162,14 @@ class Planning:
             profile.pinned,
             profile.unix_sockets,
         )
-        known = self._remembered.pop(place, None)
-        if known is None or known.asked != asked or not known.looks.same_again():
+        alike = self._remembered.pop(place, [])
+        known = next((one for one in alike if one.asked == asked), None)
+        if known is None or not known.looks.same_again():
+            if known is not None:
+                alike.remove(known)
             known = self._put_together(capabilities, profile, git, asked)
-        self._remembered[place] = known
+            alike = [*alike[1 - _MOST_ALIKE :], known]
+        self._remembered[place] = alike
         if len(self._remembered) > _MOST_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         return known
