@@ -61,6 +61,7 @@ class Waiting:
     :param position: of its last firing; None before the first
     :param fired: how often it has
     :param workdir: the workspace's canonical folder
+    :param since_ns: when it was added, in wall-clock nanoseconds
     """
 
     name: str
@@ -69,6 +70,7 @@ class Waiting:
     arguments: Mapping[str, Any]
     position: Any
     fired: int
+    since_ns: int = 0
 
 
 def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *required: str) -> ToolSpec:
@@ -100,8 +102,8 @@ def trigger_spec(id: str, description: str, properties: Mapping[str, Any], *requ
 class TriggerTool(Tool):
     """A class of triggers. Give it a ``spec`` by :func:`trigger_spec`, and write either :meth:`wait` or :meth:`next_ns`.
 
-    A trigger waits as long as its session is not closed, from when the session is opened in the process that holds the
-    workspace. What :meth:`wait` raises is told to the session once it has happened five times in a row, and what
+    A trigger waits as long as its session is not closed, from when the session is opened by a process that has its class, and
+    there. What :meth:`wait` raises is told to the session once it has happened five times in a row, and what
     :meth:`next_ns` raises at once; then it waits no more, until the session is opened anew.
     """
 

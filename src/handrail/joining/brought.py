@@ -8,28 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
 from handrail.arbiter.execution import Execution, StopReason
-from handrail.arbiter.generators import OVER, running
+from handrail.arbiter.generators import OVER
 from handrail.arbiter.peers import MAX_MESSAGE
 from handrail.contract.errors import ToolError
 from handrail.contract.peer import CAPABILITY_OF, LOG_LEVELS
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
-from handrail.joining.describing import Description, of_capabilities, read_descriptions
+from handrail.contract.triggers import Fired, Waiting
+from handrail.joining.brought_tool import BroughtTool, brought
+from handrail.joining.describing import of_capabilities, read_descriptions
 from handrail.joining.doors import DOORS, PREFIX, STREAMS, Door, questions
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
 from handrail.joining.peers import kinds_open
+from handrail.joining.triggering import a_firing, a_time, exactly, of_waiting
 from handrail.joining.values import (
     Malformed,
+    Reader,
     an_object,
     anything,
     failure_of,
@@ -46,85 +51,14 @@ from handrail.joining.values import (
 from handrail.joining.wire import Connection, ConnectionLost
 from handrail.store.encoding import decode, encode
 
+_T = TypeVar("_T")
 _GONE = "the process that brought {} has gone, so nothing was run; start it again"
 _OF_CLIENTS = frozenset(CAPABILITY_OF.values())
 _FIGURES = ("fraction", "done", "total")
 
 
-class BroughtTool(Tool):
-    """One tool of a process that joined.
-
-    Labelled like the holder's own Python (:attr:`~handrail.contract.tool.Tool.trusted`): it is the code of the same
-    operator, which the runtime's checks hold and the operating system does not.
-    """
-
-    blocking = True
-    """A cancellation here does not end what runs there: it is told to end, and its locks stay until it has."""
-
-    def __init__(self, description: Description, process: str, home: BroughtTools) -> None:
-        self.spec = description.spec
-        self.own_secrets = home.secrets
-        self.definition = description.definition
-        self.takes_runtime = description.takes_runtime
-        self._home = home
-        # Where people are told that it comes from.
-        place, _, name = description.source.rpartition(".")
-        self.__module__ = place or "joined"
-        self.__qualname__ = f"{name} ({process})"
-
-    def __repr__(self) -> str:
-        return f"<tool {self.spec.id} of another process>"
-
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        """Have it carried out where it is from.
-
-        :raises ToolError: as it raised it there; ``interrupted`` when its process goes meanwhile, ``unavailable`` when
-            it had gone before
-        """
-        return await self._home.carry_out(self, args, runtime)
-
-
-class AskingTool(BroughtTool):
-    """One that people may have to be asked about before it runs."""
-
-    async def questions(self, args: dict[str, Any]) -> Sequence[Question]:
-        return await self._home.questions(self, args)
-
-
-class SteppingTool(BroughtTool):
-    """One that is gone through step by step: its generator is in the other process, this one asks it for each step."""
-
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
-        home = self._home
-        step: Message = {"state": next(home.states), "first": True, "sent": None, "closes": False}
-        while True:
-            try:
-                value = await home.carry_out(self, args, running(runtime), step)
-            except BaseException:
-                home.forget(step["state"])  # it may have yielded there what could not be told here
-                raise
-            if value is OVER:
-                return
-            try:
-                sent: Any = yield value  # pyright: ignore[reportUnknownVariableType]
-            except GeneratorExit:
-                await self._close(args, runtime, {**step, "first": False, "sent": None, "closes": True})
-                raise
-            step = {**step, "first": False, "sent": sent}
-
-    async def _close(self, args: dict[str, Any], runtime: Runtime, step: Message) -> None:
-        try:
-            now = running(runtime)
-        except ToolError:  # no call ends it
-            self._home.forget(step["state"])
-        else:
-            await self._home.carry_out(self, args, now, step)
-
-
-class AskingSteppingTool(SteppingTool):
-    """The same for which people may have to be asked before it is opened."""
-
-    questions = AskingTool.questions
+class _NotThere(ToolError):
+    """The process has gone."""
 
 
 class _Run:
@@ -139,15 +73,6 @@ class _Run:
         self.doors: set[asyncio.Task[Any]] = set()
         self.kept: Any = None
         self.over = False
-
-
-_KINDS: Mapping[tuple[bool, bool], Callable[[Description, str, BroughtTools], BroughtTool]] = {
-    (False, False): BroughtTool,
-    (False, True): AskingTool,
-    (True, False): SteppingTool,
-    (True, True): AskingSteppingTool,
-}
-"""By whether they are stateful, and whether they ask first."""
 
 
 class BroughtTools:
@@ -190,10 +115,7 @@ class BroughtTools:
         :raises LoadError: with every fault; what there was stays
         """
         process = self.process
-        self.tools = tuple(
-            _KINDS[one.spec.mode == "stateful", one.asks_first](one, process, self)
-            for one in read_descriptions(described, process)
-        )
+        self.tools = tuple(brought(one, process, self) for one in read_descriptions(described, process))
         return self.tools
 
     def forget(self, state: int) -> None:
@@ -255,6 +177,38 @@ class BroughtTools:
             raise ToolError(f"{tool_id}: {refused.text}", kind="unavailable") from None
         except Malformed as error:
             raise ToolError(f"{tool_id}: its process asks what cannot be read: {error}", kind="backend") from None
+
+    async def never(self, tool: BroughtTool, arguments: Mapping[str, Any]) -> bool:
+        """Whether a trigger of a class that goes by time would never fire."""
+        return (
+            await self._of_class(tool, "due", {"arguments": exactly(dict(arguments)), "now_ns": time.time_ns()}, a_time)
+            is None
+        )
+
+    async def wait(self, tool: BroughtTool, waiting: Waiting) -> Fired:
+        """See :meth:`~handrail.contract.triggers.TriggerTool.wait`. Where its process has gone nothing fires, until the
+        session is opened with one that has it."""
+        try:
+            return await self._of_class(tool, "wait", {"waiting": of_waiting(waiting)}, a_firing)
+        except _NotThere:
+            return await asyncio.get_running_loop().create_future()
+
+    async def _of_class(self, tool: BroughtTool, asks: str, body: Message, read: Reader[_T]) -> _T:
+        """Ask a class of triggers."""
+        tool_id = tool.spec.id
+        try:
+            told = an_object(
+                await self._connection.request(asks, {"tool": tool_id, "definition": tool.definition, **body})
+            )
+            if (failure := failure_of(told)) is not None:
+                raise failure
+            return read(told.get("value"))
+        except ConnectionLost:
+            raise _NotThere(_GONE.format(tool_id), kind="unavailable") from None
+        except Refused as refused:
+            raise ToolError(f"{tool_id}: {refused.text}", kind="unavailable") from None
+        except Malformed as error:
+            raise ToolError(f"{tool_id}: its process answered what cannot be read: {error}", kind="backend") from None
 
     async def _answer(self, run: _Run, asking: asyncio.Future[Any]) -> Any:
         """Wait to the end, whoever cancels this: the locks of a call are given back when nothing of it runs any more."""

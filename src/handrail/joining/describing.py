@@ -16,6 +16,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.joining.adapters import adapter
 from handrail.joining.framing import Message
+from handrail.joining.triggering import TriggerKind, a_kind, kind_of
 from handrail.joining.values import Malformed, an_object, flag, text
 from handrail.registry.sources.python import tools_among
 from handrail.registry.sources.source import Found
@@ -31,6 +32,7 @@ class Description:
     :param source: where it is from, as that process knows it
     :param takes_runtime: whether it looks at its runtime at all
     :param asks_first: whether people may have to be asked before it runs
+    :param trigger: which kind of class of triggers it is
     """
 
     spec: ToolSpec
@@ -38,6 +40,7 @@ class Description:
     source: str
     takes_runtime: bool
     asks_first: bool
+    trigger: TriggerKind = ""
 
 
 def usable(tools: Iterable[object]) -> tuple[Found, ...]:
@@ -73,6 +76,7 @@ def describe(tools: Sequence[object]) -> list[Message]:
                 "source": found.place,
                 "takes_runtime": _takes_runtime(tool),
                 "asks_first": type(tool).questions is not Tool.questions,
+                "trigger": kind_of(tool),
             }
         )
     if faults:
@@ -116,7 +120,8 @@ def _description(told: object) -> Description:
     if definition != given.get("definition"):
         raise Malformed(f"{spec.id[:80]!r} does not arrive as it was declared; use one version of Handrail")
     source = "".join(c if c.isprintable() else "?" for c in text(given.get("source"))[:_MAX_SOURCE])
-    return Description(spec, definition, source, flag(given.get("takes_runtime")), flag(given.get("asks_first")))
+    takes, asks, trigger = (given.get(key) for key in ("takes_runtime", "asks_first", "trigger"))
+    return Description(spec, definition, source, flag(takes), flag(asks), a_kind(trigger))
 
 
 def _shown(error: Exception) -> str:

@@ -15,14 +15,17 @@ from handrail.arbiter.running import in_a_thread_of_its_own
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
 from handrail.contract.tool import Tool
+from handrail.contract.triggers import TriggerTool
 from handrail.joining.describing import describe, usable
 from handrail.joining.framing import Message
 from handrail.joining.operations import Op, Refused, logger
 from handrail.joining.remote_runtime import RemoteRuntime, Streams
 from handrail.joining.stepping import OpenSteps, a_step
+from handrail.joining.triggering import DUE, WAIT, of_firing, waited
 from handrail.joining.values import (
     INLINE_PARTS,
     Malformed,
+    Reader,
     an_object,
     fields,
     of_failure,
@@ -34,6 +37,7 @@ from handrail.joining.values import (
 )
 from handrail.joining.wire import Connection
 from handrail.runtime.secrets import NO_SECRETS, SecretStore
+from handrail.session.waits import time_of
 
 __all__ = ["Bench", "describe"]
 
@@ -77,6 +81,8 @@ class Bench:
         self.requests: Mapping[str, Op] = {
             "execute": Op(self._execute, inline=True, cancel_when_lost=True),
             "questions": Op(self._questions, cancel_when_lost=True),
+            "due": Op(self._due, cancel_when_lost=True),
+            "wait": Op(self._wait, cancel_when_lost=True),
         }
         """What the holder may ask for. Begun at once, so that a stop which follows finds what it is about."""
         self.notices: Mapping[str, Callable[[Any], None]] = {
@@ -179,6 +185,38 @@ class Bench:
             return {"value": [asdict(question) for question in questions]}
         except Exception as error:
             return of_failure(error)
+
+    async def _due(self, body: Any) -> Message:
+        asked, tool = self._class(body, DUE)
+        try:
+            return {"value": time_of(tool, asked["arguments"], asked["now_ns"])}
+        except ToolError as error:
+            return of_failure(error)
+
+    async def _wait(self, body: Any) -> Message:
+        asked, tool = self._class(body, WAIT)
+        try:
+            return {"value": of_firing(await waited(tool, asked["waiting"]))}
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is None or task.cancelling():
+                raise
+            return of_failure(RuntimeError("wait() ended by a cancellation that was not its own"))
+        except (Exception, SystemExit) as error:  # a class's sys.exit() would end the process
+            return of_failure(error)
+
+    def _class(self, body: Any, reads: Mapping[str, Reader[Any]]) -> tuple[dict[str, Any], TriggerTool]:
+        """What is asked of a class of triggers, and that class.
+
+        :raises Refused: for what is none
+        """
+        try:
+            asked = fields(body, reads)
+        except (ValueError, TypeError) as error:
+            raise Refused("malformed", f"triggers: {error}") from None
+        tool = self._tool(asked)
+        if not isinstance(tool, TriggerTool):
+            raise Refused("malformed", f"{asked['tool'][:80]!r} is no class of triggers")
+        return asked, tool
 
     def _tool(self, asked: Mapping[str, Any]) -> Tool:
         """

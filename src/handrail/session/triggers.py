@@ -165,12 +165,14 @@ class Clockwork:
         """Have a trigger of this session wait as its class says. What stopped it before is forgotten."""
         id = (trigger.session_id, trigger.name)
         async with self._changing:
-            found, waits = self._all.get(id), id in self._classes
+            found, before = self._all.get(id), self._classes.get(id)
             if found is None:
                 return
             self._classes[id] = of
-            if waits and found.fault is None:
+            if before is of and found.fault is None:
                 return
+            if before is not of:
+                self._waits.stop(id)  # as one of a process that has gone
             if found.fault is not None or (of.by_time and found.next_ns is None):
                 found = replace(found, fault=None)
                 if of.by_time and found.next_ns is None:
@@ -419,9 +421,8 @@ class SessionTriggers:
     async def remove(self, name: str) -> Trigger:
         if (found := await self._clockwork.remove(self._session_id, name)) is None:
             there = ", ".join(sorted(trigger.name for trigger in self._clockwork.of(self._session_id))[:20]) or "none"
-            raise ToolError(
-                f"there is no trigger {name[:80]!r} in this session; there are: {there}", kind="invalid_input"
-            )
+            text = f"there is no trigger {name[:80]!r} in this session; there are: {there}"
+            raise ToolError(text, kind="invalid_input")
         return found
 
     async def take_up(self) -> None:
@@ -433,9 +434,8 @@ class SessionTriggers:
 
 
 def _unknown(trigger: Trigger) -> Trigger:
-    return replace(
-        trigger, fault=f"no tool {trigger.tool} is loaded here; it waits until this session is opened with it"
-    )
+    fault = f"no tool {trigger.tool} is loaded here; it waits until this session is opened with it"
+    return replace(trigger, fault=fault)
 
 
 def _prompt(text: str) -> str:

@@ -135,7 +135,8 @@ def time_of(of: TriggerClass, arguments: Mapping[str, Any], now_ns: int) -> int 
 
 def _waiting(trigger: Trigger, workdir: str) -> Waiting:
     arguments = dict(trigger.arguments or {})
-    return Waiting(trigger.name, trigger.session_id, workdir, arguments, trigger.position, trigger.fired)
+    position, since = trigger.position, trigger.created_ns
+    return Waiting(trigger.name, trigger.session_id, workdir, arguments, position, trigger.fired, since)
 
 
 def _checked(given: Any) -> Fired:
