@@ -8,7 +8,8 @@
 ``bfcl-eval``, which is fetched once into the user's cache. With two corpora or more the requests of one are put to the
 tools of the others, with every tool taken out that resembles one they are for: how many are told "nothing fits".
 The query adapter that ships was fitted on three public corpora; ``--held-out`` adds, for each corpus, ours with one that
-was fitted on the others of this run, and judges "nothing fits" with it. ``--speed`` measures one search, the first
+was fitted on the others of this run, and with three corpora judges "nothing fits" by that and by coefficients of which the
+same is true. ``--speed`` measures one search, the first
 search of a process, and memory, at 10,000 and 100,000 made-up tools: after the rest, or alone where no data is named.
 
 How far it is, with the seconds since its start, goes to the standard error. Three corpora with 8,000 requests take a few
@@ -33,7 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -44,6 +45,9 @@ from handrail.catalog.index import Index, texts_of
 from handrail.catalog.minilm import MiniLM, missing
 from handrail.catalog.texts import Document, passage
 from handrail.catalog.words import spelled, telling
+
+if TYPE_CHECKING:
+    from finding.calibrate import Fit
 
 Search = Callable[[str], Sequence[str]]
 """A request's tools, best first, at most ten."""
@@ -293,7 +297,15 @@ def compare(given: argparse.Namespace) -> None:
         from finding.nothing import nothing_fits
 
         _tell("requests that no tool serves")
-        for row in nothing_fits(held, model):
+        fits: dict[str, Fit] | None = None
+        if given.held_out and len(held) > 2:
+            from finding.calibrate import left_out
+
+            fits = {}
+            for corpus in every:
+                _tell(f"{corpus.name}: how likely anything fits is fitted on the others")
+                fits[corpus.name] = left_out(corpus, every, model)
+        for row in nothing_fits(held, model, fits):
             _print(row, given.json)
     model.keep()
 

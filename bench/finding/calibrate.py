@@ -27,9 +27,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from finding.adapter import without
 from finding.evidence import Judged, judged
 from finding.known import Known
-from retrieval import corpora
+from retrieval import Corpus, corpora
 
-from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, confidences, fitting, tail
+from handrail.catalog.confidence import FEWEST, LEAST, LEAST_BY_WORDS, MOST, Evidence, confidences, fitting, tail
+
+Fit = Callable[[Sequence[Evidence], int], float]
+"""As :func:`~handrail.catalog.confidence.fitting`."""
 
 FLOORS = (0.04, 0.06, 0.08, 0.1, 0.12, 0.15, 0.18)
 
@@ -38,9 +41,11 @@ def of_request(each: Judged) -> list[float]:
     """What ``fitting`` goes by."""
     best = each.hits[0]
     nears = [hit.near for hit in each.hits if hit.near is not None]
-    told = max(nears) if nears else math.sqrt(max(0.0, best.shared))
     named = float(any(hit.named for hit in each.hits))
-    return [1.0, told, best.standing, _extent(each), named]
+    if not nears:
+        return [1.0, math.sqrt(max(0.0, best.shared)), best.standing, _extent(each), named]
+    nearest = max(each.hits, key=lambda hit: hit.near or -1.0)
+    return [1.0, max(nears), best.standing, nearest.elsewhere, _extent(each), named]
 
 
 def of_hit(each: Judged, at: int) -> list[float]:
@@ -56,7 +61,7 @@ def _ahead(each: Judged, at: int) -> float:
 
 
 def _extent(each: Judged) -> float:
-    return math.log(min(max(each.tools, 5), 4_000))
+    return math.log(min(max(each.tools, FEWEST), MOST))
 
 
 def logistic(rows: Sequence[Sequence[float]], right: Sequence[float], weights: Sequence[float]) -> Any:
@@ -100,6 +105,23 @@ def fit_requests(several: Sequence[Sequence[Judged]]) -> Any:
     every = [each for some in several for each in some]
     heavy = [weight for some in several for weight in weights(some)]
     return fit([of_request(each) for each in every], [float(any(each.serves)) for each in every], heavy)
+
+
+def left_out(corpus: Corpus, every: Sequence[Corpus], model: Known) -> Fit:
+    """How likely anything fits, by coefficients in which ``corpus`` has no part: not in the requests, nor in what they were
+    searched with.
+    """
+    others = [each for each in every if each.name != corpus.name]
+    held = [judged(each, others, model, without(each, others, model), by_words=False) for each in others]
+    told = fit_requests([[each for each in some if each.hits] for some in held])
+
+    def said(hits: Sequence[Evidence], tools: int) -> float:
+        if not hits:
+            return 0.0
+        one = Judged(hits[:5], [], 0, 0, True, tools)
+        return 1 / (1 + math.exp(-max(-30.0, min(30.0, float(numpy.dot(of_request(one), told))))))
+
+    return said
 
 
 def fit_hits(several: Sequence[Sequence[Judged]]) -> Any:

@@ -1,6 +1,6 @@
 """What the search knows of its hits, on many catalogues of many sizes, where it is known whether a tool serves the request.
 
-Catalogues are drawn from each corpus. Their requests are the corpus's own whose tools are all in, its own whose tools
+Catalogues are drawn from each corpus, and filled up with methods of Google's APIs where it has too few tools. Their requests are the corpus's own whose tools are all in, its own whose tools
 were kept out, and those of the other corpora; with a tool that is kept out go all that resemble it. Each corpus is
 searched with an adapter that was fitted on the others.
 """
@@ -8,28 +8,32 @@ searched with an adapter that was fitted on the others.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
+
+from finding.google import google
 
 import handrail.catalog.index as searching
 from handrail.catalog.confidence import Evidence
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
-from handrail.catalog.texts import passage
+from handrail.catalog.texts import Document, passage
 
 if TYPE_CHECKING:
     from finding.known import Known
     from retrieval import Corpus
 
-SIZES = {10: (50, 12), 20: (50, 12), 50: (40, 12), 200: (16, 32), 1_000: (6, 80), 4_000: (3, 160)}
+SIZES = {10: (40, 12), 20: (40, 12), 50: (30, 12), 200: (12, 32), 1_000: (4, 80), 4_000: (2, 160), 10_000: (1, 320)}
 """Tools of a catalogue: how many are drawn, and requests put to each, half of which it serves."""
 
 ALIKE = 0.45
 """Cosine of two tools' vectors from which one resembles the other."""
 
-FEWEST = 0.5
-"""The part of a size that a corpus must at least come to."""
+FEWEST, OWN = 0.5, 1 / 3
+"""The part of a size that a corpus must come to for a catalogue of its own tools alone; the part that is its own elsewhere, as far
+as it goes. The largest size is the whole corpus and others'."""
 
 
 @dataclass(frozen=True)
@@ -55,18 +59,24 @@ def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, 
     rows = {each.name: model.encode([passage(one) for one in each.documents]) for each in every}
     places = {each.name: {one["id"]: at for at, one in enumerate(each.tools)} for each in every}
     others = [each for each in every if each.name != corpus.name]
-    documents = corpus.documents
+    documents, ids = corpus.documents, {each.id for each in corpus.documents}
+    methods = (Document(each["name"], each["description"], each["parameters"]) for each in google())
+    foreign = list(islice((each for each in methods if each.id not in ids), max(SIZES)))
+    strange = model.encode([passage(each) for each in foreign])
     encoder = None if by_words else Encoder(model.with_turn(turn))
     for size, (count, asked) in SIZES.items():
-        if len(documents) < FEWEST * size:
-            continue
+        own = len(documents) >= FEWEST * size and size < max(SIZES)
+        room = size if own else len(documents) if size == max(SIZES) else int(OWN * size)
         for _ in range(count):
             cases = [(corpus, choose.choice(corpus.queries)) for _ in range(asked // 4)]
             cases += [(each := choose.choice(others), choose.choice(each.queries)) for _ in range(asked // 4)]
             out: set[int] = set()
+            like: list[set[str]] = []
             for source, query in cases:
                 gold = rows[source.name][[places[source.name][one] for one in query["gold"]]]
                 out.update(int(at) for at in ((rows[corpus.name] @ gold.T).max(axis=1) >= ALIKE).nonzero()[0])
+                alike = ((strange @ gold.T).max(axis=1) >= ALIKE).nonzero()[0]
+                like.append({foreign[int(at)].id for at in alike})
                 if source is corpus:
                     out.update(places[corpus.name][one] for one in query["gold"])
             left = [at for at in range(len(documents)) if at not in out]
@@ -77,18 +87,21 @@ def judged(corpus: Corpus, every: Sequence[Corpus], model: Known, turn: Any, *, 
             served = served[: min(asked // 2, max(2, size // 4))]
             held = dict.fromkeys(places[corpus.name][one] for each in served for one in each["gold"])
             held.update(dict.fromkeys(choose.sample(left, len(left))))
-            catalogue = [documents[at] for at in list(held)[:size]]
+            catalogue = [documents[at] for at in list(held)[:room]]
+            catalogue += choose.sample(foreign, size - len(catalogue))
             index = Index(catalogue, encoder=encoder)
             index.wait()
             for query in served:
                 yield _put(index, query["query"], query["gold"], size, own=True)
-            for source, query in cases:
-                yield _put(index, query["query"], (), size, own=source is corpus)
+            for (source, query), barred in zip(cases, like, strict=True):
+                yield _put(index, query["query"], (), size, own=source is corpus, barred=() if own else barred)
     if encoder is not None:
         encoder.close()
 
 
-def _put(index: Index, query: str, gold: Sequence[str], size: int, *, own: bool) -> Judged:
+def _put(
+    index: Index, query: str, gold: Sequence[str], size: int, *, own: bool, barred: Collection[str] = ()
+) -> Judged:
     seen: list[Sequence[Evidence]] = []
     kept = searching.fitting
 
@@ -98,7 +111,8 @@ def _put(index: Index, query: str, gold: Sequence[str], size: int, *, own: bool)
 
     searching.fitting = fitting
     try:
-        found = index.search(query, 5, patience_s=60)
+        among = (lambda name: name not in barred) if barred else None
+        found = index.search(query, 5, among=among, patience_s=60)
     finally:
         searching.fitting = kept
     hits = [hit.id for hit in found.hits]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from handrail.catalog.confidence import LEAST
+import handrail.catalog.index as searching
+from handrail.catalog.confidence import LEAST, fitting
 from handrail.catalog.texts import passage
 
 if TYPE_CHECKING:
+    from finding.calibrate import Fit
     from retrieval import Corpus
 
     from handrail.catalog.index import Found, Index
@@ -24,11 +26,17 @@ ALIKE = 0.45
 LOSSES = (0.01, 0.02, 0.03, 0.05, 0.10)
 
 
-def nothing_fits(held: Sequence[tuple[Corpus, Index]], model: MiniLM) -> Iterator[dict[str, Any]]:
-    """One line a corpus: what is detected at each loss of recall@5, the area under the curve, and as shipped."""
+def nothing_fits(
+    held: Sequence[tuple[Corpus, Index]], model: MiniLM, fits: Mapping[str, Fit] | None = None
+) -> Iterator[dict[str, Any]]:
+    """One line a corpus: what is detected at each loss of recall@5, the area under the curve, and at the floor that ships.
+
+    :param fits: for each corpus what judges whether anything fits; what ships where it is not given
+    """
     vectors = {corpus.name: model.encode([passage(each) for each in corpus.documents]) for corpus, _ in held}
     for corpus, index in held:
         choose = random.Random(11)
+        searching.fitting = fits[corpus.name] if fits else fitting
         own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
         served = [(_fit(found), _recall(found, each["gold"])) for each, found in _asked(index, own)]
         unserved: list[float] = []
@@ -42,7 +50,7 @@ def nothing_fits(held: Sequence[tuple[Corpus, Index]], model: MiniLM) -> Iterato
                 left = {tool["id"] for tool, out in zip(corpus.tools, alike, strict=True) if not out}
                 unserved.append(_fit(index.search(each["query"], 5, among=left.__contains__, patience_s=60)))
         total = sum(recall for _, recall in served)
-        row: dict[str, Any] = {"corpus": corpus.name, "method": "nothing fits"}
+        row: dict[str, Any] = {"corpus": corpus.name, "method": "nothing fits, left out" if fits else "nothing fits"}
         for loss in LOSSES:
             floor = _floor(served, loss * total)
             row[f"told at {loss:.0%} lost"] = round(100 * sum(fit < floor for fit in unserved) / len(unserved), 1)
@@ -50,6 +58,7 @@ def nothing_fits(held: Sequence[tuple[Corpus, Index]], model: MiniLM) -> Iterato
         row["auc"] = round(better / len(served) / len(unserved), 3)
         row["told as shipped"] = round(100 * sum(fit < LEAST for fit in unserved) / len(unserved), 1)
         row["lost as shipped"] = round(100 * sum(recall for fit, recall in served if fit < LEAST) / total, 1)
+        searching.fitting = fitting
         yield row
 
 

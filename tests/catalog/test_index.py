@@ -375,6 +375,9 @@ class Turned(Directions):
     def turned(self, requests: Vectors) -> Vectors:
         return requests
 
+    def drawn(self, tools: Vectors) -> Vectors:
+        return tools
+
 
 @pytest.mark.parametrize(("embedder", "also"), [(Turned(), True), (Directions(), False)])
 def test_requests_are_read_by_their_telling_words_too_where_that_was_measured(embedder: Directions, also: bool) -> None:

@@ -1,7 +1,7 @@
 """How likely a hit serves the request, when to say that nothing does, and which hits are not worth a place in view.
 
 All are logistic in a few measures, fitted by ``bench/finding/calibrate.py`` on requests with known tools of three public
-corpora, put to catalogues of 10 to 4,000 tools drawn from them: some with their tools, some without and without all that
+corpora, put to catalogues of 10 to 10,000 tools drawn from them: some with their tools, some without and without all that
 resembles those, and on requests of the other corpora. What was fitted without a corpus holds on it nearly as well where
 its requests are of a kind with the others (the same command prints that, by size). What a tool's name counts for that
 the request says in full is fitted beside the rest.
@@ -16,15 +16,18 @@ from dataclasses import dataclass
 _CONSIDERED = 5
 """Hits by which a request is judged."""
 
-_FEWEST, _MOST = 5, 4_000
+FEWEST, MOST = 5, 10_000
 """Sizes of a catalogue between which more tools mean better chance hits. Larger ones than were measured count as the largest
 that was; continued beyond, the line tells too often that nothing fits."""
 
+_BY_WORDS = 4_000
+"""The largest catalogue that was measured by words alone."""
+
 LEAST, LEAST_BY_WORDS = 0.08, 0.12
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
-three corpora, each with what was learned without it, 3 % of the tools that there are get lost by it (of requests as
-people chat, 5 to 9 %) and nearly half of the requests without one are told, six in ten of those from another field,
-whether there are ten tools or thousands. By words alone it is 3 % (of chat up to 14 %) and three in ten, fewer the smaller the
+three corpora, each searched with what was learned without it, 0 to 4 % of the tools that were found get lost by it (of
+requests as people chat 2 to 12 %, 15 % among 10,000 tools) and of the requests without one two to six in ten are told.
+By words alone it is 3 % (of chat up to 14 %) and three in ten, fewer the smaller the
 catalogue: words tell less about what is not there."""
 
 _BESIDE, _AT_LEAST = 0.1, 0.02
@@ -41,6 +44,7 @@ class Evidence:
     :param standing: how far it stands out among all tools, as :mod:`~handrail.catalog.fusion` weighs words and meaning
     :param part: the number of that part
     :param named: that part says every word of the tool's name, which has two or more
+    :param elsewhere: how near tools that many catalogues have lie to the part to which this one is nearest
     """
 
     near: float | None
@@ -48,6 +52,7 @@ class Evidence:
     standing: float
     part: int = 0
     named: bool = False
+    elsewhere: float = 0.0
 
 
 def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
@@ -61,9 +66,9 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         ahead = each.standing - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.shared))
         if each.near is None:
-            told = -3.63 + 11.10 * words + 0.39 * ahead - 0.59 * _extent(tools) + 2.5 * each.named
+            told = -3.63 + 11.10 * words + 0.39 * ahead - 0.59 * _extent(min(tools, _BY_WORDS)) + 2.5 * each.named
         else:
-            told = -4.22 + 10.46 * each.near + 2.7 * words + 0.81 * ahead - 0.65 * _extent(tools) + 1.28 * each.named
+            told = -4.68 + 9.47 * each.near + 2.64 * words + 0.79 * ahead - 0.43 * _extent(tools) + 1.22 * each.named
         out.append(_logistic(told))
     return out
 
@@ -111,13 +116,14 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
         words = math.sqrt(max(0.0, best[0].shared))
-        return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * extent + 2.07 * named)
+        return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * _extent(min(tools, _BY_WORDS)) + 2.07 * named)
     # words are in what the best stands out by already; beside it they say more on some corpora and less on others
-    return _logistic(-2.71 + 11.97 * max(nears) + 0.67 * stands - 1.12 * extent + 1.29 * named)
+    usual = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
+    return _logistic(-1.07 + 11.25 * max(nears) + 0.50 * stands - 4.88 * usual - 0.64 * extent + 1.28 * named)
 
 
 def _extent(tools: int) -> float:
-    return math.log(min(max(tools, _FEWEST), _MOST))
+    return math.log(min(max(tools, FEWEST), MOST))
 
 
 def _logistic(value: float) -> float:

@@ -46,6 +46,10 @@ class Embedder(Protocol):
 class Turning(Protocol):
     """An embedder that knows how requests lie to the tools that serve them."""
 
+    def drawn(self, tools: Vectors) -> Vectors:
+        """Directions of tools, each drawn a little to what is asked of tools like it."""
+        ...
+
     def turned(self, requests: Vectors) -> Vectors:
         """Directions of requests, each turned to where the tools for it are more likely to be."""
         ...

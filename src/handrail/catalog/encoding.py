@@ -148,6 +148,10 @@ class Encoder:
         """The vectors of what tools commonly say; only in ``joined``."""
         return self._usual["tools"]
 
+    def drawn(self, tools: Vectors) -> Vectors:
+        """Directions of tools, as the local model draws them to what is asked of such; only in ``joined``."""
+        return self._embedder.drawn(tools) if isinstance(self._embedder, Turning) else tools
+
     def wait(self, done: threading.Event, timeout_s: float | None = None) -> bool:
         """Wait for the ``done`` of who wishes, not beyond a failure; whether it came."""
         with self._change:

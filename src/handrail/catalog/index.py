@@ -173,7 +173,11 @@ class Index:
             meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
             rows.append(Row(self._lexical.scores(each, pool), meaning, self._called(texts[at])))
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
-        evidence = [self._evidence(each, rows, wanted) for each in order]
+        near, elsewhere = None, None
+        if vicinity is not None and order:
+            near = vicinity.similarity([each.number for each in order], vectors).tolist()
+            elsewhere = vicinity.elsewhere(vectors).tolist()
+        evidence = [self._evidence(each, rows, wanted, near and near[at], elsewhere) for at, each in enumerate(order)]
         fit = fitting(evidence, len(self._documents))
         sure = confidences(evidence, len(self._documents))
         if vicinity is not None and len(order) > 1:
@@ -216,18 +220,30 @@ class Index:
             return None, None, encoder.state or f"no vector of the request within {patience_s:g} s"
         return vicinity, vectors, ""
 
-    def _evidence(self, found: Ranked, rows: Sequence[Row], wanted: Sequence[Sequence[str]]) -> Evidence:
-        """What speaks for one document, each by the text it serves best."""
+    def _evidence(
+        self,
+        found: Ranked,
+        rows: Sequence[Row],
+        wanted: Sequence[Sequence[str]],
+        near: Sequence[float] | None,
+        elsewhere: Sequence[float] | None,
+    ) -> Evidence:
+        """What speaks for one document, each by the text it serves best.
+
+        :param near: how near it lies to each text, and ``elsewhere`` how near tools that others have
+        """
         attainable = [self._lexical.attainable(each) for each in wanted]
         shared = max(
             row.words.score(found.number) / most if most > 0 else 0.0
             for row, most in zip(rows, attainable, strict=True)
         )
-        near = [row.meaning.score(found.number) for row in rows if row.meaning is not None]
         standing = max(row.standing(found.number) for row in rows)
         document = self._documents[found.number]
         named = says_whole_name(wanted[found.row], document.id, document.category)
-        return Evidence(max(near) if near else None, shared, standing, found.row, named)
+        if near is None or elsewhere is None:
+            return Evidence(None, shared, standing, found.row, named)
+        text = max(range(len(near)), key=near.__getitem__)
+        return Evidence(near[text], shared, standing, found.row, named, elsewhere[text])
 
     def _hit(
         self,
@@ -319,7 +335,7 @@ class Index:
                 whole = False
             else:
                 rows[number] = row
-        self._vicinity = Vicinity(rows, usual)
+        self._vicinity = Vicinity(rows, usual, drawn=self._encoder.drawn)
         if whole:
             self._ready.set()
 

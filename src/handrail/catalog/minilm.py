@@ -71,11 +71,18 @@ class MiniLM:
 
     def turned(self, requests: Vectors) -> Vectors:
         """``requests`` by what was learned on public requests with known tools: see :mod:`handrail.catalog.turning`."""
+        return self._learned()(requests)
+
+    def drawn(self, tools: Vectors) -> Vectors:
+        """``tools`` by the same."""
+        return self._learned().drawn(tools)
+
+    def _learned(self) -> Turn:
         if self._turn is None:
             from handrail.catalog.turning import Turn
 
             self._turn = Turn.shipped()
-        return self._turn(requests)
+        return self._turn
 
     def _loaded(self) -> tuple[Any, WordPiece]:
         if self._session is not None and self._pieces is not None:

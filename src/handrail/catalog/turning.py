@@ -1,15 +1,17 @@
-"""From a request to the tools for it: what was learned, on requests with known tools, of how one lies to the other.
+"""The learned map from a request's vector to the vectors of tools that serve it, fitted on requests with known tools.
 
 Two things are learned. The adapter turns every request the same way: a scale and a few directions. Then the requests that
 are most like it and were served before say where the tools for such are: "do I need an umbrella" has nothing in common with
-"forecast for a place", but much with other requests for which that was right. Both were made by ``bench/finding/adapter.py``,
-and both help on tools and requests that they were not made of.
+"forecast for a place", but much with other requests for which that was right. The other way round, tools are drawn a little to
+what was asked of tools most like them. All of it was made by ``bench/finding/adapter.py``, and all of it helps on tools and
+requests that it was not made of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +31,13 @@ _NARROW = 0.05
 _PART = 0.6
 """What the tools of like requests count, beside the request itself, where a like one is the same."""
 
+_DRAWN, _KNOWN = 0.3, 8
+"""What the requests for like tools count beside the tool itself, where a like one is the same; tools by which one is judged."""
 
-@dataclass(frozen=True, slots=True)
+_CHUNK = 512
+
+
+@dataclass(frozen=True)
 class Served:
     """Requests with known tools.
 
@@ -46,13 +53,20 @@ class Served:
     def tools_for(self, requests: Vectors) -> Vectors:
         """Where the tools of the requests most like each of ``requests`` lie, as long as the likeness is great."""
         near: Any = numpy.einsum("ij,kj->ik", requests, self.requests)
-        several = min(ALIKE, near.shape[1])
-        best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
-        likeness: Any = numpy.take_along_axis(near, best, axis=1)
-        most = likeness.max(axis=1, keepdims=True)
-        counts: Any = numpy.exp((likeness - most) / _NARROW)
-        counts *= numpy.maximum(most, 0) / counts.sum(axis=1, keepdims=True)
+        best, counts = _most_alike(near, ALIKE)
         return numpy.einsum("ik,ikj->ij", counts, self.tools[self.whose[best]])
+
+    def requests_for(self, tools: Vectors) -> Vectors:
+        """Where the requests for the tools most like each of ``tools`` lie, as long as the likeness is great."""
+        best, counts = _most_alike(tools @ self.tools.T, _KNOWN)
+        return numpy.einsum("ik,ikj->ij", counts, self._asked[best])
+
+    @cached_property
+    def _asked(self) -> Any:
+        """Of each tool where its requests lie."""
+        out = numpy.zeros_like(self.tools)
+        numpy.add.at(out, self.whose, self.requests)
+        return _unit(out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +114,27 @@ class Turn:
         for group in self.served:
             out = out + _PART * group.tools_for(adapted)
         return _unit(out)
+
+    def drawn(self, tools: Vectors) -> Vectors:
+        """Directions of tools, each drawn to what is asked of tools like it; a row of zeros (no vector yet) stays zeros."""
+        if not self.served:
+            return tools
+        out = numpy.empty_like(tools)
+        for begin in range(0, len(tools), _CHUNK):
+            some = tools[begin : begin + _CHUNK]
+            out[begin : begin + _CHUNK] = _unit(some + _DRAWN * sum(group.requests_for(some) for group in self.served))
+        return out
+
+
+def _most_alike(near: Any, several: int) -> tuple[Any, Any]:
+    """The ``several`` nearest of each row, and what each of them counts."""
+    several = min(several, near.shape[1])
+    best = numpy.argpartition(-near, several - 1, axis=1)[:, :several]
+    likeness: Any = numpy.take_along_axis(near, best, axis=1)
+    most = likeness.max(axis=1, keepdims=True)
+    counts: Any = numpy.exp((likeness - most) / _NARROW)
+    counts *= numpy.maximum(most, 0) / counts.sum(axis=1, keepdims=True)
+    return best, counts
 
 
 def _unit(rows: Any) -> Vectors:

@@ -6,7 +6,7 @@ is first compared by the signs of its components (one bit each, 48 bytes a tool)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,9 @@ _SAMPLE = 2_000
 """Documents from which the usual similarity to a request is judged, where not all are compared."""
 
 _CHUNK = 8_192
+
+_SHARP = 7.0
+"""By how much of a cosine (one part in so many) a usual tool lies further for it to count e times less."""
 
 
 def directions(rows: Vectors, center: Vectors) -> Vectors:
@@ -49,24 +52,45 @@ class Vicinity:
 
     :param rows: one a document, of length 1; zeros where a document has no vector yet
     :param usual: vectors of texts as tools commonly have them; what all tools have in common tells none from another
+    :param drawn: turns directions of tools to where requests for them lie
     :param exact_up_to: documents up to which each is compared
     """
 
-    def __init__(self, rows: Vectors, usual: Vectors, *, exact_up_to: int = EXACT_UP_TO) -> None:
+    def __init__(
+        self,
+        rows: Vectors,
+        usual: Vectors,
+        *,
+        drawn: Callable[[Vectors], Vectors] | None = None,
+        exact_up_to: int = EXACT_UP_TO,
+    ) -> None:
         center = center_of(rows, usual)
+        self._usual = directions(usual, center)
+        self._plain: Any = None if drawn is None else numpy.empty(rows.shape, numpy.int8)
         self._codes: Any = None
         if len(rows) <= exact_up_to:
-            self._rows: Any = directions(rows, center)
+            self._rows: Any = numpy.empty(rows.shape, numpy.float32)
+            for begin in range(0, len(rows), _CHUNK):
+                self._rows[begin : begin + _CHUNK] = self._seen(rows, begin, center, drawn)
             return
         width = -(-rows.shape[1] // 64) * 8
         self._rows = numpy.empty(rows.shape, numpy.float16)
         codes = numpy.zeros((len(rows), width), numpy.uint8)
         for begin in range(0, len(rows), _CHUNK):
-            seen = directions(rows[begin : begin + _CHUNK], center)
+            seen = self._seen(rows, begin, center, drawn)
             self._rows[begin : begin + _CHUNK] = seen
             packed = numpy.packbits(seen > 0, axis=1)
             codes[begin : begin + _CHUNK, : packed.shape[1]] = packed
         self._codes = codes.view(numpy.uint64)
+
+    def _seen(self, rows: Vectors, begin: int, center: Vectors, drawn: Callable[[Vectors], Vectors] | None) -> Vectors:
+        """Some documents' directions to search in; as they are they are kept beside, a byte a component."""
+        plain = directions(rows[begin : begin + _CHUNK], center)
+        if drawn is None:
+            return plain
+        most = numpy.maximum(numpy.abs(plain).max(axis=1, keepdims=True), 1e-9)
+        self._plain[begin : begin + _CHUNK] = numpy.rint(plain * (127 / most))
+        return drawn(plain)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -88,10 +112,24 @@ class Vicinity:
 
         return Scores(likely[order].tolist(), float(usual.mean()), float(usual.std()), score)
 
+    def similarity(self, numbers: Sequence[int], requests: Sequence[Vectors]) -> Vectors:
+        """How near each of these documents is by itself, drawn nowhere, to each request."""
+        return numpy.einsum("ij,kj->ik", self._as_they_are(numbers), numpy.stack(requests))
+
+    def elsewhere(self, requests: Sequence[Vectors]) -> Vectors:
+        """How near the usual tools lie to each request, whether or not such are here: a little more than the nearest does."""
+        near: Any = numpy.einsum("ij,kj->ik", numpy.stack(requests), self._usual)
+        most = near.max(axis=1, keepdims=True)
+        return most[:, 0] + numpy.log(numpy.exp((near - most) * _SHARP).sum(axis=1)) / _SHARP
+
     def likeness(self, numbers: Sequence[int]) -> Vectors:
         """How near each of these documents is to each."""
-        rows: Any = self._rows[list(numbers)].astype(numpy.float32)
+        rows = self._as_they_are(numbers)
         return numpy.einsum("ij,kj->ik", rows, rows)
+
+    def _as_they_are(self, numbers: Sequence[int]) -> Any:
+        rows: Any = (self._rows if self._plain is None else self._plain)[list(numbers)].astype(numpy.float32)
+        return rows / numpy.maximum(numpy.linalg.norm(rows, axis=1, keepdims=True), 1e-9)
 
     @cached_property
     def _sampled(self) -> Any:
