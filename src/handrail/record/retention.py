@@ -19,6 +19,7 @@ from handrail.record.log import CommitLog
 from handrail.record.reading import LogReader
 from handrail.store.database import Database, Statement
 from handrail.store.folders import Folders
+from handrail.store.sessions import LAST_USED
 
 _KEPT = ("redacted", "lost")
 """Records that prove what became of others. They hold numbers and reasons only."""
@@ -142,10 +143,8 @@ def _whole_sessions(connection: sqlite3.Connection, selection: Selection) -> Ite
     """The sessions of which nothing is kept."""
     sql, values = "SELECT id FROM session", list[str | int]()
     if selection.before_ns is not None:
-        sql += (
-            " LEFT JOIN (SELECT session, max(at_ns) AS latest FROM record WHERE session <> '' GROUP BY session) "
-            "ON session = id WHERE max(coalesce(latest, 0), opened_ns, used_ns, coalesce(closed_ns, 0)) < ?"
-        )
+        sql += " LEFT JOIN (SELECT session, max(at_ns) AS latest FROM record WHERE session <> '' GROUP BY session) ON session = id"
+        sql += f" WHERE max(coalesce(latest, 0), opened_ns, {LAST_USED}, coalesce(closed_ns, 0)) < ?"
         values.append(selection.before_ns)
     if selection.session_id is not None:
         sql += (" AND" if values else " WHERE") + " id = ?"

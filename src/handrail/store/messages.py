@@ -26,7 +26,7 @@ class Messages:
         """Write messages, before all that is handed to the writer from now on; durable once that is awaited. What stood at
         a position is replaced.
 
-        :param at_ns: wall-clock time in nanoseconds; it becomes the session's last use
+        :param at_ns: wall-clock time in nanoseconds; the last message's counts as a use of the session
         :raises LogUnavailable: when awaited, where they cannot be made durable
         """
         return self._database.take(_STATEMENTS, _Batch(session_id, at_ns, tuple(entries)))
@@ -102,8 +102,6 @@ class _Statements:
                     "ON CONFLICT (session, position) DO UPDATE SET at_ns = excluded.at_ns, body = excluded.body",
                     (session, position, at_ns, encode(body, max_bytes=_UNBOUNDED)),
                 )
-            if entries:
-                yield "UPDATE session SET used_ns = max(used_ns, ?) WHERE id = ?", (at_ns, session)
 
 
 _STATEMENTS = _Statements()

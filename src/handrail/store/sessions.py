@@ -120,13 +120,19 @@ class Sessions:
             return session_rows(self._database.reading, "ORDER BY opened_ns DESC LIMIT ?", (limit,))
 
 
+LAST_USED = """max(used_ns, coalesce((
+    SELECT at_ns FROM message WHERE session = session.id AND typeof(at_ns) = 'integer' ORDER BY position DESC LIMIT 1), 0))"""
+"""SQL: when a session was last opened or suspended, or something was said in it. The last is not written to its row as
+well, which each message would have to wait for."""
+
+
 def session_rows(connection: sqlite3.Connection, where: str, values: Sequence[str | int]) -> list[SessionRow]:
     """Sessions through any connection.
 
     :param where: the rest of the query, after ``FROM session``
     :raises sqlite3.Error: when the database cannot be read
     """
-    columns = "id, opened_ns, closed_ns, agent, topic, face, headless, details, used_ns, holder, under, under_call"
+    columns = f"id, opened_ns, closed_ns, agent, topic, face, headless, details, {LAST_USED} AS used_ns, holder, under, under_call"
     rows = connection.execute(f"SELECT {columns} FROM session {where}", values)  # noqa: S608 - our own words
     return [_session(row) for row in rows]
 
@@ -252,7 +258,10 @@ class _Statements:
                     yield copied, (row.id, parent)
             elif change[0] == "close":
                 _, session, at_ns = change
-                yield "UPDATE session SET closed_ns = ?, holder = NULL WHERE id = ?", (at_ns, session)
+                yield (
+                    f"UPDATE session SET closed_ns = ?, holder = NULL, used_ns = {LAST_USED} WHERE id = ?",  # noqa: S608
+                    (at_ns, session),
+                )
                 for table in ("state", "message", "session_rule", "seen", "notice", "job", "opened"):
                     yield f"DELETE FROM {table} WHERE session = ?", (session,)  # noqa: S608
             else:

@@ -52,7 +52,11 @@ def command(
     try:
         if action is None:
             with reading(setting) as (reader, _):
-                none = "no sessions are kept" if closed else "no session is open or can go on; --all lists closed ones, too"
+                none = (
+                    "no sessions are kept"
+                    if closed
+                    else "no session is open or can go on; --all lists closed ones, too"
+                )
                 _list(setting, reader.all(limit=limit, closed=closed), none)
         elif action == "show":
             _show(setting, named)
