@@ -39,6 +39,12 @@ class KeptHere:
             kept.set_result(None)
         return kept
 
+    async def attached(self, data: bytes, media_type: str) -> str:
+        raise LogUnavailable("nobody here shows anything beside text")
+
+    async def attachment(self, ref: str) -> bytes:
+        raise LogUnavailable("nobody here shows anything beside text")
+
     async def compacted(self) -> None:
         pass
 

@@ -324,7 +324,7 @@ async def test_a_session_has_so_many_open_and_one_without_steps_ends_by_itself(t
         assert over.error_kind == "limit" and states[0] in str(over.error_text)
         await close(session, states[0])
         assert (await session.call("st.asks", {})).ok
-        at_once = await (await kernel.session()).call_all([("st.asks", {})] * 5)
+        at_once = await (await kernel.session()).call_all([("st.asks", {}) for _ in range(5)])
         assert [result.error_kind for result in at_once] == [None, None, None, "limit", "limit"]
 
 
