@@ -102,8 +102,12 @@ def weights(several: Sequence[Judged]) -> list[float]:
 
 
 def fit_requests(several: Sequence[Sequence[Judged]]) -> Any:
-    every = [each for some in several for each in some]
-    heavy = [weight for some in several for weight in weights(some)]
+    """Of the requests that no tool serves only those of other corpora count: what tells them tells as many of a corpus's own
+    whose tools were kept out as a fit on both, and more of itself.
+    """
+    kept = [[each for each in some if each.needs or not each.own] for some in several]
+    every = [each for some in kept for each in some]
+    heavy = [weight for some in kept for weight in weights(some)]
     return fit([of_request(each) for each in every], [float(any(each.serves)) for each in every], heavy)
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from handrail.catalog.index import Found, Index
     from handrail.catalog.minilm import MiniLM
 
-ASKED = 400
+ASKED = 1_200
 """Requests of each corpus that are put to its own tools, and to those of the others together."""
 
 ALIKE = 0.45
