@@ -63,8 +63,13 @@ class RemoteDelegates:
         try:
             told = an_object(await self._connection.request("delegate", body, settle=True))
             return Result.from_dict(told)
-        except ConnectionLost:
-            raise ToolError("the process that has the model has gone", kind="unavailable") from None
+        except ConnectionLost as lost:
+            if not lost.sent:
+                raise ToolError(
+                    "the process that has the model has gone; nothing was handed over", kind="unavailable"
+                ) from None
+            text = "the line to the process that has the model was lost while the sub-agent was at work; look at what it has done before you hand this over again"
+            raise ToolError(text, kind="interrupted") from None
         except Refused as refused:
             error = mirror.error_of(refused)
             raise error if isinstance(error, ToolError) else ToolError(str(error), kind="unavailable") from None
