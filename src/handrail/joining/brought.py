@@ -164,24 +164,13 @@ class BroughtTools:
 
     async def questions(self, tool: BroughtTool, args: dict[str, Any]) -> Sequence[Question]:
         """See :meth:`~handrail.contract.tool.Tool.questions`."""
-        tool_id = tool.spec.id
-        body = {"tool": tool_id, "definition": tool.definition, "arguments": _exactly(tool_id, args)}
-        try:
-            told = an_object(await self._connection.request("questions", body, settle=True))
-            if (failure := failure_of(told)) is not None:
-                raise failure
-            return questions(told.get("value"))
-        except ConnectionLost:
-            raise ToolError(_GONE.format(tool_id), kind="unavailable") from None
-        except Refused as refused:
-            raise ToolError(f"{tool_id}: {refused.text}", kind="unavailable") from None
-        except Malformed as error:
-            raise ToolError(f"{tool_id}: its process asks what cannot be read: {error}", kind="backend") from None
+        body = {"arguments": _exactly(tool.spec.id, args)}
+        return await self._asked(tool, "questions", body, questions, settle=True)
 
     async def never(self, tool: BroughtTool, arguments: Mapping[str, Any]) -> bool:
         """Whether a trigger of a class that goes by time would never fire."""
         return (
-            await self._of_class(tool, "due", {"arguments": exactly(dict(arguments)), "now_ns": time.time_ns()}, a_time)
+            await self._asked(tool, "due", {"arguments": exactly(dict(arguments)), "now_ns": time.time_ns()}, a_time)
             is None
         )
 
@@ -189,17 +178,22 @@ class BroughtTools:
         """See :meth:`~handrail.contract.triggers.TriggerTool.wait`. Where its process has gone nothing fires, until the
         session is opened with one that has it."""
         try:
-            return await self._of_class(tool, "wait", {"waiting": of_waiting(waiting)}, a_firing)
+            return await self._asked(tool, "wait", {"waiting": of_waiting(waiting)}, a_firing)
         except _NotThere:
             return await asyncio.get_running_loop().create_future()
 
-    async def _of_class(self, tool: BroughtTool, asks: str, body: Message, read: Reader[_T]) -> _T:
-        """Ask a class of triggers."""
+    async def _asked(
+        self, tool: BroughtTool, asks: str, body: Message, read: Reader[_T], *, settle: bool = False
+    ) -> _T:
+        """Ask its process something about a tool that is no call of it.
+
+        :raises ToolError: as it was raised there; ``unavailable`` where the process has gone or refuses, ``backend`` for an
+            answer that cannot be read
+        """
         tool_id = tool.spec.id
+        asked = {"tool": tool_id, "definition": tool.definition, **body}
         try:
-            told = an_object(
-                await self._connection.request(asks, {"tool": tool_id, "definition": tool.definition, **body})
-            )
+            told = an_object(await self._connection.request(asks, asked, settle=settle))
             if (failure := failure_of(told)) is not None:
                 raise failure
             return read(told.get("value"))
