@@ -1,0 +1,56 @@
+"""The two lists of versions fit what they hold: each package of ours that is installed here is in both, at a version that the
+others take. A list that does not fit is only noticed where something is installed anew, which is seldom."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+ROOT = Path(__file__).parent.parent
+NAMED = "handrail"
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def pins(path: Path) -> dict[str, str]:
+    lines = (line.strip() for line in path.read_text(encoding="utf-8").splitlines())
+    pairs = (line.split("==") for line in lines if line and not line.startswith("#"))
+    return {canonical(name): version for name, version in pairs}
+
+
+def needed(
+    name: str, extras: frozenset[str], seen: set[tuple[str, frozenset[str]]]
+) -> Iterator[tuple[str, Requirement]]:
+    """Everything that ``name`` needs on this machine, with who asks for it."""
+    if (name, extras) in seen:
+        return
+    seen.add((name, extras))
+    try:
+        asked = [Requirement(line) for line in requires(name) or ()]
+    except PackageNotFoundError:
+        return
+    for one in asked:
+        if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in extras or {""}):
+            if canonical(one.name) != NAMED:
+                yield name, one
+            yield from needed(canonical(one.name), frozenset(one.extras), seen)
+
+
+@pytest.mark.parametrize("place", ["constraints.txt", "bench/constraints.txt"])
+def test_each_package_is_held_at_a_version_that_the_others_take(place: str) -> None:
+    held = pins(ROOT / place)
+    found = list(needed(NAMED, frozenset({"all"}), set()))
+    assert {"pydantic", "mcp", "google-genai", "numpy"} <= {canonical(one.name) for _, one in found}
+    wrong = [
+        f"{by} asks for {one}, {place} holds {held.get(canonical(one.name), 'none')}"
+        for by, one in found
+        if canonical(one.name) not in held or not one.specifier.contains(held[canonical(one.name)], prereleases=True)
+    ]
+    assert not wrong, "\n".join(wrong)
