@@ -378,6 +378,27 @@ class Turned(Directions):
     def drawn(self, tools: Vectors) -> Vectors:
         return tools
 
+    def elsewhere(self) -> Vectors:
+        return self.encode(["another thing"])
+
+
+class Elsewhere(Turned):
+    """One that knows a tool which the catalogue has not."""
+
+    def elsewhere(self) -> Vectors:
+        return self.encode(["weather"])
+
+
+def test_a_request_for_what_others_have_and_this_catalogue_has_not_is_less_likely_to_be_served() -> None:
+    told: list[float] = []
+    for embedder in (Turned(), Elsewhere()):
+        encoder = Encoder(embedder)
+        index = Index([MAIL, STOCK, HOTEL], encoder=encoder)
+        assert index.wait(60)
+        told.append(index.search("the weather for my stock", patience_s=60).fitting)
+        encoder.close(10)
+    assert told[1] < told[0] / 2
+
 
 @pytest.mark.parametrize(("embedder", "also"), [(Turned(), True), (Directions(), False)])
 def test_requests_are_read_by_their_telling_words_too_where_that_was_measured(embedder: Directions, also: bool) -> None:

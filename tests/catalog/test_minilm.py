@@ -14,8 +14,12 @@ from handrail.catalog.embedder import EmbedderError
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
 from handrail.catalog.minilm import MiniLM
+from handrail.catalog.usual import TOOLS
 
 pytestmark = pytest.mark.skipif(minilm.missing() is not None, reason="the extra [search] is not installed")
+
+
+FINDING = Path(__file__).parents[2] / "bench" / "finding"
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +41,22 @@ def test_what_else_is_in_a_batch_changes_no_vector(model: MiniLM) -> None:
     together = model.encode(texts)
     alone = numpy.concatenate([model.encode([text]) for text in texts])
     assert (together * alone).sum(axis=1).min() > 0.99
+
+
+def test_the_tools_elsewhere_that_ship_are_as_the_model_has_them(model: MiniLM) -> None:
+    lines = (FINDING / "elsewhere.txt").read_text().splitlines()
+    kept = model.elsewhere()
+    for several, place in ((TOOLS[:4], 0), (lines[-4:], len(kept) - 4)):
+        assert (model.encode(several) * kept[place : place + 4]).sum(axis=1).min() > 0.99
+    assert len(kept) > 1_000
+
+
+def test_a_request_for_what_is_not_here_is_told_by_what_others_have(model: MiniLM) -> None:
+    index = Index(ALL, encoder=Encoder(model))
+    assert index.wait(100)
+    asked = ("Find me a recipe with leeks", "Who won the match last night?", "Which film should I watch?")
+    assert all(index.search(each, patience_s=100).nothing_fits for each in asked)
+    assert not any(index.search(each, patience_s=100).nothing_fits for each in ("Is it sunny?", "A bed for two nights"))
 
 
 def test_an_empty_text_and_a_huge_one_have_vectors(model: MiniLM) -> None:

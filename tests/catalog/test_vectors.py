@@ -57,6 +57,18 @@ def test_vectors_whose_width_is_no_multiple_of_a_word_are_searched_by_signs_too(
     assert found.best[0] == 7
 
 
+def test_how_near_others_tools_lie_is_a_matter_of_the_nearest_and_not_of_their_number() -> None:
+    rows, request = _clustered(20, 64), _unit(_clustered(1, 64))
+    far, usual = _clustered(30, 64), _clustered(5, 64)
+
+    def near(*several: Any) -> float:
+        return float(Vicinity(rows, usual, elsewhere=numpy.concatenate(several)).elsewhere(request)[0])
+
+    assert near(far, far) == pytest.approx(near(far), abs=1e-5)
+    assert near(far[1:], request) > near(far) + 0.1
+    assert near(usual) == pytest.approx(float(Vicinity(rows, usual).elsewhere(request)[0]), abs=1e-6)
+
+
 def test_a_document_without_a_vector_is_like_nothing() -> None:
     rows = _clustered(20, 64)
     rows[5] = 0

@@ -26,7 +26,7 @@ _BY_WORDS = 4_000
 LEAST, LEAST_BY_WORDS = 0.08, 0.12
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
 three corpora, each searched with what was learned without it, 0 to 4 % of the tools that were found get lost by it (of
-requests as people chat 2 to 10 %, 16 % among 10,000 tools) and of the requests without one two to six in ten are told.
+requests as people chat 2 to 11 %, 14 % among 10,000 tools) and of the requests without one two to six in ten are told.
 By words alone it is 3 % (of chat up to 14 %) and three in ten, fewer the smaller the
 catalogue: words tell less about what is not there."""
 
@@ -44,7 +44,7 @@ class Evidence:
     :param standing: how far it stands out among all tools, as :mod:`~handrail.catalog.fusion` weighs words and meaning
     :param part: the number of that part
     :param named: that part says every word of the tool's name, which has two or more
-    :param elsewhere: how near tools that many catalogues have lie to the part to which this one is nearest
+    :param elsewhere: how near tools that others have lie to the part to which this one is nearest
     """
 
     near: float | None
@@ -118,8 +118,8 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
         words = math.sqrt(max(0.0, best[0].shared))
         return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * _extent(min(tools, _BY_WORDS)) + 2.07 * named)
     # words are in what the best stands out by already; beside it they say more on some corpora and less on others
-    usual = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
-    return _logistic(0.52 + 11.74 * max(nears) + 0.49 * stands - 7.63 * usual - 0.66 * extent + 1.24 * named)
+    elsewhere = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
+    return _logistic(-2.77 + 11.77 * max(nears) + 0.52 * stands - 12.56 * elsewhere - 0.70 * extent + 1.10 * named)
 
 
 def _extent(tools: int) -> float:

@@ -50,6 +50,10 @@ class Turning(Protocol):
         """Directions of tools, each drawn a little to what is asked of tools like it."""
         ...
 
+    def elsewhere(self) -> Vectors:
+        """Vectors of tools as there are everywhere, whether or not a catalogue has any like them."""
+        ...
+
     def turned(self, requests: Vectors) -> Vectors:
         """Directions of requests, each turned to where the tools for it are more likely to be."""
         ...

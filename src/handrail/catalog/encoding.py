@@ -148,6 +148,10 @@ class Encoder:
         """The vectors of what tools commonly say; only in ``joined``."""
         return self._usual["tools"]
 
+    def elsewhere(self) -> Vectors:
+        """The vectors of tools as there are everywhere: many for the local model, the usual ones for others; only in ``joined``."""
+        return self._embedder.elsewhere() if isinstance(self._embedder, Turning) else self._usual["tools"]
+
     def drawn(self, tools: Vectors) -> Vectors:
         """Directions of tools, as the local model draws them to what is asked of such; only in ``joined``."""
         return self._embedder.drawn(tools) if isinstance(self._embedder, Turning) else tools

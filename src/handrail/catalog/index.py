@@ -335,7 +335,7 @@ class Index:
                 whole = False
             else:
                 rows[number] = row
-        self._vicinity = Vicinity(rows, usual, drawn=self._encoder.drawn)
+        self._vicinity = Vicinity(rows, usual, elsewhere=self._encoder.elsewhere(), drawn=self._encoder.drawn)
         if whole:
             self._ready.set()
 

@@ -51,6 +51,7 @@ class MiniLM:
         self._lock = threading.Lock()
         self._session: Any = None
         self._turn: Turn | None = None
+        self._elsewhere: Vectors | None = None
         self._pieces: WordPiece | None = None
 
     @property
@@ -76,6 +77,14 @@ class MiniLM:
     def drawn(self, tools: Vectors) -> Vectors:
         """``tools`` by the same."""
         return self._learned().drawn(tools)
+
+    def elsewhere(self) -> Vectors:
+        """The tools of ``bench/finding/elsewhere.txt`` and their like, as this model has them."""
+        if self._elsewhere is None:
+            from handrail.catalog.usual import elsewhere
+
+            self._elsewhere = elsewhere()
+        return self._elsewhere
 
     def _learned(self) -> Turn:
         if self._turn is None:

@@ -3,7 +3,28 @@
 A model's vectors of requests all share the direction "somebody asks for something", those of tools "this does
 something". Subtracted, what is left tells one from another, and a tool that is a little like every request (one that
 praises itself as good for everything) loses that advantage. Any embedder's background is made of these texts.
+
+What other catalogues have says when nothing here fits: a request that lies nearer to a tool that is not here than to any
+that is, asks for that one. For the local model a thousand such are kept as vectors, made by ``bench/finding/elsewhere.py``.
 """
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from handrail.catalog.embedder import Vectors
+
+
+def elsewhere() -> Vectors:
+    """The local model's vectors of tools as there are everywhere, one a row, each of length 1."""
+    import numpy
+
+    with files("handrail.catalog").joinpath("elsewhere.npy").open("rb") as file:
+        rows: Any = numpy.load(file, allow_pickle=False).astype(numpy.float32)
+    return rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
+
 
 REQUESTS = (
     "What's the weather going to be like tomorrow?",

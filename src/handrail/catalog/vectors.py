@@ -28,8 +28,8 @@ _SAMPLE = 2_000
 
 _CHUNK = 8_192
 
-_SHARP = 7.0
-"""By how much of a cosine (one part in so many) a usual tool lies further for it to count e times less."""
+_SHARP = 11.0
+"""By how much of a cosine (one part in so many) a tool elsewhere lies further for it to count e times less."""
 
 
 def directions(rows: Vectors, center: Vectors) -> Vectors:
@@ -52,6 +52,7 @@ class Vicinity:
 
     :param rows: one a document, of length 1; zeros where a document has no vector yet
     :param usual: vectors of texts as tools commonly have them; what all tools have in common tells none from another
+    :param elsewhere: vectors of tools as others have them; the usual ones where it is not given
     :param drawn: turns directions of tools to where requests for them lie
     :param exact_up_to: documents up to which each is compared
     """
@@ -61,11 +62,12 @@ class Vicinity:
         rows: Vectors,
         usual: Vectors,
         *,
+        elsewhere: Vectors | None = None,
         drawn: Callable[[Vectors], Vectors] | None = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
         center = center_of(rows, usual)
-        self._usual = directions(usual, center)
+        self._elsewhere = directions(usual if elsewhere is None else elsewhere, center)
         self._plain: Any = None if drawn is None else numpy.empty(rows.shape, numpy.int8)
         self._codes: Any = None
         if len(rows) <= exact_up_to:
@@ -117,10 +119,11 @@ class Vicinity:
         return numpy.einsum("ij,kj->ik", self._as_they_are(numbers), numpy.stack(requests))
 
     def elsewhere(self, requests: Sequence[Vectors]) -> Vectors:
-        """How near the usual tools lie to each request, whether or not such are here: a little more than the nearest does."""
-        near: Any = numpy.einsum("ij,kj->ik", numpy.stack(requests), self._usual)
+        """How near the nearest of the tools that others have lie to each request, whether or not such are here: a soft maximum,
+        in which their number plays no part."""
+        near: Any = numpy.einsum("ij,kj->ik", numpy.stack(requests), self._elsewhere)
         most = near.max(axis=1, keepdims=True)
-        return most[:, 0] + numpy.log(numpy.exp((near - most) * _SHARP).sum(axis=1)) / _SHARP
+        return most[:, 0] + numpy.log(numpy.exp((near - most) * _SHARP).mean(axis=1)) / _SHARP
 
     def likeness(self, numbers: Sequence[int]) -> Vectors:
         """How near each of these documents is to each."""
