@@ -234,16 +234,6 @@ async def test_what_the_schema_cannot_say_is_said_when_building() -> None:
     assert "2021" not in caught.value.text
 
 
-@pytest.mark.proves("K-05")
-async def test_an_integer_written_with_a_point_is_an_integer() -> None:
-    @tool
-    async def count(n: int, m: int | None = None, x: float = 0.0) -> list[str]:
-        """Count."""
-        return [type(v).__name__ for v in (n, m, x)]
-
-    assert await run(count, n=2.0, m=3.0, x=1.0) == ["int", "int", "float"]
-
-
 @pytest.mark.proves("K-01")
 async def test_plain_json_reaches_the_function_as_it_is() -> None:
     @tool

@@ -162,6 +162,73 @@ def test_each_keyword_says_what_it_wanted(schema: dict[str, Any] | bool, value: 
     assert found.startswith("x: got ") and expected in found
 
 
+@pytest.mark.parametrize(
+    ("unwanted", "said"),
+    [
+        ({"required": ["a", "b"]}, "a and b"),
+        ({"anyOf": [{"required": ["a", "c"]}, {"required": ["a", "b"]}]}, "a and b"),
+    ],
+)
+def test_arguments_that_exclude_each_other_are_named(unwanted: dict[str, Any], said: str) -> None:
+    schema: dict[str, Any] = {"type": "object", "properties": {"a": {}, "b": {}, "c": {}}, "not": unwanted}
+    assert problems(schema, {"a": 1, "b": 2}) == [f"the arguments: {said} do not go together; give one of them"]
+
+
+INTEGER = {"type": "integer"}
+NUMBER = {"type": "number"}
+WITH_PARTS = {
+    "type": "object",
+    "properties": {
+        "own": INTEGER,
+        "maybe": {"anyOf": [INTEGER, {"type": "null"}]},
+        "either": {"type": ["integer", "string"]},
+        "number": NUMBER,
+        "both": {"anyOf": [INTEGER, NUMBER]},
+        "many": {"type": "array", "items": INTEGER},
+        "numbers": {"type": "array", "items": NUMBER},
+        "nested": {"type": "object", "properties": {"n": INTEGER}},
+        "referred": {"$ref": "#/$defs/row"},
+    },
+    "$defs": {"row": {"type": "array", "items": INTEGER}},
+}
+
+
+@pytest.mark.proves("K-05")
+@pytest.mark.parametrize(
+    ("name", "given", "becomes"),
+    [
+        ("own", 2.0, 2),
+        ("maybe", -2.0, -2),
+        ("maybe", None, None),
+        ("either", 2.0, 2),
+        ("own", 1e30, 10**30 + 19884624838656),
+        ("number", 2.0, 2.0),
+        ("both", 2.0, 2.0),
+        ("many", [1.0, 2], [1, 2]),
+        ("numbers", [1.0, 2.5], [1.0, 2.5]),
+        ("nested", {"n": 3.0, "more": [4.0, 1e300]}, {"n": 3, "more": [4, 1e300]}),
+        ("referred", [5.0], [5]),
+    ],
+)
+def test_an_integer_written_with_a_point_is_an_integer(name: str, given: Any, becomes: Any) -> None:
+    schema = compile_schema(WITH_PARTS)
+    arguments = {name: given, "own": 7} if name != "own" else {name: given}
+    before = repr(arguments)
+    assert schema.problems(arguments) == []
+    found = schema.whole(arguments)
+    assert repr(found[name]) == repr(becomes) and repr(arguments) == before
+
+
+def test_arguments_that_are_as_they_should_be_stay_the_very_object() -> None:
+    arguments = {"own": 1, "number": 1.0, "many": [1], "nested": {"n": 1, "more": 0.5}}
+    assert compile_schema(WITH_PARTS).whole(arguments) is arguments
+
+
+def test_integers_that_are_asked_for_beside_the_properties_are_found() -> None:
+    schema = compile_schema({"type": "object", "additionalProperties": {"type": "array", "items": INTEGER}})
+    assert repr(schema.whole({"any": [1.0]})) == repr({"any": [1]})
+
+
 @pytest.mark.proves("K-06")
 @pytest.mark.parametrize(
     "reference", ["http://localhost:9/schema", "https://example.invalid/a.json", "file:///etc/hostname", "other.json"]

@@ -114,3 +114,22 @@ def left_over(mark: str) -> list[bytes]:
             if mark.encode() in line:
                 found.append(line)
     return found
+
+
+@pytest.mark.proves("K-05")
+async def test_whole_numbers_may_be_written_with_a_point(session: Session, tmp_path: Path) -> None:
+    job_id = (await data(session, "later"))["job_id"]
+    for given in ({"cursor": 0.0}, {"offset": -1.0, "lines": 2.0}):
+        assert (await data(session, "read_job", job_id=job_id, **given))["job_id"] == job_id
+    (tmp_path / "ws" / "numbers.txt").write_text("one\ntwo\nthree\n")
+    read = await data(session, "read", path="numbers.txt", offset=1.0, limit=1.0)
+    assert repr(read) == repr(await data(session, "read", path="numbers.txt", offset=1, limit=1))
+
+
+@pytest.mark.proves("X-05")
+async def test_a_cursor_goes_with_no_other_way_of_reading(session: Session) -> None:
+    job_id = (await data(session, "later"))["job_id"]
+    for other in ({"lines": 1}, {"offset": 0}):
+        refused = await session.call("read_job", {"job_id": job_id, "cursor": 0, **other})
+        assert refused.error_kind == "invalid_input"
+        assert f"cursor and {next(iter(other))} do not go together" in (refused.error_text or "")

@@ -198,7 +198,7 @@ class Arbiter:
         if arguments is None or problems:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
             raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
-        call.arguments = arguments
+        arguments = call.arguments = schema.whole(arguments)
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:
                 call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)

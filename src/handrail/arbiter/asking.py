@@ -275,7 +275,7 @@ class Asking:
         spec, arguments = call.entry.spec, dict(changed)
         if problems := call.entry.schema.problems(arguments):
             raise Refusal("validate", "invalid_input", f"{spec.id}: " + "; ".join(problems))
-        call.arguments, call.owns_arguments = arguments, True
+        call.arguments, call.owns_arguments = call.entry.schema.whole(arguments), True
         choose_locks(call, self._resources)
         verdict = await self._watched(call, self._judged(call))
         if verdict.action == "deny":

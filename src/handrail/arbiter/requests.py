@@ -127,6 +127,7 @@ def check_changed(
     arguments = dict(given)
     if problems := entry.schema.problems(arguments):
         raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+    arguments = entry.schema.whole(arguments)
     verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots, origin=entry.tool.origin)
     if verdict.action == "deny":
         raise ToolError(verdict.reason, kind="denied")

@@ -162,8 +162,10 @@ class States:
         if going.kind == "step":
             sent = call.arguments[STEP_INPUT] = going.sent
             step = checked(state.entry.spec).step
-            if step is not None and (problems := step.problems({"input": sent})):
-                raise Refusal("validate", "invalid_input", f"{entry.id}: " + "; ".join(problems))
+            if step is not None:
+                if problems := step.problems({"input": sent}):
+                    raise Refusal("validate", "invalid_input", f"{entry.id}: " + "; ".join(problems))
+                call.arguments[STEP_INPUT] = step.whole({"input": sent})["input"]
 
     def _ended_or_unknown(self, call: Call, going: Going) -> None:
         ended = self._last.get((call.session_id, going.id))
@@ -448,3 +450,9 @@ class _SameArguments(Schema):
             return [f"a step keeps the arguments that its state was opened with; only {STEP_INPUT} may be another"]
         step = checked(self._state.entry.spec).step
         return [] if step is None else step.problems({"input": sent}, parsed=parsed)
+
+    def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
+        step = checked(self._state.entry.spec).step
+        if step is None or STEP_INPUT not in arguments:
+            return arguments
+        return {**arguments, STEP_INPUT: step.whole({"input": arguments[STEP_INPUT]})["input"]}

@@ -92,7 +92,6 @@ class FunctionTool(Tool, Generic[P, R]):
         self._target = cast("Callable[..., Any]", function)
         self._runtime_name = parameters.runtime_name
         self.takes_runtime = parameters.runtime_name is not None
-        self._integers = parameters.integers
         self._adapters = parameters.adapters
         functools.update_wrapper(self, function, updated=())
 
@@ -124,9 +123,6 @@ class FunctionTool(Tool, Generic[P, R]):
         return self.finished(self._target(**self._prepared(args, runtime)))
 
     def _prepared(self, args: dict[str, Any], runtime: Runtime | None) -> dict[str, Any]:
-        for name in self._integers:  # JSON Schema counts 1.0 as an integer, Python does not
-            if type(args.get(name)) is float:
-                args = {**args, name: int(args[name])}
         if self._adapters:
             args = self._built(args)
         return args if self._runtime_name is None else {**args, self._runtime_name: runtime}

@@ -29,13 +29,11 @@ class Parameters:
     """What ``@tool`` needs to know of a signature.
 
     :param adapters: the arguments that are not plain JSON in Python, and what builds them
-    :param integers: the arguments that must be a Python ``int``
     """
 
     schema: Mapping[str, Any]
     runtime_name: str | None
     adapters: Mapping[str, pydantic.TypeAdapter[Any]]
-    integers: tuple[str, ...]
 
 
 class _WithoutTitles(GenerateJsonSchema):
@@ -88,7 +86,6 @@ def parameters_of(
         schema,
         runtime_name,
         {name: adapter for name, adapter in adapters.items() if not _is_plain(annotations[name])},
-        tuple(name for name, annotation in annotations.items() if _is_integer(annotation)),
     )
 
 
@@ -239,12 +236,3 @@ def _is_plain(annotation: Any) -> bool:
     if origin is Union or origin is types.UnionType or origin in _CONTAINERS:
         return all(_is_plain(part) for part in inner)
     return False
-
-
-def _is_integer(annotation: Any) -> bool:
-    if typing.get_origin(annotation) is typing.Annotated:
-        return _is_integer(typing.get_args(annotation)[0])
-    if typing.get_origin(annotation) in (Union, types.UnionType):
-        parts = typing.get_args(annotation)
-        return int in parts and float not in parts
-    return annotation is int

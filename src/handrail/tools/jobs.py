@@ -74,7 +74,7 @@ class ReadJob(Tool):
                 },
                 ["job_id"],
             ),
-            "not": {"required": ["cursor", "offset"]},
+            "not": {"anyOf": [{"required": ["cursor", "offset"]}, {"required": ["cursor", "lines"]}]},
         },
         max_output=2 * MOST_BYTES,
         kind="read",
