@@ -89,6 +89,11 @@ async def fails(how: str) -> AsyncGenerator[Any, Any]:
         raise SystemExit(3)
     if how == "cancelled":
         raise asyncio.CancelledError
+    if how == "no JSON":
+        try:
+            yield object()
+        finally:
+            bench.left.set()
     if how == "error":
         yield Result.error("failed", "this page cannot be read")
         yield 3

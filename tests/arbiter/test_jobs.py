@@ -325,6 +325,30 @@ async def test_a_running_call_is_promoted_where_it_stands(kernel: Kernel, sessio
 
 
 @pytest.mark.proves("X-04")
+async def test_all_who_promote_a_call_at_once_get_its_one_job(session: Session) -> None:
+    caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
+    await bench.entered.wait()
+    jobs = await asyncio.gather(*(session.promote(f"{session.id}/1.0") for _ in range(3)))
+    assert {job.id for job in jobs} == {job_of(await caller)}
+    bench.open.set()
+    result = await session.jobs.wait(jobs[0].id, timeout_ms=30_000)
+    assert result is not None and result.data == "a"
+
+
+@pytest.mark.proves("X-12")
+async def test_a_job_that_is_stopped_while_it_waits_says_what_each_of_its_results_says(session: Session) -> None:
+    first = job_of(await session.call("job.either", {"name": "a", "later": True}))
+    await bench.entered.wait()
+    second = job_of(await session.call("job.either", {"name": "b", "later": True}))
+    for job_id in (second, first):
+        await session.jobs.stop(job_id)
+    waited, ran = [await session.jobs.wait(job_id, timeout_ms=0) for job_id in (second, first)]
+    assert waited is not None and ran is not None and bench.ran == ["a"]
+    assert waited.metadata["job"] == second and ran.metadata["job"] == first
+    assert waited.metadata["not_locked"] == ran.metadata["not_locked"] == ["notes:X"]
+
+
+@pytest.mark.proves("X-04")
 async def test_a_call_whose_job_cannot_be_kept_goes_on_as_it_was(kernel: HeldKernel, session: Session) -> None:
     caller = asyncio.create_task(session.call("job.either", {"name": "a"}))
     await bench.entered.wait()

@@ -161,6 +161,16 @@ async def test_a_step_that_raises_ends_the_state(session: Session, how: str, kin
     assert "a step of it failed" in str((await step(session, state)).error_text)
 
 
+async def test_a_step_that_is_no_json_ends_the_state(kernel: HeldKernel, session: Session) -> None:
+    state = await opened(session, "st.fails", how="no JSON")
+    failed = await step(session, state)
+    assert failed.error_kind == "backend"
+    assert "not JSON" in str(failed.error_text) and f"The state {state} has ended" in str(failed.error_text)
+    await bench.left.wait()
+    assert "a step of it failed" in str((await step(session, state)).error_text)
+    assert not states_of(kernel).live
+
+
 async def test_a_step_may_be_an_error_that_ends_nothing_and_a_tool_may_have_no_step(session: Session) -> None:
     state = await opened(session, "st.fails", how="error")
     page = await step(session, state)

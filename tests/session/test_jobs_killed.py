@@ -58,6 +58,7 @@ async def main():
         await start("once", "running-hold")
         await start("again", "running-again-hold")
         await start("again", "granted-hold")
+        await start("again", "given-up-hold")
         await start("locked", "queued", waiting)
         await start("locked_again", "queued-again", waiting)
         direct = asyncio.ensure_future(session.call("direct", {"name": "promoted-hold"}))
@@ -129,7 +130,8 @@ async def states(jobs: Iterable[object]) -> dict[str, tuple[str, int]]:
 @pytest.mark.proves("X-06", "G-05")
 async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
     die_by_itself(tmp_path, EACH_STEP)
-    before = ["ended", "running-hold", "running-again-hold", "granted-hold", "promoted-hold", "executed-last"]
+    before = ["ended", "running-hold", "running-again-hold", "granted-hold", "given-up-hold", "promoted-hold"]
+    before.append("executed-last")
     effects = tmp_path / "effects"
     assert sorted(effects.read_text().split()) == sorted(before)
     async with temporary_kernel(tmp_path, tools=job_tools(effects, hold=False), rules=["allow *"]) as kernel:
@@ -140,6 +142,12 @@ async def test_a_process_killed_with_a_job_at_each_step(tmp_path: Path) -> None:
         assert {about for about, state in found.items() if state == ("interrupted", 1)} == lost
         assert {about for about, state in found.items() if state == ("pending", 1)} == set(found) - lost
         assert sorted(effects.read_text().split()) == sorted(before), "nothing runs before its session is opened"
+        (given_up,) = [job for job in await kernel.jobs.list() if job.about == "given-up-hold"]
+        assert (await kernel.jobs.stop(given_up.id)).state == "interrupted"
+        result = await kernel.jobs.wait(given_up.id, timeout_ms=0)
+        assert result is not None and result.metadata["stopped_by"] == "user"
+        assert "a further attempt was stopped by the user" in str(result.error_text)
+        lost.add("given-up-hold")
         session = await kernel.session("ses_jobs")
         jobs = {job.about: job for job in await session.jobs.list()}
         for about, job in jobs.items():

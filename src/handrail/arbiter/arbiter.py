@@ -372,7 +372,8 @@ class Arbiter:
             if call.granted and call.execution.reason == "shutdown" and again and not call.steps:
                 return self._park(call, call.granted[0].id)  # it may run yet, when its session is taken up again
             self.authorisation.asking.let_go(call.asked)
-        result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **refusal.details)
+        details = refusal.details if call.job is None else {**refusal.details, **self.jobs.said_of(call.job)}
+        result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **details)
         call.note("refused", {"step": refusal.step, "result": result.to_dict()})
         call.emit("refused", {"step": refusal.step, "kind": refusal.kind, "text": result.error_text})
         call.flush()

@@ -13,7 +13,7 @@ import contextlib
 import secrets as randomness
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,10 @@ _RETIRED_EVERY = 32
 NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
 _UNKNOWN = (
     "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
+)
+_GIVEN_UP = (
+    "Handrail ended while this job ran, and nobody knows how far it came; a further attempt was stopped by the user. "
+    "Look at what it did"
 )
 _TOO_OFTEN = (
     f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
@@ -95,7 +99,7 @@ class DetachedCalls:
         self.tree: Tree | None = None
         """Tells which sessions are sub-agents'; None when there are none."""
         self._ended = 0
-        self._promoting: set[asyncio.Task[Job]] = set()
+        self._promoting: dict[Call, asyncio.Task[Job]] = {}
 
     # ── from a turn to a job ─────────────────────────────────────────────────────────────────────
 
@@ -125,6 +129,8 @@ class DetachedCalls:
             raise ToolError(f"no call {call_id[:80]!r} is running in session {lane.session_id}", kind="invalid_input")
         if call.job is not None:
             return call.job.row.job
+        if (under_way := self._promoting.get(call)) is not None:
+            return await asyncio.shield(under_way)
         if not call.entry.spec.promotable:
             text = f"a call of {call.tool_id} stays in its turn: the tool does not say that it is promotable"
             raise ToolError(text, kind="invalid_input")
@@ -139,9 +145,8 @@ class DetachedCalls:
                 f"the call {call_id} cannot go on in the background: {error.text}", kind=error.kind
             ) from None
         # From here on its caller waits for what becomes of this, whoever asked for it.
-        task = call.execution.loop.create_task(self._promote(call, handing))
-        self._promoting.add(task)
-        task.add_done_callback(self._promoting.discard)
+        task = self._promoting[call] = call.execution.loop.create_task(self._promote(call, handing))
+        task.add_done_callback(lambda _: self._promoting.pop(call, None))
         return await asyncio.shield(task)
 
     async def _promote(self, call: Call, handing: asyncio.Future[bool]) -> Job:
@@ -325,7 +330,7 @@ class DetachedCalls:
 
     async def end(self, reason: StopReason, session_id: str | None = None) -> None:
         """Stop all jobs, or those of a session, and wait until they have ended, within a bound."""
-        await asyncio.gather(*self._promoting, return_exceptions=True)
+        await asyncio.gather(*self._promoting.values(), return_exceptions=True)
         waiting = [live.task for live in self.stop_all(reason, session_id) if live.task is not None]
         if waiting:
             await asyncio.wait(waiting, timeout=self._patience_s)
@@ -359,7 +364,8 @@ class DetachedCalls:
         text = f"the job {row.id} was stopped by the user before it was begun again"
         result = Result.error("cancelled", text, job=row.id, stopped_by="user")
         record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})
-        ended = row.moved("interrupted" if outcome is not None else "cancelled", self.clock())
+        row = row if outcome is None else replace(row, given_up=True)
+        ended = row.moved("cancelled" if outcome is None else "interrupted", self.clock())
         await self.table.commit(self.table.end(ended), self.log.work([record] if outcome is None else []))
         return ended
 
@@ -372,8 +378,10 @@ class DetachedCalls:
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
             text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
+            stopped = {"stopped_by": "user"} if row.given_up else {}
             handed = () if self.tree is None else self.tree.begun_by(row.job.session_id, row.job.call_id)
-            return naming(Result.error("interrupted", text, job=row.id), handed)
+            result = Result.error("interrupted", _GIVEN_UP if row.given_up else text, job=row.id, **stopped)
+            return naming(result, handed)
         if (recorded := recorded_result(outcome)) is None:
             return Result.error(
                 "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id

@@ -32,7 +32,8 @@ from handrail.arbiter.offers import CallOffers
 from handrail.arbiter.outflow import Outflow
 from handrail.arbiter.peers import CallPeer, far_along, not_counted, on_the_loop, said
 from handrail.arbiter.redaction import Redactor
-from handrail.arbiter.states import CallOpened, States
+from handrail.arbiter.state_calls import CallOpened
+from handrail.arbiter.states import States
 from handrail.contract.arrivals import Channels, Triggers
 from handrail.contract.call import Answer
 from handrail.contract.decorator import FunctionTool

@@ -16,6 +16,7 @@ from typing import Any
 
 from handrail.arbiter.call import Call, Going, Lane, Refusal
 from handrail.arbiter.generators import OVER, NotEnding, Steps
+from handrail.arbiter.state_calls import Opening, SameArguments
 from handrail.arbiter.state_texts import full, has_ended, how, how_to_go_on, kind_of, over_now, refusal
 from handrail.contract.checking import checked
 from handrail.contract.decorator import FunctionTool, steps_of
@@ -24,7 +25,6 @@ from handrail.contract.names import STATE_IDS, wire_name
 from handrail.contract.opened import STEP_INPUT, StateEnd
 from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
-from handrail.contract.schema import Schema
 from handrail.contract.tool import Tool
 from handrail.record.log import CommitLog, Record
 from handrail.registry.generation import Entry, Generation
@@ -119,7 +119,7 @@ class States:
         goes_on = entry.tool.goes_on
         if goes_on is None:
             call.going = Going("open", self._new_id(entry))
-            call.entry = replace(entry, tool=_Opening(entry.tool, call, self), blocking=False)
+            call.entry = replace(entry, tool=Opening(entry.tool, call, self), blocking=False)
             return
         named: object = (arguments or {}).get(goes_on.argument)
         state_id = named if isinstance(named, str) else ""
@@ -128,7 +128,7 @@ class States:
         state = self.live.get(state_id)
         if state is not None and state.session_id == call.session_id:
             going.state = state
-            call.entry = replace(state.entry, tool=entry.tool, schema=_SameArguments(state), blocking=False)
+            call.entry = replace(state.entry, tool=entry.tool, schema=SameArguments(state), blocking=False)
             call.tool_id = state.entry.id
 
     def take(self, call: Call) -> None:
@@ -241,8 +241,14 @@ class States:
         if value is OVER:
             self._forget(state, "done")
             return {"state_id": state.id, "done": True}
+        try:
+            answer = self._answer(state, state.entry.tool, value)
+        except ToolError as error:  # it is no JSON
+            self._forget(state, "failed")
+            self._give_up(state)
+            raise ToolError(f"{error.text}. {over_now(state.id)}", kind=error.kind, data=error.data) from None
         self._rest(state)
-        return self._answer(state, state.entry.tool, value)
+        return answer
 
     async def close(self, call: Call, runtime: Runtime) -> object:
         going = call.going
@@ -396,63 +402,3 @@ class States:
         :raises LogUnavailable: when that cannot be made durable
         """
         await self.table.recover(self._clock())
-
-
-class CallOpened:
-    """Implements :class:`~handrail.contract.opened.Opened` for one call."""
-
-    __slots__ = ("_call", "_runtime", "_states")
-
-    def __init__(self, call: Call, states: States, runtime: Runtime) -> None:
-        if call.going is None or call.going.kind == "open":
-            raise ToolError(f"{call.tool_id} goes on with no state", kind="denied")
-        self._call = call
-        self._states = states
-        self._runtime = runtime
-
-    async def step(self) -> object:
-        return await self._states.step(self._call, self._runtime)
-
-    async def close(self) -> object:
-        return await self._states.close(self._call, self._runtime)
-
-
-class _Opening(Tool):
-    """A stateful tool, as the call runs it that opens it."""
-
-    def __init__(self, tool: Tool, call: Call, states: States) -> None:
-        self.spec = tool.spec
-        self.origin = tool.origin
-        self._tool = tool
-        self._call = call
-        self._states = states
-
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        return await self._states.open(self._call, self._tool, runtime)
-
-    def questions(self, args: dict[str, Any]) -> Any:
-        return self._tool.questions(args)
-
-
-class _SameArguments(Schema):
-    """What a person may put in the place of a step's arguments: what it is sent, and nothing else."""
-
-    __slots__ = ("_state",)
-
-    def __init__(self, state: OpenState) -> None:
-        self.parameters = state.entry.spec.parameters
-        self._state = state
-
-    def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
-        given = dict(arguments)
-        sent = given.pop(STEP_INPUT, None)
-        if given != self._state.arguments:
-            return [f"a step keeps the arguments that its state was opened with; only {STEP_INPUT} may be another"]
-        step = checked(self._state.entry.spec).step
-        return [] if step is None else step.problems({"input": sent}, parsed=parsed)
-
-    def whole(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        step = checked(self._state.entry.spec).step
-        if step is None or STEP_INPUT not in arguments:
-            return arguments
-        return {**arguments, STEP_INPUT: step.whole({"input": arguments[STEP_INPUT]})["input"]}

@@ -32,6 +32,7 @@ class JobRow:
     :param untrusted: where its output comes from, where that is not the operator
     :param told: whether its session was told that it ended
     :param exposure: who may see what it gives, as ``prompt_mask``
+    :param given_up: a user stopped it while it waited to be run again
     """
 
     job: Job
@@ -42,6 +43,7 @@ class JobRow:
     told: bool = False
     exposure: Exposure = "both"
     prompt_mask: bool = False
+    given_up: bool = False
 
     @property
     def id(self) -> str:
@@ -167,8 +169,8 @@ class _Statements:
                     sql = f"UPDATE job SET state = ?, attempt = ? WHERE id = ? AND {_OPEN}"  # noqa: S608 - our own words
                     yield sql, (row.job.state, row.job.attempt, row.id)
                 case _Ended(row):
-                    sql = f"UPDATE job SET state = ?, ended_ns = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
-                    yield OneRow(sql, (row.job.state, row.job.ended_ns, row.id))
+                    sql = f"UPDATE job SET state = ?, ended_ns = ?, details = ? WHERE id = ? AND {_OPEN}"  # noqa: S608
+                    yield OneRow(sql, (row.job.state, row.job.ended_ns, _details(row), row.id))
                 case _Told(job_id):
                     yield "UPDATE job SET told = 1 WHERE id = ?", (job_id,)
                 case _Removed(ids):
@@ -181,7 +183,6 @@ _STATEMENTS = _Statements()
 
 def _insert(row: JobRow) -> Statement:
     job = row.job
-    details = (job.about, row.arguments, row.definition, row.output, row.untrusted, row.exposure, row.prompt_mask)
     return (
         f"INSERT INTO job ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",  # noqa: S608 - our own words
         (
@@ -194,12 +195,17 @@ def _insert(row: JobRow) -> Statement:
             job.ended_ns,
             job.attempt,
             int(row.told),
-            encode(dict(zip(_DETAILS, details, strict=True)), max_bytes=2**62),
+            _details(row),
         ),
     )
 
 
-_DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask")
+_DETAILS = ("about", "arguments", "definition", "output", "untrusted", "exposure", "prompt_mask", "given_up")
+
+
+def _details(row: JobRow) -> bytes:
+    what = (row.job.about, row.arguments, row.definition, row.output, row.untrusted, row.exposure)
+    return encode(dict(zip(_DETAILS, (*what, row.prompt_mask, row.given_up), strict=True)), max_bytes=2**62)
 
 
 def _row(row: tuple[Any, ...]) -> JobRow:
@@ -207,7 +213,7 @@ def _row(row: tuple[Any, ...]) -> JobRow:
     id, session, call, tool, state, created_ns, ended_ns, attempt, told, encoded = row
     try:
         details = cast("dict[str, Any]", decode(encoded))
-        about, arguments, definition, output, untrusted, exposure, masked = (details[name] for name in _DETAILS)
+        about, arguments, definition, output, untrusted, exposure, masked, up = (details[name] for name in _DETAILS)
     except (ValueError, TypeError, KeyError, RecursionError):
         raise not_as_written(f"the row of job {str(id)[:80]!r}") from None
     texts = (id, session, call, tool, about, definition, output, untrusted)
@@ -224,4 +230,4 @@ def _row(row: tuple[Any, ...]) -> JobRow:
         raise not_as_written(f"the row of job {str(id)[:80]!r}")
     job = Job(id, tool, call, session, state, created_ns, ended_ns, about, attempt)
     given = cast("dict[str, Any] | None", arguments)
-    return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked))
+    return JobRow(job, given, definition, output, untrusted, bool(told), exposure, bool(masked), bool(up))
