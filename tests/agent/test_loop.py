@@ -300,7 +300,7 @@ async def test_the_time_budget_stops_calls_in_flight_and_they_are_answered() -> 
     agent = Agent(session, PlayedModel(call_reply(("echo", {}))), budget=Budget(seconds=0.5))
     outcome = await agent.complete("go")
     assert (outcome.status, outcome.budget) == ("budget", "seconds")
-    assert session.cancelled == ["timeout"]
+    assert session.cancelled == ["budget"]
     assert isinstance(agent.messages[-1], ResultsMessage)
 
 

@@ -12,6 +12,7 @@ from tests.arbiter.toolbox import kinds_of
 from tests.joining.workshop import Open, connected, workshop
 
 from handrail import Event, Runtime, ToolError, tool
+from handrail.contract.session import StopReason
 from handrail.joining.brought import BroughtTools
 from handrail.joining.executing import describe
 from handrail.joining.operations import Operations
@@ -102,13 +103,24 @@ async def test_a_time_out_ends_the_function_where_it_runs_and_keeps_its_partial_
         assert inside.heard == [(True, "timeout")]
 
 
-async def test_a_stop_by_the_user_reaches_the_function_and_says_who_it_was(tmp_path: Path) -> None:
+@pytest.mark.proves("X-08")
+@pytest.mark.parametrize(
+    ("reason", "kind", "said"),
+    [
+        ("user", "cancelled", "t.look was stopped by the user"),
+        ("parent", "cancelled", "t.look was aborted by parent"),
+        ("budget", "limit", "t.look was ended, since the time that its run may take is used up"),
+    ],
+)
+async def test_a_stop_reaches_the_function_and_says_whose_it_was(
+    tmp_path: Path, reason: StopReason, kind: str, said: str
+) -> None:
     async with workshop(tmp_path, look, grace_ms=5_000) as shop:
         running = asyncio.create_task(shop.session.call("t.look", {}))
         await inside.entered.wait()
-        shop.session.cancel()
+        shop.session.cancel(reason)
         result = await running
-        assert (result.error_kind, result.metadata["stopped_by"]) == ("cancelled", "user")
+        assert (result.error_kind, result.metadata["stopped_by"], result.error_text) == (kind, reason, said)
         assert inside.cancelled.is_set()
 
 

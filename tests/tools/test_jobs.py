@@ -133,3 +133,16 @@ async def test_a_cursor_goes_with_no_other_way_of_reading(session: Session) -> N
         refused = await session.call("read_job", {"job_id": job_id, "cursor": 0, **other})
         assert refused.error_kind == "invalid_input"
         assert f"cursor and {next(iter(other))} do not go together" in (refused.error_text or "")
+
+
+@pytest.mark.proves("X-08")
+async def test_a_job_that_a_call_stopped_does_not_say_that_a_person_did(session: Session) -> None:
+    for by in ("user", "call"):
+        job_id = (await data(session, "later"))["job_id"]
+        if by == "user":
+            await session.jobs.stop(job_id)
+        else:
+            await data(session, "stop_task", job_id=job_id)
+        result = (await data(session, "wait", job_id=job_id))["result"]
+        assert result["metadata"]["stopped_by"] == by
+        assert ("by the user" in result["error_text"]) == (by == "user")

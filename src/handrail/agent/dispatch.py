@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 from handrail.agent.conversation import Conversation
 from handrail.agent.stream import Reply, ReplyAssembly
@@ -14,10 +14,9 @@ from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
 from handrail.contract.result import Result
+from handrail.contract.session import StopReason
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
-
-StopKind = Literal["user", "shutdown", "timeout", "parent"]
 
 MAX_KEPT_AGAIN = 16 * 1024 * 1024
 """Characters of one reply that are kept again and again while it grows; from there on its calls wait for its end."""
@@ -86,7 +85,7 @@ class Session(Protocol):
         """
         ...
 
-    def cancel(self, reason: StopKind) -> object:
+    def cancel(self, reason: StopReason) -> object:
         """Stop the calls in flight; each is still answered."""
         ...
 

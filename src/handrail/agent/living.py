@@ -7,8 +7,9 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from handrail.agent.dispatch import Session, StopKind
+from handrail.agent.dispatch import Session
 from handrail.agent.events import LoopEvent, RunFinished, Waiting
+from handrail.contract.session import StopReason
 
 LONGEST_PAUSE_S = 60.0
 """Pauses between attempts to go on, while the provider is away or calls wait for a person."""
@@ -22,7 +23,7 @@ class Worker(Protocol):
 
     def run(self, task: str | None) -> AsyncGenerator[LoopEvent, None]: ...
 
-    def cancel(self, reason: StopKind = "user") -> None: ...
+    def cancel(self, reason: StopReason = "user") -> None: ...
 
 
 class Life:
@@ -39,7 +40,7 @@ class Life:
         self._said.append(text)
         self._heard.set()
 
-    def stop(self, reason: StopKind) -> None:
+    def stop(self, reason: StopReason) -> None:
         """Stop the work under way, and end."""
         self._stopped = True
         self._heard.set()

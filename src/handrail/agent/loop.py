@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 from handrail.agent.budget import Budget, Spent
 from handrail.agent.compaction import Room
 from handrail.agent.conversation import Conversation
-from handrail.agent.dispatch import Dispatch, Session, StopKind, Turn
+from handrail.agent.dispatch import Dispatch, Session, Turn
 from handrail.agent.events import (
     BudgetSpent,
     CallAnswered,
@@ -51,6 +51,7 @@ from handrail.agent.subagents import OpenModel, Subagents
 from handrail.catalog.fitting import forms_to_restore
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.errors import LogUnavailable, UsageError
+from handrail.contract.session import StopReason
 
 T = TypeVar("T")
 
@@ -135,7 +136,7 @@ class Agent:
             raise UsageError("this agent does not live; give the task to run(), or begin with live()")
         self._life.say(text)
 
-    def stop(self, reason: StopKind = "user") -> None:
+    def stop(self, reason: StopReason = "user") -> None:
         """Stop what is under way, as :meth:`cancel` does, and end a life."""
         (self.cancel if self._life is None else self._life.stop)(reason)
 
@@ -144,7 +145,7 @@ class Agent:
         """What the run under way has used."""
         return None if self._run is None else self._run.spent
 
-    def cancel(self, reason: StopKind = "user") -> None:
+    def cancel(self, reason: StopReason = "user") -> None:
         """Stop the run that is under way: reading ends, calls in flight are stopped, and all are answered.
 
         The run then ends with the status ``cancelled``. Without a run, nothing happens.
@@ -268,7 +269,7 @@ class Agent:
 
     async def _goes_on(self, run: Run, coming: asyncio.Future[bool]) -> bool:
         """Wait for a notice, within the run's time. Gives whether the run goes on with it."""
-        overdue = None if run.deadline is None else coming.get_loop().call_at(run.deadline, self._stop, run, "timeout")
+        overdue = None if run.deadline is None else coming.get_loop().call_at(run.deadline, self._stop, run, "budget")
         try:
             if run.stopped is None:
                 await asyncio.wait({coming})
@@ -291,7 +292,7 @@ class Agent:
     async def _turn(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
         """One request, its calls, and their answers; or the decision that there is no further one."""
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
-            self._stop(run, "timeout")
+            self._stop(run, "budget")
         if run.stopped is None and run.spent.out_of_turns() is None:
             if not run.paused:
                 for heard in await self._hear(run):
@@ -412,7 +413,7 @@ class Agent:
         work = asyncio.ensure_future(calls)
         overdue = None
         if run.deadline is not None and run.stopped is None:
-            overdue = asyncio.get_running_loop().call_at(run.deadline, self._stop, run, "timeout")
+            overdue = asyncio.get_running_loop().call_at(run.deadline, self._stop, run, "budget")
         run.calling = True
         try:
             await asyncio.wait({work})
@@ -438,7 +439,7 @@ class Agent:
             run.lost = str(error)
             run.end("failed", f"the conversation cannot be kept: {error}")
 
-    def _stop(self, run: Run, reason: StopKind) -> None:
+    def _stop(self, run: Run, reason: StopReason) -> None:
         if run.stopped is not None:
             return
         run.stopped = reason

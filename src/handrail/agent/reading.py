@@ -39,7 +39,7 @@ async def read_reply(
         if assembly.reason is None:  # what goes wrong after the closing sign takes nothing from the reply
             run.error = error
     except OutOfTime:
-        run.stopped = run.stopped or "timeout"
+        run.stopped = run.stopped or "budget"
     except StoppedReading:
         assert run.stopped is not None
     finally:

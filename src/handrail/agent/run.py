@@ -6,17 +6,18 @@ import asyncio
 from dataclasses import dataclass, field
 
 from handrail.agent.budget import BudgetKind, Spent, tokens_of
-from handrail.agent.dispatch import Dispatch, StopKind
+from handrail.agent.dispatch import Dispatch
 from handrail.agent.events import LoopEvent, RunOutcome, RunStatus
 from handrail.agent.model import ModelRequest, ProviderError, Usage, UserMessage
 from handrail.agent.pump import ReplyPump
 from handrail.agent.stream import Reply, ReplyAssembly
 from handrail.contract.call import ProposedCall
 from handrail.contract.errors import ErrorKind
+from handrail.contract.session import StopReason
 
 Task = str | UserMessage | None
 """What a run is to work on; None is what is there already."""
-_STOPPED: dict[StopKind, str] = {
+_STOPPED: dict[StopReason, str] = {
     "user": "the user stopped the run",
     "shutdown": "the kernel is shutting down",
     "parent": "aborted by parent",
@@ -30,7 +31,7 @@ class Run:
     spent: Spent
     began: float
     deadline: float | None
-    stopped: StopKind | None = None
+    stopped: StopReason | None = None
     """Set once, by a stop or the deadline: nothing starts any more."""
     pump: ReplyPump[LoopEvent] | None = None
     dispatch: Dispatch | None = None
@@ -63,7 +64,7 @@ class Run:
 
     def end_stopped(self) -> None:
         """End it as it was stopped."""
-        budget: BudgetKind | None = "seconds" if self.stopped == "timeout" else None
+        budget: BudgetKind | None = "seconds" if self.stopped == "budget" else None
         self.end("budget" if budget else "cancelled", self.stop_text(), budget)
 
     def stop_text(self) -> str:
@@ -91,7 +92,7 @@ class Run:
         usage = None if self.reading is None else self.reading.usage
         room = self.spent.take_calls(1)
         if self.stopped is not None:
-            return _refused(call, "limit" if self.stopped == "timeout" else "cancelled", self.stop_text())
+            return _refused(call, "limit" if self.stopped == "budget" else "cancelled", self.stop_text())
         if self.lost is not None:
             return _refused(call, "unavailable", f"the conversation cannot be kept ({self.lost})")
         if (why := self.spent.out_of_tokens(usage)) is not None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, StopReason, uninterrupted
+from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, kind_of_stop, uninterrupted
 from handrail.arbiter.failures import FailedCalls
 from handrail.arbiter.locks import Grant, Want
 from handrail.arbiter.outflow import Outflow, OutputFile
@@ -29,6 +29,7 @@ from handrail.contract.people import Approval, Attendant
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
+from handrail.contract.session import StopReason
 from handrail.contract.skills import Skills
 from handrail.policy.authority import Authority, Verdict
 from handrail.policy.modes import in_mode, within
@@ -346,7 +347,7 @@ class Call:
     def stopped(self, step: Step, reason: StopReason) -> Refusal:
         """The refusal of a call that was stopped before it ran."""
         text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
-        return Refusal(step, "cancelled", text, stopped_by=reason)
+        return Refusal(step, kind_of_stop(reason), text, stopped_by=reason)
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Send an event to the session's listeners. Costs nothing when there are none."""

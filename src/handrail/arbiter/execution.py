@@ -9,21 +9,27 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Generator
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import ErrorKind, ToolError
+from handrail.contract.session import StopReason
 from handrail.store.writer import Written
 
 T = TypeVar("T")
 
-StopReason = Literal["timeout", "user", "shutdown", "parent"]
-
 STOPPED_TEXT: dict[StopReason, str] = {
     "timeout": "timed out",
+    "budget": "ended, since the time that its run may take is used up",
     "user": "stopped by the user",
+    "call": "stopped by a call of its own session",
     "shutdown": "stopped because the kernel is shutting down",
     "parent": "aborted by parent",
 }
+
+
+def kind_of_stop(reason: StopReason) -> ErrorKind:
+    """The kind of error that what was stopped for ``reason`` ends as."""
+    return "timeout" if reason == "timeout" else "limit" if reason == "budget" else "cancelled"
 
 
 class Stopped(Exception):
@@ -83,8 +89,7 @@ class Execution:
 
     def check(self) -> None:
         if self.reason is not None:
-            kind = "timeout" if self.reason == "timeout" else "cancelled"
-            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind)
+            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind_of_stop(self.reason))
 
     def stop(self, reason: StopReason) -> None:
         """Ask the work to end; the first reason counts. Does nothing when nothing runs any more, but is remembered."""

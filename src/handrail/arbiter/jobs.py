@@ -19,7 +19,7 @@ from typing import Any
 
 from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
 from handrail.arbiter.delegating import naming
-from handrail.arbiter.execution import StopReason, uninterrupted
+from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.exposure import views
 from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
 from handrail.arbiter.locks import lock_names
@@ -35,6 +35,7 @@ from handrail.contract.doors import Job, JobState
 from handrail.contract.errors import HandrailError, LogUnavailable, ToolError
 from handrail.contract.names import JOB_IDS, TERMINAL_IDS, wire_name
 from handrail.contract.result import Result
+from handrail.contract.session import StopReason
 from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog, Record
 from handrail.store.jobs import JobRow, JobTable, Retention
@@ -314,9 +315,9 @@ class DetachedCalls:
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 
-    async def stop(self, live: LiveJob) -> None:
+    async def stop(self, live: LiveJob, reason: StopReason) -> None:
         """Stop a job and wait until it has ended, within the grace period."""
-        live.call.execution.stop("user")
+        live.call.execution.stop(reason)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._patience_s):
                 await live.ended.wait()

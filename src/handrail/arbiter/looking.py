@@ -16,6 +16,7 @@ from handrail.arbiter.output import Shaper
 from handrail.contract.doors import Job, JobOutput, RunningCall
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.result import Result
+from handrail.contract.session import StopReason
 from handrail.store.jobs import JobRow
 
 _MOST_NAMED = 10
@@ -26,6 +27,8 @@ class JobView:
 
     :param session_id: whose they are; None for all
     """
+
+    _stopped_by: StopReason = "user"
 
     def __init__(self, jobs: DetachedCalls, session_id: str | None = None) -> None:
         self._jobs = jobs
@@ -63,7 +66,7 @@ class JobView:
     async def stop(self, job_id: str) -> Job:
         row = self._row(job_id)
         if (live := self._jobs.live.get(job_id)) is not None:
-            await self._jobs.stop(live)
+            await self._jobs.stop(live, self._stopped_by)
             row = live.row
         elif not row.job.ended:
             row = await self._jobs.give_up(row)
@@ -130,6 +133,8 @@ class WorkspaceView(JobView):
 
 class SessionJobs(JobView):
     """The jobs of one session, as its own calls look at them: an end that one of them was told is no news any more."""
+
+    _stopped_by = "call"
 
     def __init__(self, jobs: DetachedCalls, lane: Lane) -> None:
         super().__init__(jobs, lane.session_id)

@@ -21,7 +21,7 @@ from handrail.arbiter.execution import (
     HandedOver,
     StillRunning,
     Stopped,
-    StopReason,
+    kind_of_stop,
     uninterrupted,
 )
 from handrail.arbiter.exposure import SEEN_AT_FACE, SEEN_BY_MODEL
@@ -44,6 +44,7 @@ from handrail.contract.requires import Capability
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question, Runtime
 from handrail.contract.sandbox import Attempt
+from handrail.contract.session import StopReason
 from handrail.contract.skills import Skills
 from handrail.policy.plain import argv_of
 from handrail.runtime.roots import May
@@ -191,7 +192,7 @@ class ToolRuns:
         if reason != "timeout":
             over = f"; the state {call.ended_state} has ended with that" if call.ended_state else ""
             text = f"{spec.id} was {STOPPED_TEXT[reason]}{over}"
-            return naming(Result.error("cancelled", text, kept, stopped_by=reason, **metadata), call.handed)
+            return naming(Result.error(kind_of_stop(reason), text, kept, stopped_by=reason, **metadata), call.handed)
         if metadata:
             step = "it is still running and keeps its locks until it ends"
         elif call.ended_state:
@@ -200,7 +201,7 @@ class ToolRuns:
             step = f"ask for less at once, or allow more with {spec.timeout_argument} (at most {spec.timeout_ms})"
         else:
             step = "ask for less at once"
-        text = f"{spec.id} was ended after its time-out of {budget_ms:g} ms; {step}"
+        text = f"{spec.id} was ended after its time-out of {budget_ms:.0f} ms; {step}"
         return naming(Result.error("timeout", text, kept, **metadata), call.handed)
 
     def _leave_behind(self, call: Call, still: StillRunning, answered: Result) -> None:

@@ -18,8 +18,9 @@ from handrail.contract.spec import ToolSpec
 
 Proposal = tuple[str, Mapping[str, Any] | str] | ProposedCall
 """``(tool, arguments)``, or a :class:`ProposedCall`, which also carries what a provider adds to a call."""
-StopReason = Literal["timeout", "user", "shutdown", "parent"]
-"""``parent``: the session is a sub-agent's, and its parent was stopped or has ended."""
+StopReason = Literal["timeout", "budget", "user", "call", "shutdown", "parent"]
+"""``timeout``: the tool's own; ``budget``: the time of the run whose call it is; ``call``: a call of the same session asked for
+it; ``parent``: the session is a sub-agent's, and its parent was stopped or has ended."""
 
 
 class Turn(Protocol):

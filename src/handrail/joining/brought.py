@@ -16,12 +16,13 @@ from typing import Any, TypeVar
 
 import orjson
 
-from handrail.arbiter.execution import Execution, StopReason
+from handrail.arbiter.execution import Execution
 from handrail.arbiter.generators import OVER
 from handrail.arbiter.peers import MAX_MESSAGE
 from handrail.contract.errors import ToolError
 from handrail.contract.peer import CAPABILITY_OF, LOG_LEVELS
 from handrail.contract.runtime import Question, Runtime
+from handrail.contract.session import StopReason
 from handrail.contract.spec import ToolSpec
 from handrail.contract.tool import Tool
 from handrail.contract.triggers import Fired, Waiting

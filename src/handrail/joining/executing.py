@@ -8,12 +8,12 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from handrail.arbiter.execution import StopReason
 from handrail.arbiter.generators import OVER
 from handrail.arbiter.plain import TooLarge
 from handrail.arbiter.running import in_a_thread_of_its_own
 from handrail.contract.decorator import FunctionTool
 from handrail.contract.errors import ToolError
+from handrail.contract.session import StopReason
 from handrail.contract.tool import Tool
 from handrail.contract.triggers import TriggerTool
 from handrail.joining.describing import describe, usable
@@ -26,10 +26,10 @@ from handrail.joining.values import (
     INLINE_PARTS,
     Malformed,
     Reader,
+    a_stop_reason,
     an_object,
     fields,
     of_failure,
-    one_of,
     pack,
     some_bytes,
     text,
@@ -234,7 +234,7 @@ class Bench:
 
     def _stop(self, body: Any) -> None:
         try:
-            told = fields(body, {"run": whole, "reason": one_of("timeout", "user", "shutdown")})
+            told = fields(body, {"run": whole, "reason": a_stop_reason})
         except Malformed as error:
             logger.info("a stop was left aside: %s", error)
             return

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, Literal
 
-from handrail.arbiter.execution import STOPPED_TEXT, StopReason
+from handrail.arbiter.execution import STOPPED_TEXT, kind_of_stop
 from handrail.arbiter.peers import said
 from handrail.arbiter.plain import TooLarge
 from handrail.contract.errors import ToolError
@@ -22,6 +22,7 @@ from handrail.contract.peer import LOG_LEVELS, LogLevel
 from handrail.contract.requires import CapabilitySet
 from handrail.contract.result import Result
 from handrail.contract.runtime import ClientContext, Completed, Question, Response, Secrets
+from handrail.contract.session import StopReason
 from handrail.contract.spec import ToolSpec
 from handrail.joining.delegating import ByCallOnly
 from handrail.joining.describing import capabilities_of
@@ -70,8 +71,7 @@ class RemoteCancellation:
 
     def check(self) -> None:
         if self.reason is not None:
-            kind = "timeout" if self.reason == "timeout" else "cancelled"
-            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind)
+            raise ToolError(f"the call was {STOPPED_TEXT[self.reason]}", kind=kind_of_stop(self.reason))
 
 
 _PIECE = 64 * 1024

@@ -15,7 +15,6 @@ from handrail.contract.modes import MODES, Mode
 from handrail.contract.people import ApprovalAnswer, Choice
 from handrail.contract.rule_texts import RuleEntry, entry_of
 from handrail.contract.runtime import ClientContext
-from handrail.contract.session import StopReason
 from handrail.joining import jobs, mirror
 from handrail.joining.delegating import BEGUN
 from handrail.joining.framing import Message
@@ -24,6 +23,7 @@ from handrail.joining.values import (
     Malformed,
     Reader,
     a_list,
+    a_stop_reason,
     an_object,
     anything,
     each,
@@ -104,7 +104,6 @@ _fault_kind = cast("Reader[ErrorKind]", one_of(*ERROR_KINDS))
 _client = optional(
     shape(ClientContext, time=optional(text), place=optional(text), locale=optional(text), device=optional(text))
 )
-_stop_reason = cast("Reader[StopReason]", one_of(*get_args(StopReason)))
 _a_mode = cast("Reader[Mode | None]", optional(one_of(*MODES)))
 _of_session: Shape = {"session": text}
 
@@ -137,8 +136,8 @@ REQUESTS: Mapping[str, Shape] = {
     "recall": {**_of_session, "call": text},
     "waiting": _of_session,
     "parked": _of_session,
-    "stop": {**_of_session, "reason": _stop_reason},
-    "suspend": {**_of_session, "reason": _stop_reason, "why": text},
+    "stop": {**_of_session, "reason": a_stop_reason},
+    "suspend": {**_of_session, "reason": a_stop_reason, "why": text},
     "close": _of_session,
     "history": _of_session,
     "keep": {**_of_session, "entries": each(an_entry), "number": whole},

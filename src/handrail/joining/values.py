@@ -10,13 +10,14 @@ from __future__ import annotations
 import base64
 import binascii
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import orjson
 
 from handrail.arbiter.plain import MAX_PARTS, Binary, Plain, TooLarge, encoded_as_it_is
 from handrail.contract.errors import ERROR_KINDS, LogUnavailable, ToolError
 from handrail.contract.result import Blob, Result
+from handrail.contract.session import StopReason
 from handrail.joining.framing import Message
 
 T = TypeVar("T")
@@ -261,6 +262,10 @@ def one_of(*words: str) -> Reader[str]:
         return value
 
     return read
+
+
+a_stop_reason = cast("Reader[StopReason]", one_of(*get_args(StopReason)))
+"""Why something is stopped."""
 
 
 def each(reader: Reader[T]) -> Reader[tuple[T, ...]]:

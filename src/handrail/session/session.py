@@ -12,7 +12,6 @@ from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Lane
-from handrail.arbiter.execution import StopReason
 from handrail.arbiter.looking import JobView
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
@@ -27,7 +26,7 @@ from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
 from handrail.contract.result import Result
-from handrail.contract.session import Proposal
+from handrail.contract.session import Proposal, StopReason
 from handrail.contract.skills import Skill
 from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import given, in_mode
