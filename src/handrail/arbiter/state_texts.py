@@ -33,7 +33,8 @@ def has_ended(ended: StateEnd) -> str:
 
 def how_to_go_on(idle_s: float) -> str:
     """With the first step of one."""
-    return f"Go on by tool.step, end it by tool.close; without a step it ends after {idle_s / 60:g} min."
+    after = f"{idle_s / 60:.3g} min" if idle_s >= 60 else f"{idle_s:.3g} s"
+    return f"Go on by tool.step, end it by tool.close; without a step it ends after {after}."
 
 
 def full(most: int, named: str) -> str:
