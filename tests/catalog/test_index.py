@@ -54,6 +54,26 @@ def test_nothing_in_common_is_nothing_that_fits() -> None:
     assert found.hits == ()
 
 
+@pytest.mark.parametrize(
+    "junk", ["(.*)+$[a-z]{1000}\\", "z", "[0-9]+", r"\d{3}-\d{4}", "true", "NULL", "1000", "%s%s%n", "{{7*7}}"]
+)
+def test_a_pattern_or_a_value_is_served_by_no_tool_that_has_a_character_of_it(junk: str) -> None:
+    chance = [
+        tool("terminal.send", "Types into a program.", key="ctrl-a to ctrl-z"),
+        tool("python", "Runs Python 3 in the sandbox, for 7 to 1000 seconds; null is none."),
+        tool("edit", "Replaces every place where all is true.", s="What is looked for."),
+    ]
+    for others in (ALL, [tool(f"thing_{n}", f"About things of kind {n}.") for n in range(1_001, 1_400)]):
+        found = Index([*others, *chance]).search(junk)
+        assert found.nothing_fits and all(hit.confidence < 0.05 and hit.weak for hit in found.hits)
+
+
+def test_a_number_or_a_letter_that_is_part_of_a_name_finds_it() -> None:
+    index = Index([*ALL, tool("s3.list", "Lists buckets."), tool("x509_check", "Checks a certificate.")])
+    assert [index.search(said).hits[0].id for said in ("s3", "x509")] == ["s3.list", "x509_check"]
+    assert not index.search("s3").nothing_fits and not index.search("x509").nothing_fits
+
+
 def test_a_request_that_says_a_tools_whole_name_among_much_else_is_served_by_it() -> None:
     others = [
         tool(f"{verb}{thing}{n}", f"{says}, by number {n}.")

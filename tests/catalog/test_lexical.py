@@ -44,12 +44,24 @@ def test_scores_are_those_worked_out_by_hand() -> None:
 
 def test_with_numpy_the_scores_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     index = Lexical.of([of({f"t{n % 7}": 1.0 + n % 3, f"u{n % 5}": 2.0}) for n in range(200)])
-    plain = index.scores(["t1", "t2", "u3", "none"], 20)
+    several: list[tuple[str, ...]] = [(), ("u3",), ("t1", "t2", "u3")]
+    plains = [index.scores(["t1", "t2", "u3", "none"], 20, hollow) for hollow in several]
     monkeypatch.setattr(module, "_BY_NUMPY", 0)
-    quick = index.scores(["t1", "t2", "u3", "none"], 20)
-    assert list(quick.best) == list(plain.best)
-    assert [quick.score(n) for n in range(200)] == pytest.approx([plain.score(n) for n in range(200)], rel=1e-6)
-    assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
+    for hollow, plain in zip(several, plains, strict=True):
+        quick = index.scores(["t1", "t2", "u3", "none"], 20, hollow)
+        assert list(quick.best) == list(plain.best)
+        assert [quick.score(n) for n in range(200)] == pytest.approx([plain.score(n) for n in range(200)], rel=1e-6)
+        assert (quick.mean, quick.deviation) == pytest.approx((plain.mean, plain.deviation), rel=1e-6)
+
+
+def test_what_is_hollow_counts_beside_what_tells_and_hardly_by_itself() -> None:
+    index = Lexical.of([of({"cat": 1.0}), of({"cat": 1.0, "3": 1.0}), of({"3": 1.0}), of({"bird": 1.0})])
+    whole, found = index.scores(["cat", "3"], 4), index.scores(["cat", "3"], 4, {"3"})
+    assert list(found.best) == [1, 0, 2]
+    assert [found.score(n) for n in (0, 1)] == [whole.score(n) for n in (0, 1)]
+    assert 0 < found.score(2) < whole.score(2) / 50
+    alone = index.scores(["3"], 4, {"3"})
+    assert alone.best and max(alone.standing(n) for n in range(4)) <= 0 < index.scores(["3"], 4).standing(2)
 
 
 def test_numpy_that_another_thread_is_still_importing_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from handrail.catalog.splitting import MOST_PARTS, parts
 from handrail.catalog.stemming import stem
 from handrail.catalog.texts import Document, passage
-from handrail.catalog.words import names_in, spelled, telling, terms, words
+from handrail.catalog.words import hollow, names_in, spelled, telling, terms, words
 
 
 @pytest.mark.parametrize(
@@ -155,3 +155,23 @@ def test_the_telling_words_of_a_request_are_what_is_left_without_its_filler() ->
     assert telling("Could you please tell me: is it going to rain in Oslo?") == "going rain oslo"
     assert telling("will you have it for me") == "will you have it for me"
     assert telling("明日の天気は?") == "明日の天気は?"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("(.*)+$[a-z]{1000}\\", "1000 a z"),
+        (r"\d{3}-\d{4}", "3 4 d"),
+        ("is it True or NULL", "null true"),
+        ("list s3 buckets, sha256 of 2 files", "2"),
+        ("s3 with 3 parts", ""),
+        ("３ files", "3"),
+        ("水", ""),
+        ("send an e-mail", "e"),
+        ("", ""),
+    ],
+)
+def test_values_and_single_characters_that_stand_alone_are_hollow_and_parts_of_names_are_not(
+    text: str, expected: str
+) -> None:
+    assert " ".join(sorted(hollow(text))) == expected

@@ -19,7 +19,7 @@ from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag, says_whole_name
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
-from handrail.catalog.words import filler, names_in, spelled, term_of, terms, words
+from handrail.catalog.words import filler, hollow, names_in, spelled, term_of, terms, words
 
 if TYPE_CHECKING:
     from handrail.catalog.vectors import Vicinity
@@ -171,7 +171,8 @@ class Index:
         rows: list[Row] = []
         for at, each in enumerate(wanted):
             meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
-            rows.append(Row(self._lexical.scores(each, pool), meaning, self._called(texts[at])))
+            scores = self._lexical.scores(each, pool, hollow(texts[at]))
+            rows.append(Row(scores, meaning, self._called(texts[at])))
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
         near, elsewhere = None, None
         if vicinity is not None and order:

@@ -14,7 +14,7 @@ import re
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +53,9 @@ _LONGEST_NAME = 200
 
 _TELLING = 2
 """Different words that a name must have for it to tell something that a request says them all."""
+
+_SLIGHT = 0.01
+"""The part of its score that a document keeps which has nothing of a request but what is hollow: enough to be the nearest."""
 
 _REPEATED = 3
 """Repetitions of a term in one field that count for it."""
@@ -217,29 +220,40 @@ class Lexical:
             return []
         for cut in range(_PART, len(word) - _PART + 1):
             first, second = term_of(word[:cut]), term_of(word[cut:])
-            if first in self.terms and second in self.terms and self._having(first) & self._having(second):
+            places = [self.terms[term] for term in (first, second) if term in self.terms]
+            if len(places) == 2 and self._holding(places[:1]) & self._holding(places[1:]):
                 return [first, second]
         return []
 
-    def _having(self, term: str) -> set[int]:
-        place = self.terms[term]
-        return set(self.documents[self.starts[place] : self.starts[place + 1]])
+    def _holding(self, places: Iterable[int]) -> set[int]:
+        """The documents that have a term of any of these places."""
+        return {number for at in places for number in self.documents[self.starts[at] : self.starts[at + 1]]}
 
     def attainable(self, wanted: Sequence[str]) -> float:
-        """What a document could score at most that had all of ``wanted`` without end."""
+        """What a document could score at most that had all of ``wanted`` without end. What no document has is asked for
+        all the same.
+        """
         return (K1 + 1) * math.fsum(self.tells(term) for term in dict.fromkeys(wanted))
 
-    def scores(self, wanted: Sequence[str], pool: int) -> Scores:
-        """BM25 of every document for the terms ``wanted``, with the ``pool`` best ones."""
+    def scores(self, wanted: Sequence[str], pool: int, hollow: Collection[str] = ()) -> Scores:
+        """BM25 of every document for the terms ``wanted``, with the ``pool`` best ones.
+
+        :param hollow: those of the terms that count only beside others: "3" tells one tool for models from another, and by
+            itself, however rare it is, says nothing of what is wanted
+        """
         places: list[tuple[int, float]] = []
+        telling: list[int] = []
         for term in list(dict.fromkeys(wanted))[:_MOST_TERMS]:
             place = self.terms.get(term)
             if place is not None:
                 places.append((place, self.tells(term) * (K1 + 1)))
+                if term not in hollow:
+                    telling.append(place)
         postings = sum(self.starts[place + 1] - self.starts[place] for place, _ in places)
+        damped = len(telling) < len(places)
         numpy = _loaded_numpy()
         if numpy is not None and postings >= _BY_NUMPY:
-            return self._by_numpy(numpy, places, pool)
+            return self._by_numpy(numpy, places, telling if damped else None, pool)
         found: dict[int, float] = {}
         lengths, base, slope = self.lengths, K1 * (1 - B), K1 * B / self.average
         for place, tells in places:
@@ -247,14 +261,20 @@ class Lexical:
             for number, weight in zip(self.documents[begin:end], self.weights[begin:end], strict=True):
                 norm = base + slope * lengths[number]
                 found[number] = found.get(number, 0.0) + tells * weight / (weight + norm)
-        best = heapq.nsmallest(pool, found.items(), key=lambda item: (-item[1], item[0]))
         count = max(len(self), 1)
         mean = math.fsum(found.values()) / count
         square = math.fsum(score * score for score in found.values()) / count
         deviation = math.sqrt(max(0.0, square - mean * mean))
+        if damped:  # now: what many have by chance is part of what a document has to stand out from
+            for number in found.keys() - self._holding(telling):
+                found[number] *= _SLIGHT
+        best = heapq.nsmallest(pool, found.items(), key=lambda item: (-item[1], item[0]))
         return Scores([number for number, _ in best], mean, deviation, lambda number: found.get(number, 0.0))
 
-    def _by_numpy(self, numpy: Any, places: Sequence[tuple[int, float]], pool: int) -> Scores:
+    def _by_numpy(
+        self, numpy: Any, places: Sequence[tuple[int, float]], telling: Sequence[int] | None, pool: int
+    ) -> Scores:
+        """:param telling: places of which a document has one, or keeps little of its score; None: any will do"""
         documents = numpy.frombuffer(self.documents, numpy.int32)
         weights = numpy.frombuffer(self.weights, numpy.float32)
         lengths = numpy.frombuffer(self.lengths, numpy.float32)
@@ -264,8 +284,14 @@ class Lexical:
             numbers, held = documents[begin:end], weights[begin:end].astype(float)
             norm = K1 * (1 - B) + K1 * B / self.average * lengths[numbers].astype(float)
             total[numbers] += tells * held / (held + norm)
+        mean, deviation = float(total.mean()), float(total.std())
+        if telling is not None:
+            bare = numpy.ones(len(self), bool)
+            for place in telling:
+                bare[documents[self.starts[place] : self.starts[place + 1]]] = False
+            total[bare] *= _SLIGHT
         best = [number for number in highest(numpy, total, pool) if total[number] > 0]
-        return Scores(best, float(total.mean()), float(total.std()), lambda number: float(total[number]))
+        return Scores(best, mean, deviation, lambda number: float(total[number]))
 
 
 def says_whole_name(said: Collection[str], name: str, category: str = "") -> bool:

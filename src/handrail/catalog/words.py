@@ -70,6 +70,9 @@ MOST_LETTERS = 14
 """Letters of a compound at most."""
 _TO_DO = frozenset("app entry item items list lists note notes task tasks".split())  # noqa: SIM905 - as a text it can be read
 
+_RUN = re.compile(r"[^\W_]+")
+_LITERALS = frozenset({"false", "none", "null", "true"})
+
 _FILLER = frozenset(
     """a about above after again all also am an and any are as at be because been before being below between both but by
     can cannot could did do does doing down during each else ever few for from further get give had has have having he
@@ -154,6 +157,15 @@ def names_in(text: str) -> list[str]:
 def filler(word: str) -> bool:
     """Whether ``word`` says nothing about what is wanted."""
     return word in _FILLER
+
+
+def hollow(text: str) -> frozenset[str]:
+    """The terms that ``text`` has only as a character, a number or a literal of JSON that stands alone: values, and what
+    is left of a pattern. That a tool has one of them too is chance; "s3" and "x509" are names.
+    """
+    runs = [run.lower() for run in _RUN.findall(text if text.isascii() else _plain(text))]
+    alone = {run for run in runs if run in _LITERALS or run.isdecimal() or (len(run) == 1 and not _UNSPACED.match(run))}
+    return frozenset(alone.difference(*(words(run) for run in runs if run not in alone)))
 
 
 def telling(text: str) -> str:
