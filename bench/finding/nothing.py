@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import handrail.catalog.index as searching
-from handrail.catalog.confidence import LEAST, fitting
+from handrail.catalog.confidence import fitting
 from handrail.catalog.texts import passage
 
 if TYPE_CHECKING:
@@ -38,8 +38,10 @@ def nothing_fits(
         choose = random.Random(11)
         searching.fitting = fits[corpus.name] if fits else fitting
         own = choose.sample(corpus.queries, min(ASKED, len(corpus.queries)))
-        served = [(_fit(found), _recall(found, each["gold"])) for each, found in _asked(index, own)]
+        asked = [(found, _recall(found, each["gold"])) for each, found in _asked(index, own)]
+        served = [(_fit(found), recall) for found, recall in asked]
         unserved: list[float] = []
+        told: list[bool] = []
         others = [other for other, _ in held if other is not corpus]
         for other in others:
             at = {each["id"]: number for number, each in enumerate(other.tools)}
@@ -48,7 +50,9 @@ def nothing_fits(
                 gold = vectors[other.name][[at[name] for name in each["gold"]]]
                 alike = (vectors[corpus.name] @ gold.T).max(axis=1) >= ALIKE
                 left = {tool["id"] for tool, out in zip(corpus.tools, alike, strict=True) if not out}
-                unserved.append(_fit(index.search(each["query"], 5, among=left.__contains__, patience_s=60)))
+                found = index.search(each["query"], 5, among=left.__contains__, patience_s=60)
+                unserved.append(_fit(found))
+                told.append(found.nothing_fits)
         total = sum(recall for _, recall in served)
         row: dict[str, Any] = {"corpus": corpus.name, "method": "nothing fits, left out" if fits else "nothing fits"}
         for loss in LOSSES:
@@ -56,8 +60,8 @@ def nothing_fits(
             row[f"told at {loss:.0%} lost"] = round(100 * sum(fit < floor for fit in unserved) / len(unserved), 1)
         better = sum((own_fit > fit) + 0.5 * (own_fit == fit) for own_fit, _ in served for fit in unserved)
         row["auc"] = round(better / len(served) / len(unserved), 3)
-        row["told as shipped"] = round(100 * sum(fit < LEAST for fit in unserved) / len(unserved), 1)
-        row["lost as shipped"] = round(100 * sum(recall for fit, recall in served if fit < LEAST) / total, 1)
+        row["told as shipped"] = round(100 * sum(told) / len(told), 1)
+        row["lost as shipped"] = round(100 * sum(recall for found, recall in asked if found.nothing_fits) / total, 1)
         searching.fitting = fitting
         yield row
 

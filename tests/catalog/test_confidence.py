@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confidences, fitting, tail, together
+from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, NAMED, Evidence, confidences, fitting, tail, together
 
 _FIGURE = st.floats(-1, 1, allow_nan=False)
 _EVIDENCE = st.builds(
@@ -16,12 +16,15 @@ _HITS = st.lists(_EVIDENCE, min_size=1, max_size=8)
 
 
 @given(_HITS, st.integers(1, 200_000))
-def test_every_hit_has_a_confidence_and_the_best_is_never_of_the_tail(hits: list[Evidence], tools: int) -> None:
+def test_every_hit_has_a_confidence_and_the_best_is_of_the_tail_only_where_it_is_not_worth_naming(
+    hits: list[Evidence], tools: int
+) -> None:
     sure = confidences(hits, tools)
     assert all(0 <= each <= 1 for each in sure) and 0 <= fitting(hits, tools) <= 1
     last = tail(hits, sure)
-    assert not last[sure.index(max(sure))]
-    assert all(sure[at] < max(sure) for at, out in enumerate(last) if out)
+    assert last[sure.index(max(sure))] == (max(sure) < NAMED)
+    assert all(out for at, out in enumerate(last) if sure[at] < NAMED)
+    assert all(sure[at] < max(sure) for at, out in enumerate(last) if out and sure[at] >= NAMED)
 
 
 def test_more_meaning_more_words_and_more_distance_to_the_others_make_surer() -> None:

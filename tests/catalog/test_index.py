@@ -201,6 +201,12 @@ def test_a_request_that_one_tool_serves_has_that_and_all_else_is_of_the_tail() -
     assert len(found.hits) == 5
 
 
+def test_a_single_hit_is_not_left_out_for_one_that_was_not_asked_for() -> None:
+    many = [tool(f"weather_{n}", "Weather forecast of a city.") for n in range(4)]
+    found = Index([*ALL, *many]).search("weather forecast of a city", 1)
+    assert len(found.hits) == 1 and not found.nothing_fits and not found.hits[0].tail
+
+
 # Meaning
 
 

@@ -10,6 +10,7 @@ from tests.catalog.texts_of import ALL, tool
 
 from handrail.catalog import minilm
 from handrail.catalog.cache import Cache
+from handrail.catalog.confidence import LEAST, NAMED
 from handrail.catalog.embedder import EmbedderError
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.index import Index
@@ -152,3 +153,23 @@ def test_a_turned_request_is_still_a_direction_and_not_far_from_what_it_was(mode
     assert numpy.linalg.norm(turned, axis=1) == pytest.approx([1, 1, 1], abs=1e-5)
     assert (turned * rows).sum(axis=1).min() > 0.5
     assert not numpy.allclose(turned, rows, atol=0.01)
+
+
+def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool_is(model: MiniLM) -> None:
+    verbs = "send read list delete create update search fetch convert count plot translate book cancel pause play resize merge"
+    nouns = (
+        "email invoice ticket song flight hotel weather file image video calendar contact order payment map stock user"
+    )
+    index = Index(
+        [
+            tool(f"{noun}.{verb}", f"{verb.capitalize()} a {noun} of the account.", **{f"{noun}_id": f"the {noun}"})
+            for verb in verbs.split()
+            for noun in nouns.split()
+        ],
+        encoder=Encoder(model),
+    )
+    assert index.wait(600)
+    found = [index.search(each, patience_s=100) for each in ("../../etc/passwd", "/etc/shadow", "rm -rf /", "; ls -la")]
+    unsure = [one for one in found if one.fitting >= LEAST and max(hit.confidence for hit in one.hits) < NAMED]
+    assert unsure and all(one.nothing_fits and all(hit.tail for hit in one.hits) for one in unsure)
+    assert all(one.nothing_fits == all(hit.tail for hit in one.hits) for one in found if one.fitting >= LEAST)

@@ -114,7 +114,7 @@ class Searches:
             for hit in found.hits
             if (entry := generation.entries.get(hit.id)) is not None and entry.withheld is None
         ]
-        nothing = found.nothing_fits or not hits or ships  # what fits ships with Handrail
+        nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
         return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means)
 

@@ -50,7 +50,7 @@ class Hit:
     :param confidence: how likely it is that it serves the request, 0 to 1, as measured on requests with known answers
     :param reasons: what speaks for it, each in a few words
     :param weak: whether it is more likely than not that it does not serve the request
-    :param tail: whether so little speaks for it beside the others that it is not worth a place in view
+    :param tail: whether so little speaks for it, at all or beside the others, that it is not worth a place in view
     """
 
     id: str
@@ -66,7 +66,7 @@ class Found:
     """What a search came to.
 
     :param hits: best first; with ``nothing_fits`` they are the nearest there are
-    :param nothing_fits: no tool is likely to serve the request
+    :param nothing_fits: no tool is likely to serve the request, or none of the hits is worth a place in view
     :param fitting: how likely it is that one does, of two equally likely cases
     :param means: what the search went by
     :param note: why it went by words alone where it did; else empty
@@ -184,11 +184,11 @@ class Index:
         if vicinity is not None and len(order) > 1:
             same = vicinity.likeness([each.number for each in order]) >= _COPIES
             sure = together(sure, same.tolist())
-        judged = zip(order[:limit], evidence, sure, tail(evidence, sure), strict=False)
-        hits = [self._hit(*each, texts, wanted) for each in judged]
-        if vicinity is None:
-            return Found(tuple(hits), fit < LEAST_BY_WORDS, fit, "lexical", note)
-        return Found(tuple(hits), fit < LEAST, fit, "lexical and meaning", note)
+        order, evidence, sure = order[:limit], evidence[:limit], sure[:limit]
+        judged = zip(order, evidence, sure, tail(evidence, sure), strict=True)
+        hits = tuple(self._hit(*each, texts, wanted) for each in judged)
+        nothing = fit < (LEAST_BY_WORDS if vicinity is None else LEAST) or all(hit.tail for hit in hits)
+        return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note)
 
     def _called(self, text: str) -> frozenset[int]:
         """The documents whose very names ``text`` has, written as no ordinary words are."""

@@ -155,7 +155,7 @@ class Hit:
     :param relevance: how well, beside the other hits; between 0 and 1
     :param confidence: how sure it is that the tool serves the query, whatever else was found; between 0 and 1
     :param weak: it may well not fit
-    :param tail: so little speaks for it beside the others that a search does not bring it into view
+    :param tail: so little speaks for it, at all or beside the others, that a search does not bring it into view
     :param reason: what spoke for it, for people
     :param source: whose text the description is, where that is not the operator's; else ``""``
     """

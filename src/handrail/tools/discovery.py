@@ -21,8 +21,8 @@ from handrail.tools.declaring import object_schema
 MAX_DESCRIPTION = 200
 """Characters of a tool's description in a list of hits."""
 MAX_HITS = 10
-_NEAREST, _NAMED = 3, 0.04
-"""Tools that are named where nothing fits, and the confidence from which one is: one in thirty such answers is wrong."""
+_NEAREST = 3
+"""Tools that are named at most where nothing fits."""
 _NOT_FROM_OUTSIDE = (
     "Nothing fits (compared by {by}): no tool from an MCP server or extension does this. find_tools looks through all "
     "tools, those of Handrail among them."
@@ -126,7 +126,7 @@ class FindTools(Tool):
         if missed:
             told["nothing_fits"] = missed if len(queries) > 1 else True
         near = [hit for one in found if one.nothing_fits for hit in one.hits[:_NEAREST]]
-        named = dict.fromkeys(hit.tool_id for hit in near if hit.confidence >= _NAMED and hit.tool_id not in best)
+        named = dict.fromkeys(hit.tool_id for hit in near if not hit.tail and hit.tool_id not in best)
         if named:
             told["nearest_not_in_view"] = list(named)
         told["message"] = _advice(found, len(best), len(missed))
