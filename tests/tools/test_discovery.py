@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,6 +132,43 @@ async def test_a_foreign_manual_is_told_as_foreign(of: Interaction) -> None:
     assert manual.data["category"] == "github" and "github" in manual.metadata["untrusted"]
     own = await called(of, Info(), {"tool": "file.patch"})
     assert "untrusted" not in own.metadata and "documentation" not in own.data
+
+
+@pytest.mark.proves("D-02")
+async def test_a_tool_and_a_category_of_one_name_are_each_loaded_by_the_argument_that_names_its_kind(
+    of: Interaction,
+) -> None:
+    there = generation(CORE, many(25), entry("mail", category="own"), many(3, "mail"))
+    one = (await called(of, LoadTools(), {"tool": "mail"}, there)).data
+    assert one["tools_added"] == ["mail"] == list(of.active.first())
+    all_of_it = (await called(of, LoadTools(), {"category": "mail"}, there)).data
+    assert all_of_it["tools_added"] == ["mail.t0000", "mail.t0001", "mail.t0002"]
+
+
+@pytest.mark.parametrize(
+    ("args", "told"),
+    [
+        (
+            {"tool": "reports"},
+            'there is no tool \'reports\'; there is a category of that name: {"category": "reports"}',
+        ),
+        ({"tool": "core"}, "there is no tool 'core'; there is a category of that name"),
+        ({"tool": "hooks"}, "there is no tool 'hooks'; there is a category of that name"),
+        ({"tool": "file.pathc"}, "there is no tool 'file.pathc'; did you mean file.patch"),
+        ({"tool": "zymurgy"}, "there is no tool 'zymurgy'; find_tools looks for one"),
+        (
+            {"category": "file.patch"},
+            'there is no category \'file.patch\'; there is a tool of that name: {"tool": "file.patch"}',
+        ),
+        ({"category": "reprots"}, "there is no category 'reprots'; did you mean reports? The categories are: "),
+    ],
+)
+async def test_what_is_not_of_the_kind_that_was_named_is_not_loaded_and_the_error_says_what_it_is(
+    of: Interaction, args: dict[str, str], told: str
+) -> None:
+    with pytest.raises(ToolError, match=re.escape(told)) as refused:
+        await called(of, LoadTools(), args)
+    assert refused.value.kind == "invalid_input" and len(of.active) == 0
 
 
 @pytest.mark.parametrize("args", [{"category": "x" * 129}, {"category": ""}, {"all": True}])

@@ -10,7 +10,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 from handrail.catalog.active import ActiveSet
 from handrail.catalog.categories import CORE, SHIPPED
@@ -23,6 +23,9 @@ from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.names import nearest
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import Entry, Generation
+
+_Kind = Literal["category", "tool"]
+"""What a name is of."""
 
 _KEPT = ("load_tools", "in_view")
 """The tool and the key by which a session keeps what was brought into view."""
@@ -240,15 +243,16 @@ class InteractionCatalog:
         unheard = [Category(f"mcp:{one.name}", f"{one.standing()}.", 0) for one in self._generation.unheard]
         return [*self._of.look(self._generation).categories(), *unheard]
 
-    async def load(self, name: str) -> BroughtIn:
+    async def load(self, name: str, *, kind: _Kind | None = None) -> BroughtIn:
         view = self._of.look(self._generation)
-        if (ids := view.members.get(name)) is not None or name in SHIPPED:
-            return BroughtIn(name, "category", ids or (), await self._bring(ids or ()))
-        if name == CORE:
-            return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
-        entry = self._generation.resolve(name)
+        if kind != "tool" and _is_category(name, view):
+            if name == CORE:
+                return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
+            ids = view.members.get(name, ())
+            return BroughtIn(name, "category", tuple(ids), await self._bring(ids))
+        entry = None if kind == "category" else self._generation.resolve(name)
         if entry is None:
-            raise ToolError(self._unknown(name, view), kind="invalid_input")
+            raise ToolError(self._unknown(name, view, kind), kind="invalid_input")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if entry.id in view.core:
@@ -280,12 +284,24 @@ class InteractionCatalog:
         await self._of.keep()
         return added
 
-    def _unknown(self, name: str, view: View) -> str:
+    def _unknown(self, name: str, view: View, kind: _Kind | None) -> str:
+        told = f"there is no {kind or 'category and no tool'} {name[:80]!r}"
         if awaited := self._generation.awaited(name):
-            return f"there is no category and no tool {name[:80]!r}; {awaited}"
+            return f"{told}; {awaited}"
+        if kind == "tool" and _is_category(name, view):
+            return f'{told}; there is a category of that name: {{"category": "{name}"}} loads all of it'
+        if kind == "category" and (entry := self._generation.resolve(name)) is not None:
+            return f'{told}; there is a tool of that name: {{"tool": "{entry.id}"}} loads it'
         names = list(view.members)
+        tools = [] if kind == "category" else self._generation.nearest(name, 2)
+        close = tools if kind == "tool" else [*nearest(name, names, 1), *tools]
+        hint = f"; did you mean {' or '.join(close)}?" if close else ""
+        if kind == "tool":
+            return told + (hint or "; find_tools looks for one by what it does")
         there = ", ".join(names[:_MOST_NAMED]) or "none"
         more = f" and {len(names) - _MOST_NAMED} more, which browse_tools lists" if len(names) > _MOST_NAMED else ""
-        close = [*nearest(name, names, 1), *self._generation.nearest(name, 2)]
-        hint = f"; did you mean {' or '.join(close)}?" if close else "."
-        return f"there is no category and no tool {name[:80]!r}{hint} The categories are: {there}{more}"
+        return f"{told}{hint or '.'} The categories are: {there}{more}"
+
+
+def _is_category(name: str, view: View) -> bool:
+    return name == CORE or name in view.members or name in SHIPPED

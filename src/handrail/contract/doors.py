@@ -219,9 +219,10 @@ class Catalog(Protocol):
         """Those that have tools which can be called and are not core."""
         ...
 
-    async def load(self, name: str) -> BroughtIn:
+    async def load(self, name: str, *, kind: Literal["category", "tool"] | None = None) -> BroughtIn:
         """Bring a category, or one tool by its id, into view. Twice is once.
 
+        :param kind: what the name is of; None for a category, or a tool where there is no category of that name
         :raises ToolError: ``invalid_input`` for a name that there is not, with those there are; ``unavailable`` for a tool
             that is withheld
         """

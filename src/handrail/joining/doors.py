@@ -89,9 +89,8 @@ _completed = shape(
     errors=some_bytes,
 )
 _category = shape(Category, name=text, description=text, tool_count=whole)
-_brought_in = shape(
-    BroughtIn, name=text, kind=one_of("category", "tool"), tools=each(text), added=each(text), core=flag
-)
+_kind = one_of("category", "tool")
+_brought_in = shape(BroughtIn, name=text, kind=_kind, tools=each(text), added=each(text), core=flag)
 _hit = shape(
     Hit,
     tool_id=text,
@@ -243,7 +242,9 @@ DOORS: Mapping[str, Door] = MappingProxyType(
         **{op: Door(takes, _of_jobs(op), jobs.GIVES[op]) for op, takes in jobs.TAKES.items()},
         "catalog.active": Door({}, lambda on, given: on.catalog.active(), _words),
         "catalog.categories": Door({}, lambda on, given: on.catalog.categories(), each(_category)),
-        "catalog.load": Door({"name": text}, lambda on, given: on.catalog.load(**given), _brought_in),
+        "catalog.load": Door(
+            {"name": text, "kind": optional(_kind)}, lambda on, given: on.catalog.load(**given), _brought_in
+        ),
         "catalog.search": Door(
             {"query": text, "limit": whole, "extensions_only": flag},
             lambda on, given: on.catalog.search(**given),

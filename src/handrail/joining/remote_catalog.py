@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from handrail.contract.doors import BroughtIn, Category, Findings, Manual
 
@@ -23,8 +23,8 @@ class RemoteCatalog:
     async def categories(self) -> Sequence[Category]:
         return await self._ask("catalog.categories")
 
-    async def load(self, name: str) -> BroughtIn:
-        return await self._ask("catalog.load", name=name)
+    async def load(self, name: str, *, kind: Literal["category", "tool"] | None = None) -> BroughtIn:
+        return await self._ask("catalog.load", name=name, kind=kind)
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         return await self._ask("catalog.search", query=query, limit=limit, extensions_only=extensions_only)

@@ -81,7 +81,8 @@ class LoadTools(Tool):
                 + ("; not both" if args else ""),
                 kind="invalid_input",
             )
-        brought = await runtime.catalog.load(args.get("category") or args["tool"])
+        kind = "category" if "category" in args else "tool"
+        brought = await runtime.catalog.load(args[kind], kind=kind)
         return {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
 
 
