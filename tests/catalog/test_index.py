@@ -207,6 +207,33 @@ def test_a_single_hit_is_not_left_out_for_one_that_was_not_asked_for() -> None:
     assert len(found.hits) == 1 and not found.nothing_fits and not found.hits[0].tail
 
 
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ("показать погоду", "not in Latin letters"),
+        ("显示天气", "not in Latin letters"),
+        ("zeige mir bitte die Vorhersage", "hardly a word of the request is known"),
+        ("ouvrir un compte bancaire", "hardly a word of the request is known"),
+    ],
+)
+def test_a_request_in_another_language_is_told_to_be_asked_in_english(asked: str, told: str) -> None:
+    found = Index(ALL).search(asked)
+    assert found.nothing_fits and told in found.unread and "ask again in English" in found.unread
+
+
+@pytest.mark.parametrize("asked", ["weather forecast", "cancel the room of a hotel in Rome", "z", "1000"])
+def test_a_request_whose_words_are_known_is_not_said_to_be_in_another_language(asked: str) -> None:
+    assert Index(ALL).search(asked).unread == ""
+
+
+def test_an_embedder_that_does_not_say_what_it_reads_is_not_said_to_read_english() -> None:
+    index = Index(ALL, encoder=Encoder(Directions()))
+    assert index.wait(60)
+    found = [index.search(asked) for asked in ("показать погоду", "показать курс", "забронировать номер", "отправить")]
+    assert any(one.nothing_fits for one in found)
+    assert {(one.means, one.unread) for one in found} == {("lexical and meaning", "")}
+
+
 # Meaning
 
 

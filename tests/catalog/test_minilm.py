@@ -155,6 +155,13 @@ def test_a_turned_request_is_still_a_direction_and_not_far_from_what_it_was(mode
     assert not numpy.allclose(turned, rows, atol=0.01)
 
 
+def test_the_model_says_that_it_reads_english_where_nothing_fits(model: MiniLM) -> None:
+    index = Index(ALL, encoder=Encoder(model))
+    assert index.wait(100)
+    found = index.search("показать курс обмена", patience_s=100)
+    assert found.means == "lexical and meaning" and found.nothing_fits and "ask again in English" in found.unread
+
+
 def test_where_no_hit_is_worth_being_named_nothing_fits_however_likely_some_tool_is(model: MiniLM) -> None:
     verbs = "send read list delete create update search fetch convert count plot translate book cancel pause play resize merge"
     nouns = (

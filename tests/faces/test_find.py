@@ -31,6 +31,12 @@ def test_where_nothing_fits_it_says_so_and_exits_with_1(here: Here) -> None:
     assert shown.code == 1 and "nothing fits" in shown.err
 
 
+@pytest.mark.parametrize("query", ["показать историю коммитов", "コミット履歴を表示"])
+def test_a_need_in_another_language_is_to_be_said_in_english(here: Here, query: str) -> None:
+    shown = here("find", query, "--words")
+    assert shown.code == 1 and "ask again in English" in shown.err
+
+
 @pytest.mark.parametrize("query", ["", "   ", "?!…", "\U0001f355"])
 def test_a_query_without_words_is_a_usage_error(here: Here, query: str) -> None:
     shown = here("find", query, "--words")

@@ -90,6 +90,18 @@ async def test_where_nothing_fits_that_is_said_and_nothing_is_brought(of: Intera
 
 
 @pytest.mark.proves("D-05")
+@pytest.mark.parametrize("asked", ["показать погоду", "Datei ausbessern bitte", "修改文件"])
+async def test_a_request_in_another_language_is_not_told_that_there_is_no_tool(of: Interaction, asked: str) -> None:
+    for tool in (FindTools(), ToolSearch()):
+        told = (await called(of, tool, {"query": asked})).data
+        assert told["nothing_fits"] is True and "ask again in English" in told["message"]
+        assert "does this" not in told["message"]
+    both = (await called(of, FindTools(), {"queries": [asked, "patch lines of a file"]})).data
+    assert both["nothing_fits"] == [asked] and "ask again in English" in both["message"]
+    assert "there is no tool" not in both["message"]
+
+
+@pytest.mark.proves("D-05")
 async def test_what_little_speaks_for_beside_a_better_one_is_not_brought_into_view(of: Interaction) -> None:
     told = (await called(of, FindTools(), {"query": "open an issue in a repository"})).data
     assert [hit["id"] for hit in told["tools"]] == ["github_create_issue"] == list(of.active.first())

@@ -43,6 +43,16 @@ class Embedder(Protocol):
 
 
 @runtime_checkable
+class Reading(Protocol):
+    """An embedder that reads one language. Of others it is taken that they read what is asked."""
+
+    @property
+    def reads(self) -> str:
+        """The language, by its English name."""
+        ...
+
+
+@runtime_checkable
 class Turning(Protocol):
     """An embedder that knows how requests lie to the tools that serve them."""
 

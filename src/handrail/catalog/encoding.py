@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.embedder import Embedder, EmbedderError, Turning
+from handrail.catalog.embedder import Embedder, EmbedderError, Reading, Turning
 from handrail.catalog.usual import REQUESTS, TOOLS
 from handrail.catalog.words import telling
 
@@ -143,6 +143,11 @@ class Encoder:
             if asked.vectors is None:
                 return None
             return [asked.vectors[text] for text in texts]
+
+    @property
+    def reads(self) -> str:
+        """The one language that the embedder reads; empty where it does not say."""
+        return self._embedder.reads if isinstance(self._embedder, Reading) else ""
 
     def usual_tools(self) -> Vectors:
         """The vectors of what tools commonly say; only in ``joined``."""

@@ -116,7 +116,7 @@ class Searches:
         ]
         nothing = found.nothing_fits or all(hit.tail for hit in hits) or ships  # what fits ships with Handrail
         means = "words and meaning" if found.means != "lexical" else "words only"
-        return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means)
+        return Findings(tuple(hits), nothing, f"{means}: {found.note}" if found.note else means, found.unread)
 
     def near(self, generation: Generation, name: str, count: int = 2) -> list[str]:
         """Tools that share words with an unknown name. Empty unless an index exists already, because a caller waits."""

@@ -17,6 +17,7 @@ from handrail.catalog.confidence import LEAST, LEAST_BY_WORDS, Evidence, confide
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.fusion import POOL, Ranked, Row, ranked
 from handrail.catalog.lexical import Bag, Lexical, bag, says_whole_name
+from handrail.catalog.reading import STEMS, unread
 from handrail.catalog.splitting import parts
 from handrail.catalog.texts import Document, fields, passage
 from handrail.catalog.words import filler, hollow, names_in, spelled, term_of, terms, words
@@ -70,6 +71,7 @@ class Found:
     :param fitting: how likely it is that one does, of two equally likely cases
     :param means: what the search went by
     :param note: why it went by words alone where it did; else empty
+    :param unread: where nothing fits, why the request may not have been understood: see :func:`~handrail.catalog.reading.unread`
     """
 
     hits: tuple[Hit, ...]
@@ -77,6 +79,7 @@ class Found:
     fitting: float
     means: Means
     note: str = ""
+    unread: str = ""
 
 
 class Index:
@@ -188,7 +191,9 @@ class Index:
         judged = zip(order, evidence, sure, tail(evidence, sure), strict=True)
         hits = tuple(self._hit(*each, texts, wanted) for each in judged)
         nothing = fit < (LEAST_BY_WORDS if vicinity is None else LEAST) or all(hit.tail for hit in hits)
-        return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note)
+        reads = STEMS if vicinity is None or self._encoder is None else self._encoder.reads
+        strange = unread(texts[0], reads, self._lexical.terms.__contains__) if nothing else ""
+        return Found(hits, nothing, fit, "lexical" if vicinity is None else "lexical and meaning", note, strange)
 
     def _called(self, text: str) -> frozenset[int]:
         """The documents whose very names ``text`` has, written as no ordinary words are."""

@@ -58,6 +58,10 @@ class MiniLM:
     def fingerprint(self) -> str:
         return f"minilm-l6-v2-int8/{_SHA256[:16]}/{self._longest}"
 
+    @property
+    def reads(self) -> str:
+        return "English"
+
     def load(self) -> None:
         """Read the model now.
 

@@ -177,11 +177,14 @@ class Findings:
     :param hits: best first
     :param nothing_fits: there are tools, and none of them serves the query; ``hits`` may still hold the nearest
     :param means: what was compared, as an operator would say it: words only, or words and meaning
+    :param unread: where nothing fits, why the query may not have been understood, and what to do, as half a sentence; else
+        empty
     """
 
     hits: tuple[Hit, ...]
     nothing_fits: bool = False
     means: str = ""
+    unread: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ _hit = shape(
     source=text,
     tail=flag,
 )
-findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text)
+findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text, unread=text)
 _manual = shape(
     Manual,
     id=text,

@@ -23,10 +23,11 @@ MAX_DESCRIPTION = 200
 MAX_HITS = 10
 _NEAREST = 3
 """Tools that are named at most where nothing fits."""
-_NOT_FROM_OUTSIDE = (
-    "Nothing fits (compared by {by}): no tool from an MCP server or extension does this. find_tools looks through all "
-    "tools, those of Handrail among them."
-)
+_THROUGH_ALL = "find_tools looks through all tools, those of Handrail among them"
+_NOT_FROM_OUTSIDE = f"Nothing fits{{by}}: no tool from an MCP server or extension does this. {_THROUGH_ALL}."
+_IN_THE_END = "say it in other words once, look through browse_tools, or tell the user that there is no tool for it"
+_STRANGE = "Nothing fits{by}: {why}. Where that finds nothing either, {then}."
+"""Of a request that may not have been understood."""
 _QUERY = {"type": "string", "minLength": 1, "maxLength": 4_000}
 _finder = partial(
     ToolSpec,
@@ -91,7 +92,7 @@ class FindTools(Tool):
         id="find_tools",
         description=(
             "Find tools by what they do, and bring the best into view: you can call them from your next reply on. Say "
-            "what you need in a sentence; give several needs as queries. It says so where no tool fits."
+            "what you need in a sentence, in English; give several needs as queries. It says so where no tool fits."
         ),
         parameters=object_schema(
             {
@@ -143,7 +144,9 @@ class ToolSearch(Tool):
             "Search the tools that come from MCP servers and extensions, and bring the hits into view: you can call "
             "them from your next reply on."
         ),
-        parameters=object_schema({"query": {**_QUERY, "description": "What the tool should do"}}, ["query"]),
+        parameters=object_schema(
+            {"query": {**_QUERY, "description": "What the tool should do, in English"}}, ["query"]
+        ),
     )
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
@@ -153,7 +156,9 @@ class ToolSearch(Tool):
         if hits and findings.means.startswith("words only"):
             told["message"] = "Compared by words only, not by meaning."
         if not hits:
-            told |= {"nothing_fits": True, "message": _NOT_FROM_OUTSIDE.format(by=findings.means)}
+            message = _STRANGE if findings.unread else _NOT_FROM_OUTSIDE
+            message = message.format(by=f" (compared by {findings.means})", why=findings.unread, then=_THROUGH_ALL)
+            told |= {"nothing_fits": True, "message": message}
             told |= await _unheard(runtime)
         return _with_sources(told, hits)
 
@@ -247,13 +252,15 @@ def _short(text: str) -> str:
 def _advice(found: Sequence[Findings], hits: int, missed: int) -> str:
     """What there is to do next."""
     by = next((f" (compared by {one.means})" for one in found if one.means), "")
+    strange = next((one.unread for one in found if one.unread), "")
+    if not hits and strange:
+        return _STRANGE.format(by=by, why=strange, then=_IN_THE_END)
     if not hits:
-        return (
-            f"Nothing fits{by}: no tool that can be called here does this. Say it in other words once, look through "
-            "browse_tools, or tell the user that there is no tool for it."
-        )
+        return f"Nothing fits{by}: no tool that can be called here does this; {_IN_THE_END}."
     brought = "1 tool is" if hits == 1 else f"{hits} tools are"
-    rest = f" For {missed} of the needs nothing fits{by}: there is no tool for it here." if missed else ""
+    rest = (
+        f" For {missed} of the needs nothing fits{by}: {strange or 'there is no tool for it here'}." if missed else ""
+    )
     words = any(one.means.startswith("words only") for one in found if not one.nothing_fits)
     went = " Compared by words only, not by meaning: what says it in other words was not found." if words else ""
     return f"{brought} in view from your next reply on.{rest}{went}"

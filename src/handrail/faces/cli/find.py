@@ -35,7 +35,7 @@ PATIENCE_S = 10.0
 )
 @equipped
 def command(setting: Setting, query: str, limit: int, words: bool, wait: float) -> int:
-    """Find the tools that serve a need, said in plain words.
+    """Find the tools that serve a need, said in plain words, in English.
 
     Each is listed with how sure it is that it serves the need (0 to 1, as measured), how it stands beside the first, and
     what speaks for it. It says so where nothing fits, and exits with 1. It looks where find_tools looks for a model, and
@@ -57,7 +57,8 @@ async def _find(setting: Setting, query: str, limit: int, words: bool, wait: flo
         out_json(asdict(found))
         return code
     if found.nothing_fits:
-        note(f"nothing fits, by {found.means}" + ("; the nearest there are:" if found.hits else ""))
+        strange = f"; {found.unread}" if found.unread else ""
+        note(f"nothing fits, by {found.means}{strange}" + ("; the nearest there are:" if found.hits else ""))
     else:
         note(f"by {found.means}")
     _show(found.hits)
