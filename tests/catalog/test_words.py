@@ -160,7 +160,7 @@ def test_the_telling_words_of_a_request_are_what_is_left_without_its_filler() ->
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("(.*)+$[a-z]{1000}\\", "1000 a z"),
+        ("(.*)+$[a-z]{1000}\\", "1000 z"),
         (r"\d{3}-\d{4}", "3 4 d"),
         ("is it True or NULL", "null true"),
         ("list s3 buckets, sha256 of 2 files", "2"),

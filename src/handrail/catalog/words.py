@@ -163,9 +163,14 @@ def hollow(text: str) -> frozenset[str]:
     """The terms that ``text`` has only as a character, a number or a literal of JSON that stands alone: values, and what
     is left of a pattern. That a tool has one of them too is chance; "s3" and "x509" are names.
     """
-    runs = [run.lower() for run in _RUN.findall(text if text.isascii() else _plain(text))]
-    alone = {run for run in runs if run in _LITERALS or run.isdecimal() or (len(run) == 1 and not _UNSPACED.match(run))}
-    return frozenset(alone.difference(*(words(run) for run in runs if run not in alone)))
+    found = _RUN.findall((text if text.isascii() else _plain(text)).lower())
+    alone = {
+        run for run in found if (len(run) == 1 and not _UNSPACED.match(run)) or run in _LITERALS or run.isdecimal()
+    }
+    alone -= _FILLER
+    return (
+        frozenset(alone.difference(words(" ".join(run for run in found if run not in alone)))) if alone else frozenset()
+    )
 
 
 def telling(text: str) -> str:
