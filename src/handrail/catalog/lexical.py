@@ -227,7 +227,7 @@ class Lexical:
 
     def _holding(self, places: Iterable[int]) -> set[int]:
         """The documents that have a term of any of these places."""
-        return {number for at in places for number in self.documents[self.starts[at] : self.starts[at + 1]]}
+        return set[int]().union(*(self.documents[self.starts[at] : self.starts[at + 1]] for at in places))
 
     def attainable(self, wanted: Sequence[str]) -> float:
         """What a document could score at most that had all of ``wanted`` without end. What no document has is asked for
