@@ -135,6 +135,26 @@ async def test_a_repository_is_cloned_over_http_and_pushed_back(
     assert behind.error_kind == "conflict", behind
 
 
+async def test_a_push_and_a_clone_by_path_take_a_rule_about_the_tool_and_no_program_of_either_end_runs(
+    tmp_path: Path, repo: Repo
+) -> None:
+    ran = tmp_path / "ws" / "ran"
+    target = made(tmp_path / "ws" / "target")
+    hook = target.put(".git/hooks/pre-receive", f"#!/bin/sh\ntouch {ran}\n")
+    hook.chmod(0o755)
+    async with temporary_kernel(tmp_path, rules=["allow git.*", "deny shell.run touch *"]) as kernel:
+        session = await kernel.session()
+        for remote, program in (("plain", "git-receive-pack"), ("evil", f"touch {ran}; git-receive-pack")):
+            repo.configure(f'[remote "{remote}"]\n\turl = target\n\treceivepack = "{program}"\n')
+            repo.git("branch", remote)
+            pushed = await session.call("git.push", {"remote": remote, "branch": remote})
+            assert pushed.ok and pushed.data["result"] == "new branch", pushed
+            assert target.git("rev-parse", remote) == repo.git("rev-parse", "main")
+        repo.configure(f'[uploadpack]\n\tpackObjectsHook = "touch {ran}"\n')
+        assert (await session.call("git.clone", {"source": ".", "path": "copy"})).ok
+    assert not ran.exists()
+
+
 async def test_a_host_that_no_rule_allows_is_not_reached(tmp_path: Path, host: GitHost) -> None:
     put_git_agent(tmp_path, host.authority)
     async with opening(HELD)(tmp_path, "pusher", rules=["allow git.clone other.example"]) as kernel:

@@ -66,6 +66,8 @@ PROGRAMS: list[ProgramCase] = [
         ("git grep -O x", "opens a pager"), ("git grep -Oless x", "opens a pager"), ("git grep --open-files-in-pager=x y", "runs a program"),
         ("git grep -nO x", "in a cluster"), ("git fetch --upload-pack=./x o", "runs a program"), ("git ls-remote --upload-pack=./x o", "runs a program"),
         ("git push --receive-pack=./x o", "runs a program"), ("git push --exec=./x o", "runs a program"),
+        ("git push '--receive-pack=git -c core.hooksPath=x receive-pack' o", "its own server, with somebody's hooks"),
+        ("git push '--receive-pack=git-receive-pack; ls' o", "its own server, and a program"),
         ("git clone -u ./x y", "runs a program"), ("git clone --template=x y", "hooks from a folder"), ("git clone -c a=b y", "a setting"),
         ("git clone --config a=b y", "a setting"), ("git clone 'ext::sh -c ls' x", "a transport that runs a program"),
         ("git fetch 'ext::sh -c ls'", "a transport that runs a program"), ("git remote add x 'ext::sh -c ls'", "for later"),
@@ -80,7 +82,8 @@ PROGRAMS: list[ProgramCase] = [
         ("git hook run pre-commit", "runs a hook"), ("git daemon", "serves"), ("git instaweb", "serves"),
         ("git credential fill", "gives keys"), ),
         ("git status", "git diff --stat", "git log --oneline -5", "git show HEAD", "git --no-pager log", "git add src", "git commit -m 'x'",
-         "git branch -a", "git config --get user.name", "git rev-parse HEAD", "git grep -n x", "git stash list")),
+         "git branch -a", "git config --get user.name", "git rev-parse HEAD", "git grep -n x", "git stash list",
+         "git push --receive-pack=git-receive-pack o", "git clone --upload-pack=git-upload-pack x y")),
     ProgramCase("rg and grep", (
         ("rg --pre ./x a", "runs a program"), ("rg --pre=./x a", "runs a program"), ("rg -z a", "runs programs"), ("rg -nz a", "in a cluster"),
         ("rg --search-zip a", "runs programs"), ("rg --hostname-bin ./x a", "runs a program")),

@@ -7,6 +7,7 @@ kept from it is shown by ``bash``, in the same sandbox.
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
+from handrail.contract.errors import ToolError
 from handrail.tools.git import GIT_TOOLS, forms, neutral, urls
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
@@ -106,7 +108,8 @@ def spring(repo: Repo, traps: Traps) -> None:
         section, _, name = key.rpartition(".")
         first, dot, rest = section.partition(".")
         head = f'[{first} "{rest}"]' if dot else f"[{first}]"
-        program = traps.program(key.replace("/", "-"))
+        # One that waited for the other end to speak first would keep both waiting.
+        program = traps.text(key) if key.endswith("pack") else traps.program(key.replace("/", "-"))
         lines.append(
             f"{head}\n\t{name} = {'!' if key.startswith(('alias', 'submodule', 'credential')) else ''}{program}\n"
         )
@@ -184,7 +187,9 @@ async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, t
     spring(copy, traps)
     # What would turn the push elsewhere is no program, and refused as such.
     await refused(desk.call("git.push", repository="copy"), "denied", "remote.origin.vcs")
-    (desk.workspace / "copy/.git/more").write_text("")
+    more = desk.workspace / "copy/.git/more"
+    more.write_text(re.sub(r"\tvcs = .*\n", "", more.read_text()))
+    assert "\treceivepack = " in more.read_text()
     bare = repo.git("init", "--quiet", "--bare", "bare.git")
     assert bare == ""
     for name in ("pre-receive", "update", "post-receive", "post-update", "reference-transaction", "proc-receive"):
@@ -202,6 +207,60 @@ async def test_clones_and_pushes_by_path_run_nothing_of_either_end(desk: Desk, t
     copy.put("d", "2\n")
     await desk.call("git.commit", repository="copy", message="more", all=True)
     await refused(desk.call("git.push", repository="copy"), "conflict", "did not take fresh")
+    assert traps.sprung() == []
+
+
+RECEIVER = "receivepack = {program}; git-receive-pack"
+ENDS: Sequence[str] = (
+    f'[remote "loc"]\n\turl = ../target\n\t{RECEIVER}\n',
+    f'[remote "loc"]\n\t{RECEIVER}\n\turl = ../target\n\treceivepack = git-receive-pack\n',
+    '[remote "loc"]\n\turl = ../target\n\treceivepack = git-receive-pack\n',
+    f'[remote "loc"]\n\turl = ../target\n[include]\n\tpath = more\n#{RECEIVER}\n',
+    f'[extensions]\n\tworktreeConfig = true\n[remote "loc"]\n\turl = ../target\n#{RECEIVER}\n',
+    f'[remote "loc"]\n\turl = ../elsewhere\n\tpushurl = ../target\n\t{RECEIVER}\n',
+    f'[remote "loc"]\n\turl = up:x\n\t{RECEIVER}\n'
+    '[url "../target"]\n\tpushInsteadOf = up:x\n\tpushInsteadOf = up\n[url "ext::{program} "]\n\tinsteadOf = up:\n',
+    '[remote "loc"]\n\turl = up:get\n[url "../tar"]\n\tinsteadOf = no\n\tinsteadOf = up:\n'
+    '[url "ext::{program} "]\n\tinsteadOf = up\n[core]\n\tgitProxy = {program}\n\tgitProxy = {program} for x\n',
+    # What is there already would be asked for first, of a remote that is named by its address.
+    '[remote "loc"]\n\turl = ../target\n[push]\n\tnegotiate = true\n'
+    '[remote "../target"]\n\turl = ../target\n\tuploadpack = {program}; git-upload-pack\n',
+    # An object that is missing would be fetched from a remote that promises it.
+    '[remote "loc"]\n\turl = ../target\n[core]\n\trepositoryFormatVersion = 1\n[extensions]\n\tpartialClone = far\n'
+    '[remote "far"]\n\turl = ../target\n\tpromisor = true\n\tuploadpack = {program}; git-upload-pack\n',
+)
+"""Configurations whose ``loc`` is a push to ``../target``, with what would run something on the way."""
+
+
+@pytest.mark.parametrize("configuration", ENDS, ids=[f"end{n}" for n in range(len(ENDS))])
+async def test_what_serves_a_push_or_a_clone_by_path_is_said_by_the_tools(
+    desk: Desk, repo: Repo, configuration: str
+) -> None:
+    source, target = made(desk.workspace / "source"), made(desk.workspace / "target")
+    first, _ = source.commit("first", a="1\n"), target.commit("there", b="1\n")
+    blob = source.git("rev-parse", "HEAD:a")
+    source.git("branch", "fresh")
+    traps = Traps(desk)
+    for one in (source, target):
+        for name in (*HOOKS, "pre-receive", "update", "post-receive", "post-update", "push-to-checkout"):
+            (one.folder / ".git/hooks").mkdir(exist_ok=True)
+            Path(traps.program(name)).rename(one.folder / ".git/hooks" / name)
+    program = traps.text("program")
+    source.configure(configuration.replace("{program}", program))
+    # Files that are read beside it, and what is read of the folder that a clone is started in.
+    named = f'[remote "loc"]\n\t{RECEIVER}\n'.replace("{program}", program)
+    for name in ("more", "config.worktree"):
+        source.put(f".git/{name}", named)
+    repo.configure(f'[remote "origin"]\n\tuploadpack = {program}; git-upload-pack\n')
+    push = desk.call("git.push", repository="source", remote="loc", branch="fresh")
+    if "promisor" in configuration:
+        (source.folder / ".git/objects" / blob[:2] / blob[2:]).unlink()
+        with pytest.raises(ToolError):
+            await push
+    else:
+        assert (await push)["result"] == "new branch"
+        assert target.git("rev-parse", "fresh") == first
+        assert (await desk.call("git.clone", source="source", path="copy"))["branch"] == "main"
     assert traps.sprung() == []
 
 
@@ -318,13 +377,14 @@ def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
     around = neutral.environment("/ws", found)
     count = int(around["GIT_CONFIG_COUNT"])
     settings = {around[f"GIT_CONFIG_KEY_{n}"].lower(): around[f"GIT_CONFIG_VALUE_{n}"] for n in range(count)}
-    harmless = {"", ":", "cat", "false", "/dev/null", "git-upload-pack", "git-receive-pack"}
+    harmless = {"", ":", "cat", "false", "/dev/null"}
     left = [key for key in PROGRAMS if settings.get(key.lower()) not in harmless]
-    # These are of commands, transports and options that no tool uses, or that are set by variables.
+    # These are of commands, transports and options that no tool uses, or that variables or options of ours set.
     assert left == [
         *("core.gitProxy", "sequence.editor", "pager.log", "pager.diff", "pager.status", "pager.show", "pager.branch"),
         *("interactive.diffFilter", "uploadpack.packObjectsHook", "alias.status", "alias.log", "alias.commit"),
-        *("trailer.sign.command", "submodule.x.update", "remote.origin.vcs", "hook.mine.command"),
+        *("trailer.sign.command", "submodule.x.update", "remote.origin.vcs"),
+        *("remote.origin.uploadpack", "remote.origin.receivepack", "hook.mine.command"),
     ]
     assert settings["hook.mine.enabled"] == "false"
     assert {"GIT_SEQUENCE_EDITOR", "GIT_PAGER", "GIT_ALLOW_PROTOCOL"} <= around.keys()

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from handrail.contract.git_serving import SERVING
+
 
 @dataclass(frozen=True, slots=True)
 class Concern:
@@ -263,7 +265,7 @@ def _git_command(argv: Sequence[str], index: int) -> Iterator[Concern | None]:
         if re.match(r"[A-Za-z0-9+-]+::", word):
             yield Concern(f"git {command} with {word!r} runs a transport program", frozenset((0, index, offset)))
         if word[:2] == "--" and not word.startswith("--output-indicator"):
-            risky = _is_long(word, _GIT_LONG)
+            risky = word not in SERVING and _is_long(word, _GIT_LONG)
         else:
             risky = word[:1] == "-" and word[:2] != "--" and not frozenset(short).isdisjoint(word[1:])
         if risky:

@@ -2,9 +2,10 @@
 
 A repository's own configuration can name hooks, filters, drivers, helpers and transports. None of it is taken from
 anybody whom the operator trusts: a repository may come out of an archive. So git is run with the person's and the
-machine's configuration left out, with settings of ours over the repository's (``GIT_CONFIG_COUNT``: they outrank every
-file), and with one more for each entry of the repository's that would run something. The sandbox is what holds should
-one have been forgotten.
+machine's configuration left out, with settings of ours over the repository's (``GIT_CONFIG_COUNT``: they are read last,
+and git takes the last of nearly all), and with one more for each entry of the repository's that would run something.
+Where git takes the first, an option on its command line says it (:mod:`handrail.contract.git_serving`). The sandbox is what holds should one have been
+forgotten.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ _FIXED: Mapping[str, str] = {
     "submodule.recurse": "false",
     "fetch.recurseSubmodules": "false",
     "push.recurseSubmodules": "no",
+    # It would fetch first, by a git that is told nothing of what serves it.
+    "push.negotiate": "false",
     "status.submoduleSummary": "false",
     "gc.auto": "0",
     "maintenance.auto": "false",
@@ -63,20 +66,12 @@ _BY_FORM: Sequence[tuple[re.Pattern[str], str]] = tuple(
         (r"credential\..*\.helper", ""),
         (r"branch\..*\.mergeoptions", ""),
         (r"gpg\..*\.(?:program|defaultkeycommand)", "false"),
-        (r"remote\..*\.uploadpack", "git-upload-pack"),
-        (r"remote\..*\.receivepack", "git-receive-pack"),
     )
 )
 """By the key as ``git config --list`` names it; the value that runs nothing."""
 _REQUIRED = re.compile(r"filter\..*\.required", re.DOTALL)
 _HOOK = re.compile(r"hook\.(.*)\.[a-z]+", re.DOTALL)
 _FILTER = re.compile(r"filter\.(.*)\.(clean|smudge|process)", re.DOTALL)
-
-_SERVES = (
-    "git -c core.hooksPath=/dev/null -c core.fsmonitor=false -c core.alternateRefsCommand=: -c gc.auto=0 "
-    "-c maintenance.auto=false -c receive.autogc=false -c receive.denyCurrentBranch=refuse -c 'safe.directory=*' "
-)
-"""git at the other end of a path. It is started without our environment, so it is told on its own command line."""
 
 NO_PROTOCOL = "none"
 
@@ -120,22 +115,15 @@ def environment(
     *,
     writing: bool = False,
     protocols: str = NO_PROTOCOL,
-    served: str = "",
 ) -> dict[str, str]:
     """The variables that git is run with.
 
     :param found: the repository's configuration
     :param writing: fail where a filter that is not run would have changed what is stored, rather than store the other
     :param protocols: the transports that it may use, as in ``http:https``
-    :param served: the remote, where it is reached by a path
     :raises ToolError: ``limit`` where the configuration names too many programs
     """
     settings = [*_FIXED.items(), *dict(_overrides(found, writing=writing)).items()]
-    if served:
-        settings += [
-            (f"remote.{served}.uploadpack", f"{_SERVES}upload-pack"),
-            (f"remote.{served}.receivepack", f"{_SERVES}receive-pack"),
-        ]
     if len(settings) > len(_FIXED) + _MOST_OVERRIDES:
         raise ToolError(
             f"the repository's configuration names more than {_MOST_OVERRIDES} programs to run, which none of these tools "

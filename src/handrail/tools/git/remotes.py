@@ -6,6 +6,7 @@ import posixpath
 from typing import Any
 
 from handrail.contract.errors import ToolError
+from handrail.contract.git_serving import serving
 from handrail.contract.names import nearest
 from handrail.contract.requires import NetRequires
 from handrail.contract.runtime import Runtime
@@ -17,6 +18,8 @@ from handrail.tools.git.declaring import FOLDER, WRITES_CONFIG
 from handrail.tools.git.repository import Repository, absolute_of, beneath, failure, opened, run, text
 
 _TIMEOUT_MS = 600_000
+_WEB, _PATH = "http:https", "file"
+"""The transports that git may use for an address on the web, and for one on this machine."""
 _ONLINE = WRITES_CONFIG.model_copy(update={"net": NetRequires(hosts=("*",))})
 """Any public host may be asked for; the rules, or a person, decide on each by its name."""
 
@@ -103,9 +106,9 @@ class Clone(Tool):
         if ("url" in args) == ("source" in args):
             raise ToolError("give either `url`, an http(s) address, or `source`, a folder", kind="invalid_input")
         if "url" in args:
-            origin, protocols, served = str(urls.web(args["url"])), "http:https", ""
+            origin, protocols = str(urls.web(args["url"])), _WEB
         else:
-            origin, protocols, served = absolute_of(runtime, args["source"]), "file", "origin"
+            origin, protocols = absolute_of(runtime, args["source"]), _PATH
             if not beneath(origin, runtime.workdir):
                 raise ToolError(f"{args['source']} lies outside the workspace", kind="denied")
         path = args.get("path") or posixpath.basename(origin.rstrip("/")).removesuffix(".git")
@@ -113,8 +116,8 @@ class Clone(Tool):
         words = ["clone", "--quiet", "--no-recurse-submodules", "--no-local", "--origin=origin"]
         words += [f"--branch={branch_name(args['branch'])}"] if "branch" in args else []
         words += [f"--depth={args['depth']}"] if "depth" in args else []
-        words += ["--", origin, word]
-        around = neutral.environment(runtime.workdir, writing=True, protocols=protocols, served=served)
+        words += [serving("upload-pack", by_path=protocols == _PATH), "--", origin, word]
+        around = neutral.environment(runtime.workdir, writing=True, protocols=protocols)
         done = await run(runtime, runtime.workdir, words, around)
         if done.exit_code:
             raise _unreached(failure(words, done), origin)
@@ -194,11 +197,9 @@ class Push(Tool):
             raise ToolError(f"there is no branch {branch!r} with a commit{hint}", kind="invalid_input")
         words = ["push", "--porcelain", "--no-verify", "--no-signed", "--no-recurse-submodules", "--no-follow-tags"]
         words += ["--set-upstream"] if args.get("set_upstream", False) else []
-        served = remote if protocols == "file" else ""
+        words += [serving("receive-pack", by_path=protocols == _PATH)]
         try:
-            done = await repository.run(
-                *words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols, served=served
-            )
+            done = await repository.run(*words, remote, f"{reference}:{reference}", codes=(0, 1), protocols=protocols)
         except ToolError as error:
             raise _unreached(error, address) from None
         return _pushed(
@@ -263,14 +264,14 @@ def _agreed(repository: Repository, remote: str, address: str, given: str | None
             raise ToolError(
                 f"{remote} is at {shown}, and `url` is {given}; give the remote's own", kind="invalid_input"
             )
-        return "http:https"
+        return _WEB
     if kind == "path":
         place = address.removeprefix("file://")
         if not beneath(posixpath.normpath(posixpath.join(repository.top, place)), repository.runtime.workdir):
             raise ToolError(f"{remote} is at {shown}, outside the workspace, where nothing is pushed", kind="denied")
         if given is not None:
             raise ToolError(f"{remote} is at {shown}, on this machine; leave `url` out", kind="invalid_input")
-        return "file"
+        return _PATH
     urls.web(shown)
     raise ToolError(f"{remote} is at {shown}, which these tools do not reach", kind="unavailable")
 

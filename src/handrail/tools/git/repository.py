@@ -62,7 +62,6 @@ class Repository:
         codes: Sequence[int] = (0,),
         variables: Mapping[str, str] | None = None,
         protocols: str = neutral.NO_PROTOCOL,
-        served: str = "",
     ) -> Completed:
         """git with these words, in the work tree.
 
@@ -70,9 +69,7 @@ class Repository:
         :param variables: further ones
         :raises ToolError: with what git said, for any other
         """
-        around = neutral.environment(
-            self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols, served=served
-        )
+        around = neutral.environment(self.runtime.workdir, self.entries, writing=self.writing, protocols=protocols)
         done = await run(self.runtime, self.top, words, {**around, **(variables or {})}, stdin)
         if done.exit_code not in codes:
             raise await self.failure(words, done)
