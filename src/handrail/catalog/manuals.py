@@ -67,20 +67,24 @@ def manual_of(entry: Entry, view: View) -> Manual:
         documentation=spec.documentation.strip(),
         guidance=spec.guidance.strip(),
         side_effect=spec.side_effect,
-        requires=tuple(needs(spec.requires, spec.secrets)),
+        requires=tuple(needs(spec.requires, spec.secrets, foreign=entry.foreign is not None)),
         example=example_of(entry),
         source="" if entry.foreign is None else view.category(spec.id),
     )
 
 
-def needs(requires: Requires, secrets: tuple[str, ...] = ()) -> list[str]:
-    """What a tool requires, each as one text."""
-    found = [f"fs.read {pattern}" for pattern in requires.fs.read]
-    found += [f"fs.write {pattern}" for pattern in requires.fs.write]
+def needs(requires: Requires, secrets: tuple[str, ...] = (), *, foreign: bool = False) -> list[str]:
+    """What a tool requires, each as one text.
+
+    :param foreign: leave out what can be prose, as a path, a program's or a secret's name can: a person who approves what
+        a foreign tool says is not shown what it requires
+    """
+    found = [] if foreign else [f"fs.read {pattern}" for pattern in requires.fs.read]
+    found += [] if foreign else [f"fs.write {pattern}" for pattern in requires.fs.write]
     found += [f"net {host}" for host in requires.net.hosts]
-    found += [f"shell {one.cmd}" for one in requires.shell]
+    found += [] if foreign else [f"shell {one.cmd}" for one in requires.shell]
     found += [f"capability {name}" for name in requires.capabilities]
-    return found + [f"secret {name}" for name in secrets]
+    return found + ([] if foreign else [f"secret {name}" for name in secrets])
 
 
 def example_of(entry: Entry) -> dict[str, Any] | None:

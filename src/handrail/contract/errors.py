@@ -56,20 +56,24 @@ class ToolError(HandrailError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing wrong with an operator's source.
+    """One thing wrong with a source of tools.
 
     :param source: the file, module or entry point, as the operator knows it
     :param where: the place inside it (``runtime.locks[0]``), or ``""``
     :param problem: what is wrong and what was expected
+    :param foreign: of a source of somebody else, the name that its operator gave it
+    :param tool: the id of the tool of it that this is about, where it is about one
     """
 
     source: str
     where: str
     problem: str
+    foreign: str = ""
+    tool: str = ""
 
     def __str__(self) -> str:
-        place = f"{self.source}: {self.where}" if self.where else self.source
-        return f"{place}: {self.problem}"
+        named = self.tool if not self.source.endswith(self.tool) else ""
+        return ": ".join(part for part in (self.source, named, self.where, self.problem) if part)
 
 
 class LoadError(HandrailError):

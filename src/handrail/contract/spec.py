@@ -28,6 +28,9 @@ Cancellable = Literal["cooperative", "process"]
 DEFAULT_TIMEOUT_MS = 60_000
 DEFAULT_MAX_OUTPUT = 64 * 1024
 _LLM_VIEW = frozenset({"id", "description", "parameters"})
+TOLD_BESIDE = ("guidance", "documentation", "manual_first", "step_parameters", "output_schema")
+"""What else a model is told in a tool's own words, by the prompt, by its manual, by its first step and over MCP; and what
+has it read that."""
 _CAPABILITY_OF_FORMAT = {"host": "net.fetch", "uri": "net.fetch", "command": "shell.run"}
 _CHOICES: Mapping[str, Sequence[str]] = {
     "side_effect": get_args(SideEffect),
@@ -91,7 +94,7 @@ class ConfigKey:
 class ToolSpec:
     """Everything declared about one tool. Immutable: a change is another spec with another hash.
 
-    The first three fields are the *LLM view*; a model never sees any other. ``parameters`` is a JSON Schema
+    The first three fields are the *LLM view*; of the others a model is told :data:`TOLD_BESIDE`. ``parameters`` is a JSON Schema
     (2020-12) for one object. Times are milliseconds, sizes are bytes.
     """
 
@@ -254,8 +257,9 @@ def faults_in(spec: ToolSpec) -> list[tuple[str, str]]:
     if not spec.description.strip():
         found.append(("llm.description", "is empty; say in a sentence when to use the tool"))
     told = {"llm.description": spec.description, "llm.parameters": spec.parameters}
-    for place, value in (*told.items(), ("runtime.step_parameters", spec.step_parameters)):
-        if problem := _unseen_in(value):
+    told |= {f"runtime.{name}": getattr(spec, name) for name in TOLD_BESIDE}
+    for place, value in told.items():
+        if value and (problem := _unseen_in(value)):
             found.append((place, problem))
     found += [(f"runtime.{place}", problem) for place, problem in spec.requires.faults()]
     for place, choices in _CHOICES.items():  # Python does not hold anybody to a Literal

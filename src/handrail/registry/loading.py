@@ -90,6 +90,8 @@ def load_generation(
         if source.rank == "built-in":
             table.shipped.update(loaded.aliases)
         problems = (*loaded.faults, *table.take_all(loaded, source))
+        if source.foreign:
+            problems = tuple(replace(fault, foreign=loaded.name) for fault in problems)
         (table.faults if fatal else table.quarantined).extend(problems)
     table.faults += table.faults_in_aliases(aliases or {})
     if table.faults:
@@ -157,7 +159,7 @@ class _Table:
                 entry = self._judged(found, foreign, problems)
             tool_id, wire = (entry.id, entry.wire_name) if entry else (tool.spec.id, wire_name(tool.spec.id))
             if clash := self._clash(tool_id, wire, rank, foreign=source.foreign):
-                problems.append(Fault(found.place, "llm.name", clash))
+                problems.append(Fault(found.place, "llm.name", clash, tool=tool_id if source.foreign else ""))
             elif entry is not None:
                 self.rows[tool_id], self.ranks[tool_id], self.ids_by_wire[wire] = entry, rank, tool_id
         return problems
@@ -168,7 +170,8 @@ class _Table:
         spec = tool.spec
         known = checked(spec)
         faults = (*known.problems, *_faults_in_tool(tool))
-        problems += [Fault(place, where, problem) for where, problem in faults]
+        about = spec.id if foreign is not None else ""  # the operator's own are known by their places
+        problems += [Fault(place, where, problem, tool=about) for where, problem in faults]
         if faults or known.schema is None:
             return None
         if spec.only_its_command and spec.id in tier.unconfined:

@@ -1,8 +1,8 @@
 """Pinned definitions: which definitions of foreign tools a person has approved, and whether they have changed since.
 
-A foreign tool's name, description and schema are words of somebody else that a model will act on. They count once a person
-has approved them as they stand; when one of them changes afterwards the tool is off until a person has looked at the
-difference. What the kernel adds to a tool itself (its limits, its locks) is no part of this.
+A foreign tool's name, description and schema, its guidance and its manual are words of somebody else that a model will act
+on. They count once a person has approved them as they stand; when one of them changes afterwards the tool is off until a
+person has looked at the difference. What no model is told of a tool (its limits, its locks) is no part of this.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -18,21 +18,25 @@ from typing import Any, Protocol, cast
 
 import orjson
 
-from handrail.contract.spec import ToolSpec
+from handrail.contract.spec import TOLD_BESIDE, ToolSpec
 from handrail.store import pins as stored
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """What a foreign tool says of itself."""
+    """What a foreign tool says of itself, as far as a model is told of it.
+
+    :param further: by name, what of :data:`~handrail.contract.spec.TOLD_BESIDE` it says
+    """
 
     id: str
     description: str
     parameters: Mapping[str, Any] = field(hash=False)
+    further: Mapping[str, Any] = field(default_factory=dict[str, Any], hash=False)
 
     @staticmethod
     def of(spec: ToolSpec) -> Definition:
-        return Definition(spec.id, spec.description, spec.parameters)
+        return Definition(spec.id, spec.description, spec.parameters, _further(lambda name: getattr(spec, name)))
 
     @property
     def hash(self) -> str:
@@ -48,12 +52,53 @@ class Definition:
         return one == two
 
     def as_data(self) -> dict[str, Any]:
-        return {"id": self.id, "description": self.description, "parameters": dict(self.parameters)}
+        return {"id": self.id, **self.parts()}
+
+    def parts(self) -> dict[str, Any]:
+        """What can change while it stays the same tool, by name."""
+        return {"description": self.description, "parameters": dict(self.parameters), **self.further}
 
     def lines(self) -> list[str]:
-        """It as text, in an order that does not depend on how it was sent."""
-        schema = json.dumps(self.parameters, indent=2, sort_keys=True, ensure_ascii=False)
-        return [*self.description.splitlines(), "", *schema.splitlines()]
+        """It as text, in an order that does not depend on how it was sent: two that differ have other lines.
+
+        The description stands as it is, then the schema, then the rest under its names and further in.
+        """
+        found = [*text_lines(self.description), "", *_schema_lines(self.parameters)]
+        for name in sorted(self.further):
+            value = self.further[name]
+            told = text_lines(value) if isinstance(value, str) else _schema_lines(value)
+            found += ["", f"{name}:", *(f"  {line}" if line else "" for line in told)]
+        return found
+
+
+def _further(said: Callable[[str], Any]) -> dict[str, Any]:
+    return {name: value for name in TOLD_BESIDE if (value := said(name))}
+
+
+def text_lines(text: str) -> list[str]:
+    """A text, line by line, for a person who decides by it; two that differ have other lines.
+
+    A line with something in it that is not seen is in quotes, as JSON spells it: the last one where it has a line end, one
+    with blanks at its end, one with a character that does not print.
+    """
+    lines = text.split("\n")
+    if len(lines) > 1 and not lines[-1]:
+        lines[-2:] = [f"{lines[-2]}\n"]
+    return [line if _is_seen(line) else _spelled(line) for line in lines]
+
+
+def _is_seen(line: str) -> bool:
+    return line.replace("\t", " ").isprintable() and line == line.rstrip() and not line.startswith('"')
+
+
+def _spelled(value: object, indent: int | None = None) -> str:
+    """A value as JSON, with nothing in it that does not print."""
+    text = json.dumps(value, indent=indent, sort_keys=True, ensure_ascii=False)
+    return "".join(one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text)
+
+
+def _schema_lines(value: object) -> list[str]:
+    return _spelled(value, indent=2).split("\n")
 
 
 class Pins(Protocol):
@@ -124,7 +169,8 @@ def _definitions(tools: Mapping[str, dict[str, Any]]) -> dict[str, Definition]:
     for tool_id, kept in tools.items():
         description, parameters = kept.get("description"), kept.get("parameters")
         if isinstance(description, str) and isinstance(parameters, dict):
-            found[tool_id] = Definition(tool_id, description, cast("dict[str, Any]", parameters))
+            further = _further(kept.get)
+            found[tool_id] = Definition(tool_id, description, cast("dict[str, Any]", parameters), further)
     return found
 
 
@@ -143,15 +189,9 @@ class Review:
         """Why it is off."""
         if self.before is None:
             return "it is new, and nobody has approved what it says of itself"
-        parts = [
-            what
-            for what, one, other in (
-                ("description", self.before.description, self.now.description),
-                ("parameters", _canonical(self.before.parameters), _canonical(self.now.parameters)),
-            )
-            if one != other
-        ]
-        return f"its {' and '.join(parts)} changed after a person had approved it"
+        before, now = self.before.parts(), self.now.parts()
+        changed = [name for name in {**now, **before} if _canonical(before.get(name)) != _canonical(now.get(name))]
+        return f"its {' and '.join(changed)} changed after a person had approved it"
 
     def difference(self) -> list[str]:
         """What changed, as the lines of a unified diff; of a new tool, all of it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
@@ -11,9 +11,10 @@ import click
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.config import read
 from handrail.faces.cli.options import Setting, configured
-from handrail.faces.cli.show import columns, note, out, out_json, visible
+from handrail.faces.cli.show import columns, note, out, out_json, spelled_out, visible
 
 if TYPE_CHECKING:
+    from handrail.contract.errors import Fault
     from handrail.registry.generation import Entry, Generation
     from handrail.registry.pins import Review, StoredPins
 
@@ -51,20 +52,21 @@ def _list(setting: Setting) -> int:
     generation, pins = _looked(setting)
     rows = [_summary(name, entries, pins) for name, entries in _by_source(generation).items()]
     if setting.json:
-        faults = [{"source": one.source, "where": one.where, "problem": one.problem} for one in generation.quarantined]
-        out_json({"sources": rows, "faults": faults})
+        out_json({"sources": rows, "faults": [_fault(one) for one in generation.quarantined]})
         return OUTPUT
     for line in columns((str(row["name"]), f"{row['ready']} ready", f"{row['waiting']} to review") for row in rows):
         out(line)
     for fault in generation.quarantined:
-        out(f"quarantined: {visible(str(fault))}")
+        out(_told(fault))
     if not rows and not generation.quarantined:
         out("every tool here is your own; packages add sources by the entry point group handrail.sources")
     return OUTPUT
 
 
 def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
-    waiting, _ = _waiting(setting, source, tools)
+    waiting, _, faults = _waiting(setting, source, tools)
+    for fault in faults:
+        (note if setting.json else out)(_told(fault))
     if setting.json:
         out_json([_whole(tool_id, one) for tool_id, one in waiting.items()])
         return OUTPUT
@@ -76,7 +78,9 @@ def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
 
 
 def _approve(setting: Setting, source: str, tools: tuple[str, ...], *, yes: bool) -> int:
-    waiting, pins = _waiting(setting, source, tools)
+    waiting, pins, faults = _waiting(setting, source, tools)
+    for fault in faults:
+        note(_told(fault))
     if not waiting:
         out(_NOTHING.format(source))
         return OUTPUT
@@ -145,23 +149,28 @@ def _connect_unknown(setting: Setting, source: str) -> None:
             asyncio.run(look_at(config, folders, source))
 
 
-def _waiting(setting: Setting, source: str, tools: Iterable[str]) -> tuple[dict[str, Review], StoredPins]:
+def _waiting(setting: Setting, source: str, tools: Sequence[str]) -> tuple[dict[str, Review], StoredPins, list[Fault]]:
+    """What of a source waits for a person, and what of it could not be taken: of those tools, or of all."""
     from handrail.contract.names import nearest
     from handrail.registry.pins import reviews
 
     _connect_unknown(setting, source)
     generation, pins = _looked(setting)
     by_source = _by_source(generation)
-    if source not in by_source:
-        close = nearest(source, by_source, 1)
-        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(by_source) or 'none'}"
+    faults = [fault for fault in generation.quarantined if fault.foreign == source]
+    if source not in by_source and not faults:
+        known = dict.fromkeys((*by_source, *(fault.foreign for fault in generation.quarantined)))
+        close = nearest(source, known, 1)
+        hint = f"did you mean {close[0]!r}?" if close else f"there are: {', '.join(known) or 'none'}"
         raise click.UsageError(f"there is no foreign source {source!r}; {hint}")
-    entries = by_source[source]
-    if unknown := [tool_id for tool_id in tools if tool_id not in entries]:
-        raise click.UsageError(f"{source} has no tool {unknown[0]!r}; it has: {', '.join(entries)}")
+    entries = by_source.get(source, {})
+    ids = dict.fromkeys((*entries, *(fault.tool for fault in faults if fault.tool)))
+    if unknown := [tool_id for tool_id in tools if tool_id not in ids]:
+        raise click.UsageError(f"{source} has no tool {unknown[0]!r}; it has: {', '.join(ids) or 'none'}")
     waiting = reviews(source, (entry.spec for entry in entries.values()), pins)
     wanted = set(tools) or set(waiting)
-    return {tool_id: one for tool_id, one in waiting.items() if tool_id in wanted}, pins
+    told = [fault for fault in faults if not tools or fault.tool in tools]
+    return {tool_id: one for tool_id, one in waiting.items() if tool_id in wanted}, pins, told
 
 
 def _by_source(generation: Generation) -> dict[str, dict[str, Entry]]:
@@ -185,7 +194,17 @@ def _show(waiting: Mapping[str, Review]) -> None:
     for tool_id, one in waiting.items():
         out(f"{tool_id}: {one.reason}")
         for line in one.difference():
-            out(f"  {visible(line)}")
+            out(f"  {spelled_out(line)}")
+
+
+def _told(fault: Fault) -> str:
+    line = str(fault).replace("\n", "\\n")  # ids are its author's words
+    return f"quarantined: {visible(line)}"
+
+
+def _fault(fault: Fault) -> dict[str, str]:
+    told = {"source": fault.source, "where": fault.where, "problem": fault.problem}
+    return told | ({"tool": fault.tool} if fault.tool else {})
 
 
 def _whole(tool_id: str, one: Review) -> dict[str, object]:

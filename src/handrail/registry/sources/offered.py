@@ -43,7 +43,7 @@ class OfferedSource:
             problem = f"is a {type(made).__name__}; expected a Source, or a function that makes one"
             return Loaded(faults=(Fault(f"entry point {self.name}", self.point.value, problem),), name=self.name)
         loaded = cast("Source", source).load()
-        return replace(loaded, name=self.name)
+        return replace(loaded, name=self.name, about="")  # what is said of a source is its operator's
 
 
 def offered_sources(entry_points: Callable[[], Iterable[metadata.EntryPoint]] = installed) -> list[OfferedSource]:
