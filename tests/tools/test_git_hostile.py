@@ -13,13 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from tests.tools.desk import Desk, refused
 from tests.tools.repositories import Repo, made
 
 from handrail.contract.errors import ToolError
-from handrail.tools.git import GIT_TOOLS, forms, neutral, urls
+from handrail.tools.git import GIT_TOOLS, neutral
 
 pytestmark = pytest.mark.proves("T-05a", "S-07")
 
@@ -388,62 +386,6 @@ def test_every_program_that_a_configuration_could_name_is_overridden() -> None:
     ]
     assert settings["hook.mine.enabled"] == "false"
     assert {"GIT_SEQUENCE_EDITOR", "GIT_PAGER", "GIT_ALLOW_PROTOCOL"} <= around.keys()
-
-
-WORDS = st.binary(min_size=1, max_size=12).filter(lambda word: b"\0" not in word)
-
-
-@given(st.lists(st.tuples(st.sampled_from(["A", "M", "D"]), WORDS), max_size=8), st.lists(WORDS, max_size=5))
-def test_a_status_of_any_names_is_read_back(changes: list[tuple[str, bytes]], untracked: list[bytes]) -> None:
-    rows = [b"# branch.oid " + b"a" * 40, b"# branch.head main"]
-    rows += [
-        b"1 %b. N... 100644 100644 100644 %b %b %b" % (c.encode(), b"0" * 40, b"0" * 40, name) for c, name in changes
-    ]
-    rows += [b"? " + name for name in untracked]
-    found = forms.status(b"\0".join(rows) + b"\0")
-    assert [(one.index, one.path) for one in found.changed] == changes
-    assert found.untracked == untracked
-    assert found.headers["branch.head"] == "main"
-
-
-@given(
-    st.lists(
-        st.tuples(WORDS.filter(lambda word: word[:1] != b":"), st.integers(0, 99), st.booleans()),
-        max_size=8,
-        unique_by=lambda row: row[0],
-    )
-)
-def test_differences_of_any_names_are_read_back(rows: list[tuple[bytes, int, bool]]) -> None:
-    raw = [b":100644 100644 1 2 %b\0%b\0" % (b"R100\0old" if moved else b"M", name) for name, _, moved in rows]
-    counts = [b"%d\t0\t%b\0" % (n, b"\0old\0" + name if moved else name) for name, n, moved in rows]
-    found = forms.differences(b"".join((*raw, *counts)))
-    assert [(one.path, one.added, one.before) for one in found] == [
-        (name, n, b"old" if moved else None) for name, n, moved in rows
-    ]
-
-
-@pytest.mark.parametrize(
-    ("url", "kind"),
-    [
-        ("https://example.org/x", "web"), ("HTTP://example.org", "web"), ("ssh://x/y", "ssh"), ("git+ssh://x/y", "ssh"),
-        ("git@example.org:x", "ssh"), ("host:x", "ssh"), ("../x", "path"), ("./a:b", "path"), ("file:///x", "path"),
-        ("ext::sh -c x", "other"), ("https::x", "other"), ("git://x/y", "other"), ("ftp://x/y", "other"),
-    ],
-)  # fmt: skip
-def test_an_address_is_what_git_takes_it_for(url: str, kind: str) -> None:
-    assert urls.kind_of(url) == kind
-
-
-def test_an_address_is_compared_without_the_name_and_password_in_it() -> None:
-    assert urls.same("https://example.org/x.git", "https://ann:TOP-SECRET@EXAMPLE.org:443/x.git")
-    for other in (
-        "http://example.org/x.git",
-        "https://example.org/y.git",
-        "https://example.org@evil.example/x.git",
-        "/x.git",
-    ):
-        assert not urls.same("https://example.org/x.git", other)
-    assert "TOP-SECRET" not in urls.without_credentials("https://ann:TOP-SECRET@example.org/x")
 
 
 def test_every_tool_says_what_its_arguments_are_for() -> None:
