@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.catalog.dialects import ANTHROPIC, DIALECTS, GEMINI, MCP, OPENAI_CHAT, OPENAI_RESPONSES, Dialect
-from handrail.catalog.fitting import MAX_NODES, Fitted, described, fit, offered
+from handrail.catalog.fitting import ALWAYS_TAKEN, MAX_GROWTH, Fitted, described, fit, length, offered
 
 DIALECT = pytest.mark.parametrize("dialect", DIALECTS.values(), ids=DIALECTS.keys())
 NARROW = pytest.mark.parametrize("dialect", [ANTHROPIC, GEMINI, OPENAI_CHAT], ids=lambda one: one.name)
@@ -155,19 +155,113 @@ def test_a_form_that_holds_itself_is_written_out_twice_and_then_named() -> None:
     check_against_the_provider(found, GEMINI)
 
 
-def test_a_schema_that_grows_without_end_when_written_out_stays_bounded() -> None:
-    deep: dict[str, Any] = {
-        f"d{n}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/d{n + 1}"} for k in "abcdefgh"}}
-        for n in range(8)
+def fan(depth: int, width: int) -> dict[str, Any]:
+    """Definitions that hold no other twice on the way down, and name the next one several times each."""
+    held: dict[str, Any] = {
+        f"d{n}": {"type": "object", "properties": {f"k{k}": {"$ref": f"#/$defs/d{n + 1}"} for k in range(width)}}
+        for n in range(depth)
     }
-    schema = {
+    return {
         "type": "object",
-        "properties": {"a": {"$ref": "#/$defs/d0"}},
-        "$defs": {**deep, "d8": {"type": "string"}},
+        "properties": {"a": {"$ref": "#/$defs/d0"}, "last": {"type": "string", "description": "said after it"}},
+        "$defs": {**held, f"d{depth}": {"type": "integer"}},
     }
-    found = fit(schema, GEMINI)
-    assert sum(1 for _ in nodes(found.parameters)) <= MAX_NODES * 2
-    assert "too large to be shown" in json.dumps(found.parameters)
+
+
+def mutual(number: int, **further: Any) -> dict[str, Any]:
+    """Definitions each of which holds every other, and itself."""
+    members = {f"p{n}": {"$ref": f"#/$defs/d{n}"} for n in range(number)}
+    held = {f"d{n}": {"type": "object", "properties": {**members, **further}} for n in range(number)}
+    return {"type": "object", "properties": {"a": {"$ref": "#/$defs/d0"}}, "$defs": held}
+
+
+def repeated(keyword: str) -> dict[str, Any]:
+    """A form that holds itself by ``keyword`` instead of by a reference that stands alone."""
+    member = {keyword: [{"$ref": "#/$defs/d"}], "description": "one more"}
+    return {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d"}},
+        "$defs": {"d": {"type": "object", "properties": {"l": member, "m": member, "r": member}}},
+    }
+
+
+def branching() -> dict[str, Any]:
+    """Large without any reference: much stands beside many alternatives, and has to be said in each."""
+    beside = {f"property_{n}": {"type": "string", "description": "what it is"} for n in range(80)}
+    either = [{"properties": {f"x{n}": {"type": "integer"}}} for n in range(60)]
+    return {"type": "object", "properties": {"a": {"type": "object", "properties": beside, "anyOf": either}}}
+
+
+GROWING = {
+    "fan of two": fan(12, 2),
+    "fan of eight": fan(8, 8),
+    "mutual": mutual(6),
+    "mutual with an odd name": mutual(6, **{"odd name": {"type": "string"}}),
+    "by allOf": repeated("allOf"),
+    "by anyOf": repeated("anyOf"),
+    "without references": branching(),
+    "of itself": {"type": "object", "properties": {k: {"$ref": "#"} for k in "abcdefgh"}},
+}
+
+
+@DIALECT
+@pytest.mark.parametrize("schema", GROWING.values(), ids=GROWING.keys())
+def test_a_fitted_schema_stays_in_proportion_to_the_tools_own(dialect: Dialect, schema: dict[str, Any]) -> None:
+    fitted = fit(schema, dialect)
+    assert length(fitted.parameters) <= max(MAX_GROWTH * length(schema), ALWAYS_TAKEN)
+    check_against_the_provider(fitted, dialect)
+
+
+@pytest.mark.parametrize("schema", [fan(12, 2), fan(8, 8)], ids=["two", "eight"])
+def test_where_references_are_cut_short_every_one_is_followed_as_deep_and_the_cut_is_told(
+    schema: dict[str, Any],
+) -> None:
+    found = fit(schema, GEMINI).parameters["properties"]
+    assert found["last"] == {"type": "string", "description": "said after it"}
+    assert {json.dumps(one) for one in found["a"]["properties"].values()} == {
+        json.dumps(found["a"]["properties"]["k0"])
+    }
+    assert "too large to be shown; info has it" in json.dumps(found["a"])
+
+
+def test_a_renamed_property_leaves_references_what_they_are() -> None:
+    schema = mutual(6, **{"odd name": {"type": "string"}})
+    fitted = fit(schema, ANTHROPIC)
+    assert length(fitted.parameters) < 2 * length(schema)
+    assert fitted.parameters["properties"]["a"] == {"$ref": "#/$defs/d0"}
+    ((sent, own),) = fitted.renamed.items()
+    assert own == "odd name" and sent in fitted.parameters["$defs"]["d3"]["properties"]
+    given = {"a": {"p3": {"p3": {sent: "x", "p0": {sent: "y"}}}}}
+    validator = jsonschema_rs.validator_for(cast("dict[str, Any]", fitted.parameters))
+    assert validator.is_valid(given) and not validator.is_valid({"a": {"p3": {"p1": {"p3": {sent: 5}}}}})
+    assert fitted.restored(given) == {"a": {"p3": {"p3": {"odd name": "x", "p0": {"odd name": "y"}}}}}
+
+
+def deep_values(names: list[str], leaf: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.recursive(
+        st.just({}), lambda inner: st.dictionaries(st.sampled_from(names), inner, max_size=3), max_leaves=20
+    ) | st.dictionaries(st.sampled_from(["odd name"]), leaf)
+
+
+@DIALECT
+@pytest.mark.parametrize("which", ["mutual with an odd name", "by allOf", "by anyOf", "of itself"])
+@given(data=st.data())
+def test_however_deep_a_value_goes_the_fitted_schema_takes_it(
+    dialect: Dialect, which: str, data: st.DataObject
+) -> None:
+    schema = GROWING[which]
+    value: dict[str, Any] = {"a": data.draw(deep_values([*"almr", "p0", "p1", "p5"], st.just("x")))}
+    if not jsonschema_rs.is_valid(schema, value):
+        return
+    fitted = fit(schema, dialect)
+    wire = {name: wire for wire, name in fitted.renamed.items()}
+    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), renamed(value, wire))
+
+
+def renamed(given: Any, wire: Mapping[str, str]) -> Any:
+    if isinstance(given, dict):
+        return {wire.get(name, name): renamed(one, wire) for name, one in cast("dict[str, Any]", given).items()}
+    return [renamed(one, wire) for one in cast("list[Any]", given)] if isinstance(given, list) else given
 
 
 @pytest.mark.proves("D-11")
@@ -322,14 +416,8 @@ def test_what_the_tool_takes_its_fitted_schema_takes_and_every_provider_takes_th
     fitted = fit(schema, dialect)
     check_against_the_provider(fitted, dialect)
     wire = {name: wire for wire, name in fitted.renamed.items()}
-
-    def sent(given: Any) -> Any:
-        if isinstance(given, dict):
-            return {wire.get(name, name): sent(inner) for name, inner in cast("dict[str, Any]", given).items()}
-        return [sent(one) for one in cast("list[Any]", given)] if isinstance(given, list) else given
-
-    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), sent(value))
-    assert fitted.restored(sent(value)) == value
+    assert jsonschema_rs.is_valid(cast("dict[str, Any]", fitted.parameters), renamed(value, wire))
+    assert fitted.restored(renamed(value, wire)) == value
 
 
 @DIALECT

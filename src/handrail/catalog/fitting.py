@@ -3,6 +3,9 @@
 What a provider's schema language cannot say is said looser, and in words. A fitted schema takes every call that the
 tool's own names, and the kernel checks each against the tool's own. Properties keep their places and their nesting;
 one whose name a provider refuses travels under another, and :meth:`Fitted.restored` gives it back its own.
+
+A reference stays one where the provider follows it. Where it is written out, a form of a kilobyte can become one of
+hundreds, which every request would pay for; so references are followed only as many levels deep as stays in proportion.
 """
 
 from __future__ import annotations
@@ -13,13 +16,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import count
 from typing import Any, cast
 
 from handrail.catalog.dialects import Dialect
 from handrail.catalog.joining import both_of, by_type, choice, is_number, kind_of, pushed_in, said, united
 
-MAX_NODES = 5_000
-"""Schemas within one fitted schema; what would go beyond stays open and says so."""
+MAX_GROWTH = 4
+"""How many times as long as the tool's own a fitted schema may be."""
+ALWAYS_TAKEN = 4_000
+"""Characters that a fitted schema may have, however short the tool's own is."""
 MAX_UNROLLED = 2
 """How often a definition that holds itself is written out inside itself."""
 _SCHEMAS_IN = (
@@ -32,6 +38,7 @@ _SCHEMAS_IN = (
     "then",
     "else",
     "unevaluatedItems",
+    "unevaluatedProperties",
 )
 _LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
 _MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
@@ -65,6 +72,7 @@ _TURNED_ROUND = (
     "dependentRequired",
     "dependentSchemas",
     "dependencies",
+    "$dynamicRef",  # it names no place by itself
 )
 Node = Mapping[str, Any]
 
@@ -128,25 +136,67 @@ def fit(parameters: Node, dialect: Dialect) -> Fitted:
     """``parameters``, a valid schema of one object, as ``dialect`` can say them."""
     if dialect.keywords is None and dialect.property_names is None and not (dialect.plain_root and _bends(parameters)):
         return Fitted(parameters)
-    return _Fitting(parameters, dialect).done()
+    most = max(MAX_GROWTH * length(parameters), ALWAYS_TAKEN)
+    nodes = most // 2  # a schema has two characters at least
+    found: Fitted | None = None
+    for levels in count():
+        tried = _Fitting(parameters, dialect, levels, nodes)
+        try:
+            fitted = tried.done()
+        except _TooLarge:
+            break
+        if length(fitted.parameters) > most:
+            break
+        found = fitted
+        if not tried.goes_deeper:
+            break
+    while found is None:  # large as it is without any reference: what comes last in it stays open
+        fitted = _Fitting(parameters, dialect, 0, nodes, cut=True).done()
+        if not nodes or length(fitted.parameters) <= most:
+            found = fitted
+        nodes //= 2
+    return found
+
+
+def length(schema: Node) -> int:
+    """Characters of a schema as it is sent."""
+    return len(json.dumps(schema, ensure_ascii=False))
+
+
+class _TooLarge(Exception):
+    """More would be written than a fitted schema may hold."""
 
 
 def _bends(root: Node) -> bool:
     return any(keyword in root for keyword in _AT_ROOT)
 
 
+Trail = tuple[tuple[str, ...], ...]
+"""The references that led to a schema, those of each level together."""
+
+
 class _Fitting:
-    def __init__(self, root: Node, dialect: Dialect) -> None:
+    """One try at it.
+
+    :param levels: how many levels deep references are followed where they are written out
+    :param most: schemas that may be written
+    :param cut: what goes beyond ``most`` stays open, instead of raising :class:`_TooLarge`
+    """
+
+    def __init__(self, root: Node, dialect: Dialect, levels: int, most: int, *, cut: bool = False) -> None:
         self.root = root
         self.dialect = dialect
+        self.levels, self.most, self.cut = levels, most, cut
         self.nodes = 0
+        self.goes_deeper = False
+        """Whether a reference was left because of ``levels``."""
         self.notes: list[str] = []
         self.names = _travel_names(root, dialect)
+        references = list(_references(root))
         # A reference names a place in the schema as it was; only those to definitions still lead there.
-        self.inline = (
-            dialect.keywords is not None
-            or bool(self.names)
-            or any(not _LOCAL.match(reference) for reference in _references(root))
+        self.defines = dialect.keywords is None and any(map(_LOCAL.match, references))
+        self.loosens = (
+            dialect.keywords is not None or bool(self.names) or any(not _LOCAL.match(one) for one in references)
         )
 
     def done(self) -> Fitted:
@@ -155,8 +205,12 @@ class _Fitting:
             root = self._plain(root)
         fitted = self._node(root, ())
         fitted = {"type": "object", **fitted, "properties": fitted.get("properties", {})}
-        if not self.inline:
-            fitted |= {key: self.root[key] for key in ("$defs", "definitions") if key in self.root}
+        for key in ("$defs", "definitions"):
+            held = cast("Node", self.root.get(key, {}))
+            if held and not self.loosens:
+                fitted[key] = held
+            elif held and self.defines:
+                fitted[key] = {name: self._node(one, ()) for name, one in held.items()}
         return Fitted(fitted, tuple(self.notes), {wire: name for name, wire in self.names.items()})
 
     # --- the outermost schema ---------------------------------------------------------------------------------
@@ -175,18 +229,39 @@ class _Fitting:
                 self.notes.append(said(keyword, flat.pop(keyword)))
         return flat
 
-    def _joined(self, node: Node, trail: tuple[str, ...]) -> dict[str, Any]:
+    def _joined(self, node: Node, trail: Trail) -> dict[str, Any]:
         """``node`` with its references followed and its ``allOf`` drawn into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
-        if isinstance(reference, str) and trail.count(reference) < MAX_UNROLLED:
+        if isinstance(reference, str):
+            if (why := self._unfollowed(reference, trail)) is not None:
+                return both_of(flat, {"description": why})
             target = self._target(reference)
             if isinstance(target, Mapping):
-                flat = both_of(flat, self._joined(cast("Node", target), (*trail, reference)))
+                flat = both_of(flat, self._joined(cast("Node", target), (*trail, (reference,))))
         for part in flat.pop("allOf", ()):
             if isinstance(part, Mapping):
                 flat = both_of(flat, self._joined(cast("Node", part), trail))
         return flat
+
+    def _unfollowed(self, reference: str, trail: Trail) -> str | None:
+        """Why a reference is not written out, in words that stand for it; None where it is."""
+        name = reference.rpartition("/")[2]
+        if sum(reference in level for level in trail) >= MAX_UNROLLED:
+            return f"the same form as the {name} that it stands in"
+        if len(trail) >= self.levels:
+            self.goes_deeper = True
+            return f"(a {name}: too large to be shown; info has it)"
+        return None
+
+    def _written_out(self, node: Node) -> tuple[str, ...]:
+        """The references that ``node`` is made of and that the provider does not follow."""
+        reference = node.get("$ref")
+        if self.dialect.keywords is None:
+            return (reference,) if isinstance(reference, str) and not _LOCAL.match(reference) else ()
+        own = (reference,) if isinstance(reference, str) else ()
+        parts = (part for part in node.get("allOf", ()) if isinstance(part, Mapping))
+        return (*own, *(one for part in parts for one in self._written_out(cast("Node", part))))
 
     def _target(self, reference: str) -> object:
         found: Any = self.root
@@ -207,20 +282,19 @@ class _Fitting:
 
     # --- any schema -------------------------------------------------------------------------------------------
 
-    def _node(self, schema: object, trail: tuple[str, ...]) -> dict[str, Any]:
+    def _node(self, schema: object, trail: Trail) -> dict[str, Any]:
         """One schema within the dialect; ``trail`` are the references that led here."""
         self.nodes += 1
         if not isinstance(schema, Mapping):
             return {} if schema is not False else {"description": "must be left out"}
         node: dict[str, Any] = dict(cast("Node", schema))
-        if self.nodes > MAX_NODES:
+        if self.nodes > self.most:
+            if not self.cut:
+                raise _TooLarge
             return {"description": "(its form is too large to be shown; info has it)"}
-        reference = node.get("$ref")
-        if self.inline and isinstance(reference, str):
-            if trail.count(reference) >= MAX_UNROLLED:
-                return {"description": f"the same form as the {reference.rpartition('/')[2]} that it stands in"}
+        if references := self._written_out(node):
             node = self._joined(node, trail)
-            trail = (*trail, reference)
+            trail = (*trail, references)
         words: list[str] = []
         if self.dialect.keywords is not None:
             node = self._narrowed(node, self.dialect.keywords, words)
@@ -265,9 +339,9 @@ class _Fitting:
                 words.append(said(keyword, value))
         return kept
 
-    def _within(self, node: dict[str, Any], trail: tuple[str, ...], words: list[str]) -> dict[str, Any]:
+    def _within(self, node: dict[str, Any], trail: Trail, words: list[str]) -> dict[str, Any]:
         fitted = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
-        if self.inline:
+        if self.loosens:
             self._without_what_loosening_turns_round(fitted, words)
         for keyword in _SCHEMAS_IN:
             if isinstance(fitted.get(keyword), Mapping):
