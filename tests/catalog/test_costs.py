@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.catalog.stock import CORE, entry, generation, many
 
 from handrail.catalog.costs import costs_of, source_of, tokens_of
+from handrail.catalog.dialects import GEMINI, MCP
+from handrail.catalog.fitting import offered
 from handrail.catalog.prompt import index_of, tool_part
-from handrail.catalog.tokens import estimated, of_spec
+from handrail.catalog.tokens import estimated, of_json, of_spec
 from handrail.catalog.view import CatalogOptions, View
 from handrail.contract.names import OFFER_IDS
 from handrail.contract.sandbox import Tier
@@ -59,7 +62,7 @@ def test_tools_categories_and_sources_each_add_up_to_the_whole() -> None:
     foreign = [replace(one, foreign=Foreign("mail")) for one in many(30, "letters")]
     arranged = view(CORE, many(12, "git"), foreign, entry("off", withheld="it cannot run here"))
     costs = costs_of(arranged, OPTIONS.index_tokens)
-    assert costs.whole == sum(of_spec(one.spec) for one in arranged.ready.values())
+    assert costs.whole == sum(of_spec(one.spec) for one in arranged.ready.values()), "each provider is given the same"
     for shares in (costs.categories, costs.sources):
         assert sum(share.tokens for share in shares) == costs.whole
         assert sum(share.in_view for share in shares) + costs.index == costs.in_view
@@ -75,8 +78,25 @@ def test_where_everything_is_in_view_there_is_no_index_and_guidance_counts() -> 
     guided = entry("a.guided", guidance="Call it first.")
     costs = costs_of(view(guided, entry("b.plain")), OPTIONS.index_tokens)
     assert costs.index == 0 and costs.in_view == costs.whole == sum(tool.tokens for tool in costs.tools)
-    assert tokens_of(guided.spec) == of_spec(guided.spec) + estimated(tool_part("", [guided.spec])[0])
+    assert tokens_of(guided.spec, MCP) == of_spec(guided.spec) + estimated(tool_part("", [guided.spec])[0])
     assert costs_of(view(), OPTIONS.index_tokens).to_dict()["whole"] == 0
+
+
+def test_what_is_counted_is_the_form_of_the_provider_who_is_given_the_most() -> None:
+    held = {
+        f"d{n}": {"type": "object", "properties": {k: {"$ref": f"#/$defs/d{n + 1}"} for k in "ab"}} for n in range(6)
+    }
+    parameters: dict[str, Any] = {
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/d0"}},
+        "$defs": {**held, "d6": {"type": "string"}},
+    }
+    one = entry("grow", parameters=parameters)
+    costs = costs_of(view(one), OPTIONS.index_tokens)
+    sent = offered(one.spec.llm_view(), GEMINI)[0]
+    assert costs.dialect == costs.to_dict()["dialect"] == "gemini"
+    assert costs.whole > 2 * of_spec(one.spec)
+    assert costs.whole == pytest.approx(of_json(sent), rel=0.02)
 
 
 def test_a_source_is_what_its_tools_have_in_common() -> None:

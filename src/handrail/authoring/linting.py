@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
+from handrail.catalog.costs import dearest
 from handrail.catalog.dialects import DIALECTS
-from handrail.catalog.fitting import fit
-from handrail.catalog.tokens import of_spec
+from handrail.catalog.fitting import fit, told
+from handrail.catalog.tokens import of_json
 from handrail.contract.errors import Fault, LoadError, UsageError
 from handrail.contract.jsontext import ArgumentText, parse_object
 from handrail.contract.manifest import MAX_MANIFEST_BYTES
@@ -237,10 +238,12 @@ def _about_words(spec: ToolSpec) -> Iterator[tuple[str, str]]:
             f"has {len(description):,} characters, and some providers are told {LONG_DESCRIPTION:,}; "
             "keep the first sentences, and put the rest under documentation, which info shows",
         )
-    if (tokens := of_spec(spec)) > MANY_TOKENS:
+    dialect = dearest([spec])
+    if (tokens := of_json(told(spec.llm_view(), dialect))) > MANY_TOKENS:
         yield (
             "parameters",
-            f"take about {tokens} tokens of every request that has the tool in view; shorten what is said twice",
+            f"take about {tokens} tokens, in the form that {dialect.name} is given, of every request that has the tool in "
+            "view; shorten what is said twice",
         )
 
 

@@ -1,14 +1,20 @@
-"""About how many tokens a catalog costs: each tool, each category, each source, what of it is in view, and in all."""
+"""About how many tokens a catalog costs: each tool, each category, each source, what of it is in view, and in all.
+
+Providers are given one tool in forms of their own (:mod:`handrail.catalog.fitting`); what is counted is the form in which
+it takes the most, so that no provider's takes more than is told.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import PurePath
 from typing import Any
 
+from handrail.catalog.dialects import DIALECTS, Dialect
+from handrail.catalog.fitting import told
 from handrail.catalog.prompt import index_of, tool_part
-from handrail.catalog.tokens import estimated, of_spec
+from handrail.catalog.tokens import estimated, of_json
 from handrail.catalog.view import Standing, View
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import Entry
@@ -49,10 +55,12 @@ class Costs:
 
     :param tools: the dearest first
     :param index: what the list of names in the system text takes
+    :param dialect: whose form of the tools is counted: of all providers, who is given the most
     """
 
     tools: tuple[ToolCost, ...]
     index: int
+    dialect: str
 
     @property
     def shown(self) -> tuple[ToolCost, ...]:
@@ -93,6 +101,7 @@ class Costs:
         """As JSON-able data."""
         return {
             "estimated": True,
+            "dialect": self.dialect,
             "in_view": self.in_view,
             "whole": self.whole,
             "index": self.index,
@@ -107,18 +116,26 @@ def costs_of(view: View, index_tokens: int) -> Costs:
 
     :param index_tokens: about how many tokens the index may take
     """
+    dialect = dearest([entry.spec for entry in view.ready.values()])
     tools = [
-        ToolCost(entry.id, tokens_of(entry.spec), view.category(entry.id), source_of(entry), view.standing(entry))
+        ToolCost(
+            entry.id, tokens_of(entry.spec, dialect), view.category(entry.id), source_of(entry), view.standing(entry)
+        )
         for entry in view.ready.values()
     ]
     tools.sort(key=lambda tool: (-tool.tokens, tool.id))
     index = index_of(view, index_tokens)
-    return Costs(tuple(tools), sum(map(estimated, tool_part(index, ()))))
+    return Costs(tuple(tools), sum(map(estimated, tool_part(index, ()))), dialect.name)
 
 
-def tokens_of(spec: ToolSpec) -> int:
-    """About how many tokens a tool takes where it is in view."""
-    return of_spec(spec) + sum(map(estimated, tool_part("", (spec,))))
+def tokens_of(spec: ToolSpec, dialect: Dialect) -> int:
+    """About how many tokens a tool takes where it is in view: what the provider is told of it, and its guidance."""
+    return of_json(told(spec.llm_view(), dialect)) + sum(map(estimated, tool_part("", (spec,))))
+
+
+def dearest(specs: Sequence[ToolSpec]) -> Dialect:
+    """The dialect in which ``specs`` take the most tokens together."""
+    return max(DIALECTS.values(), key=lambda dialect: sum(tokens_of(spec, dialect) for spec in specs))
 
 
 def source_of(entry: Entry) -> str:

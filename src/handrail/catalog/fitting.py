@@ -103,9 +103,19 @@ class Fitted:
 
 def offered(view: Node, dialect: Dialect) -> tuple[dict[str, Any], Fitted]:
     """A tool's LLM view in a provider's own form, and how its arguments come back."""
-    fitted = _fit_once(json.dumps(view["parameters"], sort_keys=False), dialect)
-    description = described(str(view["description"]), fitted.notes, dialect.max_description)
+    fitted, description = _fit_view(view, dialect)
     return dialect.form(str(view["name"]), description, fitted.parameters), fitted
+
+
+def told(view: Node, dialect: Dialect) -> dict[str, Any]:
+    """A tool's LLM view with what a provider is told in the place of its own."""
+    fitted, description = _fit_view(view, dialect)
+    return {**view, "description": description, "parameters": fitted.parameters}
+
+
+def _fit_view(view: Node, dialect: Dialect) -> tuple[Fitted, str]:
+    fitted = _fit_once(json.dumps(view["parameters"], sort_keys=False), dialect)
+    return fitted, described(str(view["description"]), fitted.notes, dialect.max_description)
 
 
 def forms_to_restore(views: Iterable[Node], dialect: Dialect) -> dict[str, Fitted]:
@@ -260,8 +270,8 @@ class _Fitting:
         if self.dialect.keywords is None:
             return (reference,) if isinstance(reference, str) and not _LOCAL.match(reference) else ()
         own = (reference,) if isinstance(reference, str) else ()
-        parts = (part for part in node.get("allOf", ()) if isinstance(part, Mapping))
-        return (*own, *(one for part in parts for one in self._written_out(cast("Node", part))))
+        parts = cast("list[Node | bool]", node.get("allOf", ()))
+        return (*own, *(one for part in parts if not isinstance(part, bool) for one in self._written_out(part)))
 
     def _target(self, reference: str) -> object:
         found: Any = self.root

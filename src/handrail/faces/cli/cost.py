@@ -22,6 +22,7 @@ def show_costs(costs: Costs) -> None:
         f"about {costs.in_view:,} tokens in view at the start of a turn, of {costs.whole:,} with every tool in view{rate}"
     )
     out(f"  {len(costs.shown)} of {len(costs.tools)} tools, and an index of the others of {costs.index:,} tokens")
+    out(f"  in the form that {costs.dialect} is given, who of all providers is given the most")
     for title, shares in (("category", costs.categories), ("source", costs.sources)):
         out()
         _print((title, "tools", "in view", "tokens", "share"), (_share(one, costs.whole) for one in shares))
