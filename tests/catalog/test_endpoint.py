@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
-from tests.catalog.texts_of import ALL, Directions
+from tests.catalog.texts_of import ALL, HOTEL, Directions, tool
 
+from handrail.catalog.cache import Cache
 from handrail.catalog.embedder import EmbedderError
 from handrail.catalog.encoding import Encoder
 from handrail.catalog.endpoint import Endpoint
@@ -100,6 +103,128 @@ def test_an_answer_that_is_no_embedding_is_told_without_the_key(answer: Answer, 
         Endpoint(url, "m", key="sk-secret").encode(["text"])
     assert said in str(told.value)
     assert "sk-secret" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("vector", "said"),
+    [([0.0] * 8, "gave a vector of zeros"), ([1.0] * 8, "gave one and the same vector for 2 different texts")],
+)
+def test_vectors_that_mean_nothing_are_refused_and_never_kept(vector: list[float], said: str, tmp_path: Path) -> None:
+    def senseless(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        data = [{"index": at, "embedding": vector} for at in range(len(asked["input"]))]
+        _say(handler, json.dumps({"data": data}).encode())
+
+    with server(senseless) as (url, _):
+        endpoint, cache = Endpoint(url, "m"), Cache(tmp_path)
+        with pytest.raises(EmbedderError, match=said):
+            endpoint.encode(["send a letter", "book a room"])
+        index = Index(ALL, encoder=Encoder(endpoint, cache))
+        assert not index.wait()
+        assert "is 'm' a model for embeddings?" in index.search("hotel room").note
+        assert cache.vectors(endpoint.fingerprint) == {}
+
+
+def test_texts_that_say_the_same_may_have_one_vector_and_large_numbers_are_vectors_too() -> None:
+    def large(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        data = [{"index": at, "embedding": [1e200, -1e200]} for at in range(len(asked["input"]))]
+        _say(handler, json.dumps({"data": data}).encode())
+
+    with server(large) as (url, _):
+        rows = Endpoint(url, "m").encode(["Send it", "send  it"])
+    assert rows == pytest.approx(numpy.array([[0.5**0.5, -(0.5**0.5)]] * 2))
+
+
+# --- texts that are refused ----------------------------------------------------------------------------------------
+
+
+def taking(characters: int = 1_800, texts: int = 64, but: str = "\0", status: int = 400) -> Answer:
+    """A server that refuses longer texts, more of them, and those with a word."""
+
+    def answer(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        given = asked["input"]
+        refused = len(given) > texts or any(len(text) > characters or but in text for text in given)
+        _say(handler, b"", status) if refused else good(handler, asked)
+
+    return answer
+
+
+MANY = [tool(f"tool_{n}", f"Does thing {n} for account {n * n}.") for n in range(40)]
+LONG = tool("widget.frobnicate", "Polishes a brass doorknob. " * 200)
+
+
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_other_its_meaning(
+    status: int, tmp_path: Path
+) -> None:
+    with server(taking(status=status)) as (url, asked):
+        index = Index([*MANY, *ALL, LONG], encoder=Encoder(Endpoint(url, "m"), Cache(tmp_path)))
+        assert index.wait(60)
+        found = index.search("polishing brass doorknobs", patience_s=60)
+        assert (found.means, found.note, found.hits[0].id) == ("lexical and meaning", "", LONG.id)
+        assert any(reason.startswith("meaning") for reason in found.hits[0].reasons)
+        assert index.search("hotel room", patience_s=60).means == "lexical and meaning"
+        before = len(asked)
+        again = Index([*MANY, *ALL, LONG], encoder=Encoder(Endpoint(url, "m"), Cache(tmp_path)))
+        assert again.wait(60)
+        assert len(asked) == before, "the next start asks for nothing that is known"
+
+
+def test_a_text_that_is_refused_at_any_length_is_found_by_words_and_it_is_told_how_many_are() -> None:
+    with server(taking(but="frobnicate")) as (url, asked):
+        encoder = Encoder(Endpoint(url, "m"))
+        index = Index([*MANY, *ALL, LONG], encoder=encoder)
+        assert index.wait(60)
+        found = index.search("polish brass doorknobs", patience_s=60)
+        assert (found.means, found.hits[0].id) == ("lexical and meaning", LONG.id)
+        assert found.note.startswith("1 tool is searched by words only") and encoder.state == found.note
+        assert found.hits[0].reasons == ("description: polish, brass, doorknobs",)
+        assert index.search("hotel room", patience_s=60).hits[0].id == HOTEL.id
+        tried = sum(any("frobnicate" in text for text in body["input"]) for _, body in asked)
+        changed = index.with_changes([tool("new", "Something else.")])
+        assert changed.wait(60)
+        assert tried == sum(any("frobnicate" in text for text in body["input"]) for _, body in asked)
+
+
+def test_a_server_that_takes_few_texts_at_once_is_given_them_one_by_one() -> None:
+    with server(taking(texts=1)) as (url, _):
+        index = Index([*MANY, *ALL], encoder=Encoder(Endpoint(url, "m")))
+        assert index.wait(60)
+        found = index.search("hotel room", patience_s=60)
+    assert (found.means, found.note, found.hits[0].id) == ("lexical and meaning", "", HOTEL.id)
+
+
+def test_a_request_that_is_refused_goes_by_its_beginning_and_turns_nothing_off() -> None:
+    with server(taking()) as (url, _):
+        index = Index(ALL, encoder=Encoder(Endpoint(url, "m")))
+        assert index.wait(60)
+        found = index.search("hotel room " * 600, patience_s=60)
+        assert (found.means, found.hits[0].id) == ("lexical and meaning", HOTEL.id)
+    with server(taking(but="snow")) as (url, _):
+        index = Index(ALL, encoder=Encoder(Endpoint(url, "m")))
+        assert index.wait(60)
+        assert index.search("weather and snow", patience_s=60).means == "lexical"
+        assert index.search("hotel room", patience_s=60).means == "lexical and meaning"
+
+
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_a_server_that_takes_nothing_any_more_is_asked_a_few_times_and_left_alone(status: int, tmp_path: Path) -> None:
+    broken = threading.Event()
+
+    def until(handler: BaseHTTPRequestHandler, asked: dict[str, Any]) -> None:
+        _say(handler, b"", status) if broken.is_set() else good(handler, asked)
+
+    with server(until) as (url, asked):
+        endpoint, encoder = Endpoint(url, "m"), Encoder(Endpoint(url, "m"), Cache(tmp_path))
+        assert Index(ALL, encoder=encoder).wait(60)
+        encoder.close(60)
+        broken.set()
+        asked.clear()
+        index = Index([*MANY, *ALL], encoder=Encoder(endpoint, Cache(tmp_path)))
+        assert not index.wait()
+        found = index.search("hotel room", patience_s=60)
+        assert (found.means, found.hits[0].id) == ("lexical", HOTEL.id)
+        assert f"answered {status}" in found.note
+        assert len(asked) <= 2
 
 
 def test_an_endpoint_that_hangs_is_given_up_and_no_search_waits_for_it() -> None:

@@ -17,6 +17,10 @@ class EmbedderError(Exception):
     """The embedder cannot work now; the text says why and what to do. A search goes on with words alone."""
 
 
+class TextsRefused(EmbedderError):
+    """What it was given cannot be encoded, for a text that is too long or texts that are too many; it works otherwise."""
+
+
 class Embedder(Protocol):
     """Encodes texts for one model. May be called from any thread, one call at a time.
 
@@ -37,6 +41,7 @@ class Embedder(Protocol):
     def encode(self, texts: Sequence[str]) -> Vectors:
         """One row of length 1 for each text, in order.
 
+        :raises TextsRefused: not of these texts
         :raises EmbedderError: it cannot be done now
         """
         ...

@@ -2,6 +2,9 @@
 
 A search waits for its request's vectors only so long, and not at all while the embedder is stuck in an earlier call;
 it then goes by words. So a model that is still loading, or an endpoint that hangs, delays nobody.
+
+An embedder that refuses texts (:class:`~handrail.catalog.embedder.TextsRefused`) is given them one by one and shortened;
+those of which it takes nothing are set aside, and found by words. Only what it cannot do at all turns meaning off.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.embedder import Embedder, EmbedderError, Reading, Turning
+from handrail.catalog.embedder import Embedder, EmbedderError, Reading, TextsRefused, Turning
 from handrail.catalog.usual import REQUESTS, TOOLS
 from handrail.catalog.words import telling
 
@@ -36,6 +39,9 @@ _REMEMBERED = 512
 
 _PAUSE_S = 30.0
 """After a failure, how long the embedder is left alone."""
+
+_SHORTEST = 300
+"""Characters down to which a text that is refused is shortened."""
 
 _SAVE_EVERY_S = 60.0
 
@@ -107,6 +113,10 @@ class Encoder:
         """Those of them that are not kept yet."""
         self._saved_at = time.monotonic()
         self._recent: OrderedDict[str, Any] = OrderedDict()
+        self._aside: set[bytes] = set()
+        """Keys of texts that the embedder refuses at any length."""
+        self._alone = 0
+        """How many texts of tools are next encoded one by one, because they were refused together."""
         self._thread: threading.Thread | None = None
         self._busy_since: float | None = None
         self._rest_until = 0.0
@@ -114,7 +124,7 @@ class Encoder:
         self._usual: dict[str, Any] = {}
         """Of each kind of text what such texts commonly say, as vectors: ``BACKGROUND``'s."""
         self.state = "not started"
-        """Why there is no meaning yet or now, for people; empty where there is."""
+        """Why there is no meaning yet or now, or not of all tools, for people; empty where there is."""
 
     def wish(self, wishing: Wishing) -> None:
         """Have these texts encoded. Nobody is kept waiting for a bigger wish, and nobody who is gone is worked for."""
@@ -148,6 +158,17 @@ class Encoder:
     def reads(self) -> str:
         """The one language that the embedder reads; empty where it does not say."""
         return self._embedder.reads if isinstance(self._embedder, Reading) else ""
+
+    @property
+    def left_out(self) -> str:
+        """How many tools are without meaning because their texts are refused, for people; empty where there are none."""
+        number = len(self._aside)
+        several = "1 tool is" if number == 1 else f"{number} tools are"
+        return f"{several} searched by words only: the embedder refuses what they say of themselves" if number else ""
+
+    def is_aside(self, key: bytes) -> bool:
+        """Whether the text of this key is refused at any length; only in ``joined``."""
+        return key in self._aside
 
     def usual_tools(self) -> Vectors:
         """The vectors of what tools commonly say; only in ``joined``."""
@@ -251,7 +272,11 @@ class Encoder:
         self.state = "the model is at its first texts"
         texts = {key_of(text): text for several in BACKGROUND.values() for text in several}
         missing = self._without(texts)
-        self._learn(missing, [texts[key] for key in missing])
+        try:
+            self._learn(missing, [texts[key] for key in missing])
+        except TextsRefused:  # so many at once; each is short, so that who refuses one can do nothing
+            for key in missing:
+                self._learn([key], [texts[key]])
         self._usual = {
             kind: numpy.stack([self._known[key_of(text)] for text in several]).astype(numpy.float32)
             for kind, several in BACKGROUND.items()
@@ -260,7 +285,11 @@ class Encoder:
     def _answer(self, asked: _Asked) -> None:
         if asked.given_up:
             return
-        seen = self._directions(asked.texts)
+        try:
+            seen = self._directions(asked.texts)
+        except TextsRefused:  # of this request, which is no reason to leave others without meaning
+            asked.answered.set()
+            return
         with self._change:
             asked.vectors = dict(zip(asked.texts, seen, strict=True))
             self._recent.update(asked.vectors)
@@ -274,8 +303,8 @@ class Encoder:
 
         usual = self._usual["requests"].mean(axis=0)
         if not isinstance(self._embedder, Turning):
-            return directions(self._encode(texts), usual)
-        rows = self._encode([*texts, *map(telling, texts)])
+            return directions(self._each(texts), usual)
+        rows = self._each([*texts, *map(telling, texts)])
         said: Any = directions(rows[: len(texts)], usual)
         told: Any = directions(rows[len(texts) :], self._usual["told"].mean(axis=0))
         return self._embedder.turned((1 - _TOLD) * said + _TOLD * told)
@@ -287,10 +316,20 @@ class Encoder:
                 self._begin(wish)
         wish = min(wishes, key=lambda one: len(one.missing))
         texts: Mapping[bytes, str] = wish.texts or {}
-        some = [key for key in wish.missing[-_AT_ONCE:] if key not in self._known]  # another may have had it encoded
+        left = wish.missing[-1 if self._alone else -_AT_ONCE :]
+        # another may have had it encoded
+        some = [key for key in left if key not in self._known and key not in self._aside]
         self.state = f"{len(texts) - len(wish.missing)} of {len(texts)} tools are encoded"
-        self._learn(some, [texts[key] for key in some])
-        del wish.missing[-_AT_ONCE:]
+        try:
+            self._learn(some, [texts[key] for key in some])
+        except TextsRefused:
+            self._try_any()
+            if len(some) > 1:
+                self._alone = len(left)
+                return  # the same ones again, with a look for a request between any two
+            self._learn_beginning(some[0], texts[some[0]])
+        self._alone = max(0, self._alone - len(left))
+        del wish.missing[-len(left) :]
         if some and self._progress is not None:
             self._progress(len(texts) - len(wish.missing), len(texts))
         if wish.missing:
@@ -303,7 +342,7 @@ class Encoder:
             self._wishes.remove(wish)
             waiting = tuple(self._wishes)
             if not waiting:
-                self.state = ""
+                self.state = self.left_out
         if self._save():
             needed = {key for one in waiting for key in one.texts or ()}
             self._known = {key: row for key, row in self._known.items() if key in needed}
@@ -327,13 +366,57 @@ class Encoder:
         return sorted(missing, key=lambda key: -len(texts[key]))
 
     def _learn(self, keys: Sequence[bytes], texts: Sequence[str]) -> None:
-        if not keys:
-            return
+        if keys:
+            self._keep(keys, self._encode(texts))
+
+    def _keep(self, keys: Sequence[bytes], rows: Vectors) -> None:
         import numpy
 
-        fresh = self._encode(texts).astype(numpy.float16)
-        for key, row in zip(keys, fresh, strict=True):
+        for key, row in zip(keys, rows.astype(numpy.float16), strict=True):
             self._known[key] = self._new[key] = row
+
+    def _learn_beginning(self, key: bytes, text: str) -> None:
+        """The vector of as much of a refused text as is taken; where nothing is, it is set aside."""
+        try:
+            self._keep((key,), self._beginning(_half(text)))
+        except TextsRefused:
+            self._aside.add(key)
+
+    def _each(self, texts: Sequence[str]) -> Vectors:
+        """The vectors of a request's texts; of those that are refused, as much as is taken.
+
+        :raises TextsRefused: nothing of one of them is
+        """
+        try:
+            return self._encode(texts)
+        except TextsRefused:
+            self._try_any()
+        import numpy
+
+        return numpy.concatenate([self._beginning(text) for text in texts])
+
+    def _beginning(self, text: str) -> Vectors:
+        """The vector of a text, or of as much of its beginning as is taken.
+
+        :raises TextsRefused: nothing is
+        """
+        while True:
+            try:
+                return self._encode([text])
+            except TextsRefused:
+                if len(text) <= _SHORTEST:
+                    raise
+                text = _half(text)
+
+    def _try_any(self) -> None:
+        """After a refusal: whether it is of those texts.
+
+        :raises EmbedderError: any text is refused
+        """
+        try:
+            self._encode(TOOLS[:1])
+        except TextsRefused as error:
+            raise EmbedderError(f"{error}, to any text") from None
 
     def _save(self) -> bool:
         """Keep what is new; whether all that is known is kept."""
@@ -344,3 +427,8 @@ class Encoder:
             return False
         self._new = {}
         return True
+
+
+def _half(text: str) -> str:
+    """The first half of a text, or as much of it as is not shortened further."""
+    return text[: max(len(text) // 2, _SHORTEST)]

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 
-from handrail.catalog.embedder import EmbedderError
+from handrail.catalog.embedder import EmbedderError, TextsRefused
 
 if TYPE_CHECKING:
     from handrail.catalog.embedder import Vectors
@@ -22,6 +22,10 @@ _AT_ONCE = 64
 _LARGEST = 64 << 20
 _LONGEST = 8_000
 """Characters of one text that are sent."""
+_REFUSALS = (400, 413, 422)
+"""What servers answer to a text beyond their model's length, or to more texts than they take at once."""
+_BEGINNING = 400
+"""Characters by which texts differ for it to be certain that a model read them as different."""
 
 
 class Endpoint:
@@ -67,7 +71,20 @@ class Endpoint:
         if len(widths) > 1:
             raise EmbedderError(f"{self._url} gave vectors of different lengths: {sorted(widths)}")
         out = numpy.concatenate(rows)
-        return (out / numpy.maximum(numpy.linalg.norm(out, axis=1, keepdims=True), 1e-12)).astype(numpy.float32)
+        largest = abs(out).max(axis=1, keepdims=True)
+        if not largest.all():
+            raise EmbedderError(
+                f"{self._url} gave a vector of zeros, which points nowhere; is {self._model!r} a model for embeddings?"
+            )
+        out /= largest  # so that no square is beyond a float
+        out = (out / numpy.linalg.norm(out, axis=1, keepdims=True)).astype(numpy.float32)
+        different = {" ".join(text[:_BEGINNING].casefold().split()) for text in texts}
+        if len(different) > 1 and numpy.allclose(out, out[0], atol=1e-6):
+            raise EmbedderError(
+                f"{self._url} gave one and the same vector for {len(different)} different texts; is {self._model!r} a model "
+                "for embeddings?"
+            )
+        return out
 
     def _some(self, texts: Sequence[str]) -> Any:
         import numpy
@@ -92,7 +109,8 @@ class Endpoint:
         try:
             with self._client.stream("POST", f"{self._url}/embeddings", json=body) as response:
                 if response.status_code != 200:
-                    raise EmbedderError(f"{self._url} answered {response.status_code}")
+                    kind = TextsRefused if response.status_code in _REFUSALS else EmbedderError
+                    raise kind(f"{self._url} answered {response.status_code}")
                 for piece in response.iter_bytes():
                     content += piece
                     if len(content) > _LARGEST:

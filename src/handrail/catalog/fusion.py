@@ -35,16 +35,18 @@ class Row:
 
     :param meaning: None where only words are at hand
     :param named: the documents that the text calls by name
+    :param unknown: those without a vector, which stand by their words alone
     """
 
     words: Scores
     meaning: Scores | None
     named: Collection[int] = ()
+    unknown: Collection[int] = ()
 
     def standing(self, number: int) -> float:
         """How far the document stands out for this text."""
         out = NAMED if number in self.named else 0.0
-        if self.meaning is None:
+        if self.meaning is None or number in self.unknown:
             return out + self.words.standing(number)
         return out + WORDS * self.words.score(number) + MEANING * self.meaning.standing(number)
 

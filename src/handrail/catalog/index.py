@@ -7,7 +7,7 @@ joins in when the embedder's thread has what it needs, and :attr:`Found.means` s
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
@@ -70,7 +70,7 @@ class Found:
     :param nothing_fits: no tool is likely to serve the request, or none of the hits is worth a place in view
     :param fitting: how likely it is that one does, of two equally likely cases
     :param means: what the search went by
-    :param note: why it went by words alone where it did; else empty
+    :param note: why it went by words alone where it did, for all tools or some; else empty
     :param unread: where nothing fits, why the request may not have been understood: see :func:`~handrail.catalog.reading.unread`
     """
 
@@ -102,6 +102,8 @@ class Index:
         self._documents = tuple(sorted({each.id: each for each in documents}.values(), key=lambda each: each.id))
         self._encoder, self._cache, self._without = encoder, cache, without
         self._vicinity: Vicinity | None = None
+        self._unknown: Collection[int] = ()
+        """The documents without a vector, where others have one."""
         self._places: dict[str, Sequence[tuple[str, frozenset[str]]]] = {}
         self._lexical = self._words()
         self._ready = threading.Event()
@@ -119,7 +121,7 @@ class Index:
         out = Index.__new__(Index)
         out._documents = tuple(sorted(after.values(), key=lambda each: each.id))
         out._encoder, out._cache, out._without = self._encoder, self._cache, self._without
-        out._vicinity, out._places = None, {}
+        out._vicinity, out._unknown, out._places = None, (), {}
         before = {each.id: number for number, each in enumerate(self._documents)}
         kept: dict[int, int] = {}
         new: dict[int, Bag] = {}
@@ -137,7 +139,7 @@ class Index:
         return len(self._documents)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Wait until every tool has its vector, not beyond a failure of the embedder; whether that is so."""
+        """Wait until every tool has its vector that can have one, not beyond a failure of the embedder; whether that is so."""
         return self._encoder is not None and self._encoder.wait(self._ready, timeout_s)
 
     def search(
@@ -175,7 +177,7 @@ class Index:
         for at, each in enumerate(wanted):
             meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
             scores = self._lexical.scores(each, pool, hollow(texts[at]))
-            rows.append(Row(scores, meaning, self._called(texts[at])))
+            rows.append(Row(scores, meaning, self._called(texts[at]), self._unknown))
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
         near, elsewhere = None, None
         if vicinity is not None and order:
@@ -222,9 +224,11 @@ class Index:
         if vicinity is None:
             return None, None, encoder.state
         vectors = encoder.request([spelled(text) for text in texts], patience_s)
+        left_out = encoder.left_out
         if vectors is None:
-            return None, None, encoder.state or f"no vector of the request within {patience_s:g} s"
-        return vicinity, vectors, ""
+            why = encoder.state if encoder.state != left_out else ""
+            return None, None, why or f"no vector of the request within {patience_s:g} s"
+        return vicinity, vectors, left_out
 
     def _evidence(
         self,
@@ -246,7 +250,7 @@ class Index:
         standing = max(row.standing(found.number) for row in rows)
         document = self._documents[found.number]
         named = says_whole_name(wanted[found.row], document.id, document.category)
-        if near is None or elsewhere is None:
+        if near is None or elsewhere is None or found.number in self._unknown:
             return Evidence(None, shared, standing, found.row, named)
         text = max(range(len(near)), key=near.__getitem__)
         return Evidence(near[text], shared, standing, found.row, named, elsewhere[text])
@@ -334,15 +338,16 @@ class Index:
         assert self._encoder is not None
         usual = self._encoder.usual_tools()
         rows = numpy.zeros((len(self._documents), usual.shape[1]), numpy.float32)
-        whole = True
+        unknown: set[int] = set()
         for number, key in enumerate(self._keys):
             row = known.get(key)
             if row is None:
-                whole = False
+                unknown.add(number)
             else:
                 rows[number] = row
+        self._unknown = unknown
         self._vicinity = Vicinity(rows, usual, elsewhere=self._encoder.elsewhere(), drawn=self._encoder.drawn)
-        if whole:
+        if all(self._encoder.is_aside(self._keys[number]) for number in unknown):
             self._ready.set()
 
 
