@@ -11,6 +11,7 @@ import pytest
 
 from handrail.authoring.linting import Finding, lint
 from handrail.contract.errors import UsageError
+from handrail.contract.schema import compile_schema
 from handrail.sandbox import tiers
 
 SANDBOX = tiers.choose()
@@ -102,6 +103,91 @@ def test_what_start_up_would_refuse_is_an_error_and_all_of_it_is_named(tmp_path:
     assert "tiemout_ms" in text and "'gone'" in text and "one object" in text
 
 
+def object_(required: list[str], *names: str, **further: Any) -> dict[str, Any]:
+    properties = {name: {"type": "string", "description": "line"} for name in names}
+    return {"type": "object", "properties": properties, "required": required, **further}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "where"),
+    [
+        (object_(["line", "word"], "line"), "parameters.required"),
+        (object_(["word"], "line", additionalProperties=False), "parameters.required"),
+        (object_(["word"], "line", patternProperties={"^l": {}}), "parameters.required"),
+        (object_(["word"], "line", allOf=[{"properties": {"other": {}}}]), "parameters.required"),
+        (
+            object_(["line"], properties={"line": object_(["word"], "run", additionalProperties=False)}),
+            "parameters.line.required",
+        ),
+    ],
+)
+def test_a_tool_that_no_call_can_ever_fit_is_an_error(tmp_path: Path, parameters: dict[str, Any], where: str) -> None:
+    found = [text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"]
+    assert len(found) == 1 and found[0].startswith(f"{where}: names 'word', which properties lacks"), found
+    values = [{}, {"line": "a"}, {"word": "b"}, {"line": "a", "word": "b"}, {"line": {"word": "b", "run": "c"}}]
+    assert all(compile_schema(parameters).problems(value) for value in values)
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        object_(["word"], "line", additionalProperties=True),
+        object_(["word"], "line", patternProperties={"^w": {}}),
+        object_(["word"], "line", allOf=[{"properties": {"word": {}}}]),
+        object_(["word"], "line", anyOf=[{"$ref": "#/$defs/w"}], **{"$defs": {"w": {"properties": {"word": {}}}}}),
+        object_(["line"], properties={"line": object_(["word"], "run")}),
+    ],
+)
+def test_what_a_call_can_fit_is_no_error(tmp_path: Path, parameters: dict[str, Any]) -> None:
+    assert not [
+        text for severity, text in said(manifest(tmp_path, llm={"parameters": parameters})) if severity == "error"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "warning"),
+    [
+        (
+            {"type": "integer", "default": "seven"},
+            "has a default that does not fit it: default: got string of 5 characters; expected integer",
+        ),
+        ({"$ref": "#/$defs/n", "default": 9}, "has a default that does not fit it"),
+        ({"enum": []}, "has an empty enum"),
+        ({"type": "integer", "minimum": 5, "maximum": 2}, "has minimum 5 and maximum 2"),
+        ({"type": "number", "minimum": 2, "exclusiveMaximum": 2}, "has minimum 2 and exclusiveMaximum 2"),
+        ({"type": "string", "minLength": 3, "maxLength": 1}, "has minLength 3 and maxLength 1"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_part_that_nobody_can_have_meant_is_a_warning(
+    tmp_path: Path, schema: dict[str, Any], warning: str, nested: bool
+) -> None:
+    properties = {"line": {"type": "array", "items": schema} if nested else schema}
+    parameters = {"type": "object", "properties": properties, "$defs": {"n": {"type": "integer", "maximum": 3}}}
+    place = "parameters.line.items" if nested else "parameters.line"
+    found = said(manifest(tmp_path, llm={"parameters": parameters}))
+    assert any(severity == "warning" and text.startswith(f"{place}: {warning}") for severity, text in found), found
+    assert not any(severity == "error" for severity, _ in found)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "default": 2, "minimum": 2, "maximum": 2},
+        {"$ref": "#/$defs/n", "default": 3},
+        {"type": ["string", "null"], "default": None},
+        {"type": "object", "properties": {"properties": {"type": "string", "default": "x"}}},
+    ],
+)
+def test_a_default_that_fits_is_not_spoken_of(tmp_path: Path, schema: dict[str, Any]) -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"line": {**schema, "description": "l"}},
+        "$defs": {"n": {"type": "integer"}},
+    }
+    assert said(manifest(tmp_path, llm={"parameters": parameters})) == []
+
+
 @pytest.mark.proves("K-12")
 def test_one_file_is_judged_without_its_neighbours_and_a_folder_with_all_of_them(tmp_path: Path) -> None:
     path = manifest(tmp_path)
@@ -177,3 +263,15 @@ def test_resources_and_prompts_are_checked_like_manifests(tmp_path: Path) -> Non
     file.write_text('{"resources": [{"uri": "a:b", "name": "x"}]}')
     (found,) = lint(file, tiers.choose())[1]
     assert (found.severity, found.where) == ("error", "resources[0]")
+
+
+@pytest.mark.parametrize("draft", ["draft-04/schema#", "draft-07/schema#", "draft/2019-09/schema"])
+def test_a_default_is_judged_in_the_draft_that_its_schema_is_written_in(tmp_path: Path, draft: str) -> None:
+    parameters = {
+        "$schema": f"http{'s' if '2019' in draft else ''}://json-schema.org/{draft}",
+        "type": "object",
+        "properties": {"line": {"type": "string", "description": "l", "default": 3}},
+        "definitions": {"a b/%": {"type": "integer", "default": "x"}},
+    }
+    found = [text for _, text in said(manifest(tmp_path, llm={"parameters": parameters})) if "has a default" in text]
+    assert [text.split(": ")[0] for text in found] == ["parameters.line", "parameters.definitions.a b/%"]

@@ -1,6 +1,6 @@
 """A tool looked at for its author: what keeps it from being loaded, and what makes it worse than it could be.
 
-An *error* is what start-up would refuse. A *warning* is what works and will be regretted: a description that no model can
+An *error* is what start-up would refuse, and what no call can ever fit. A *warning* is what works and will be regretted: a description that no model can
 choose by, a side effect or a lock that was left to the strict default, a parameter that nothing reads. Nothing is run, but
 for Python files whose tools are given in code: those are imported, as the program that gives them would.
 """
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn, cast
 
+from handrail.authoring.parameters import never_meant, never_right
 from handrail.catalog.costs import dearest
 from handrail.catalog.dialects import DIALECTS
 from handrail.catalog.fitting import fit, told
@@ -90,6 +91,10 @@ def lint(path: Path, sandbox: Sandbox) -> tuple[list[str], list[Finding]]:
                 Finding("error", fault.source, fault.where, fault.problem, one.tool.spec.id) for fault in faults
             ]
             if not faults:
+                spec = one.tool.spec
+                findings += [
+                    Finding("error", one.place, where, text, spec.id) for where, text in never_right(spec.parameters)
+                ]
                 findings += warnings_of(one)
     if not tools and not findings:
         raise UsageError(
@@ -108,6 +113,7 @@ def warnings_of(found: Found) -> list[Finding]:
         *_about_words(spec),
         *_about_effects(spec, declared),
         *_about_parameters(spec, found),
+        *never_meant(spec.parameters),
         *_about_providers(spec),
     ]
     return [Finding("warning", found.place, where, text, spec.id) for where, text in said]
