@@ -88,13 +88,18 @@ def all_agents(config: Configuration, folders: Folders) -> Iterator[Appointed]:
 class Surveyed:
     """An agent as somebody who would use it here would find it.
 
-    :param tools: how many it has; None where they cannot be told for faults
+    :param generation: its tools; None where they have faults of their own
     :param faults: why it cannot be used, all of them
     """
 
     appointed: Appointed
-    tools: int | None
+    generation: Generation | None
     faults: tuple[Fault, ...]
+
+    @property
+    def tools(self) -> int | None:
+        """How many it has; None where they cannot be told for faults."""
+        return None if self.faults or self.generation is None else len(self.generation)
 
 
 def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterator[Surveyed]:
@@ -103,7 +108,7 @@ def survey(config: Configuration, folders: Folders, sandbox: Sandbox) -> Iterato
     for appointed in all_agents(config, folders):
         sources = sources_of(config, appointed.checked, folders, confinement, as_configured(config))
         generation, _, faults = equipped(sources, 1, appointed)
-        yield Surveyed(appointed, None if faults or generation is None else len(generation), tuple(faults))
+        yield Surveyed(appointed, generation, tuple(faults))
 
 
 def sources_of(

@@ -44,3 +44,25 @@ def test_without_a_path_all_that_is_configured_is_checked_with_rules_that_can_ne
     (agent / "agent.toml").write_text('id = "helper"\n')
     assert here("lint", "--config", str(config)).code == 0
     assert here("lint", "--config", str(config), "--strict").code == 1
+
+
+def test_rules_of_the_configuration_that_keep_a_start_back_are_told_once_as_the_start_tells_them(
+    handrail: Program, here: Here
+) -> None:
+    config = handrail.config / "handrail.toml"
+    for name in ("helper", "other"):
+        agent = handrail.config / "agents" / name
+        agent.mkdir(parents=True, mode=0o755)
+        (agent / "agent.toml").write_text(f'id = "{name}"\n')
+    config.write_text('rules = ["allow t.nothere", "allow bash git status", "deny bahs"]\n')
+    config.chmod(0o600)
+    started = here("call", "todo", "{}", "--config", str(config))
+    found = here("lint", "--config", str(config), "--json")
+    assert (started.code, found.code) == (5, 1)
+    told = [finding for finding in json.loads(found.out)["findings"] if finding["severity"] == "error"]
+    assert len(told) == 2
+    for finding in told:
+        assert finding["source"].startswith(str(config))
+        assert finding["text"] in started.err
+    config.write_text('rules = ["allow bash git status"]\n')
+    assert here("lint", "--config", str(config)).code == 0

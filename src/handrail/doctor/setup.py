@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
 from handrail.agents import appoint, as_configured, equipped, sources_of
-from handrail.assembly import configured_rules, parse_rules
+from handrail.assembly import faults_of_rules
 from handrail.confining import provider_of, sandbox_of
 from handrail.contract.agent import AgentManifest, CheckedAgent
 from handrail.contract.errors import LoadError, StartError, UsageError
@@ -155,10 +155,9 @@ def _of_agent(found: Configuration, folders: Folders) -> Iterator[Check]:
     if own := [fault for fault in faults if fault.source == str(appointed.checked.source)]:
         remedy = "handrail agents lists every agent with its faults"
         yield Check(f"agent {found.settings.agent}", "problem", str(LoadError(own)), remedy)
-    try:
-        parse_rules(configured_rules(found, ()), generation)
-    except LoadError as error:
-        yield Check("rules", "problem", str(error), "mend them there; a rule names a tool's id, a glob or a capability")
+    if of_rules := faults_of_rules(found, generation):
+        remedy = "mend them there; a rule names a tool's id, a glob or a capability"
+        yield Check("rules", "problem", str(LoadError(of_rules)), remedy)
 
 
 def _never(_: object) -> NoReturn:

@@ -17,6 +17,7 @@ from handrail.faces.cli.show import note, out, out_json
 if TYPE_CHECKING:
     from handrail.authoring.linting import Finding
     from handrail.config import Configuration
+    from handrail.contract.errors import Fault
     from handrail.contract.sandbox import Sandbox
 
 
@@ -29,11 +30,11 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
 
     An error keeps a tool from being loaded. A warning is what works and will be regretted: a description that no model can
     choose by, a side effect or a lock left to the strict default, a parameter that nothing reads. Without a PATH every
-    configured tool folder and agent is checked, with rules that can never match.
+    configured tool folder and agent is checked, and all rules: those that can never match, or that keep a start back.
 
     A Python file whose tools are made by @tool or as classes is imported, and so run, if it is named; nothing else is.
     """
-    from handrail.authoring.linting import lint
+    from handrail.authoring.linting import Finding, lint
     from handrail.confining import sandbox_of
 
     config = read(setting)
@@ -46,8 +47,11 @@ def command(setting: Setting, paths: tuple[str, ...], strict: bool) -> int:
         findings += found
     if not paths:
         known = {(finding.source, finding.where, finding.text) for finding in findings}
+        faults = dict.fromkeys(_of_agents(setting, config, sandbox))  # of a rule each agent would tell
         findings += [
-            one for one in _of_agents(setting, config, sandbox) if (one.source, one.where, one.text) not in known
+            Finding("error", fault.source, fault.where, fault.problem)
+            for fault in faults
+            if (fault.source, fault.where, fault.problem) not in known
         ]
     errors = sum(finding.severity == "error" for finding in findings)
     if setting.json:
@@ -76,14 +80,15 @@ def _folders(config: Configuration) -> Iterator[Path]:
                 yield folder
 
 
-def _of_agents(setting: Setting, config: Configuration, sandbox: Sandbox) -> Iterator[Finding]:
+def _of_agents(setting: Setting, config: Configuration, sandbox: Sandbox) -> Iterator[Fault]:
+    """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
     from handrail.agents import survey
-    from handrail.authoring.linting import Finding
+    from handrail.assembly import faults_of_rules
     from handrail.store.folders import locate
 
     for agent in survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox):
-        for fault in agent.faults:
-            yield Finding("error", fault.source, fault.where, fault.problem)
+        yield from agent.faults
+        yield from faults_of_rules(config, agent.generation)
 
 
 def _whole(finding: Finding) -> dict[str, str]:
