@@ -22,16 +22,42 @@ confined = pytest.mark.skipif(not tiers.choose().tier.confines, reason=f"no sand
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_new_tool_of_each_kind_passes_its_own_test(kind: ToolKind, tmp_path: Path) -> None:
     write(tmp_path, files_of(kind, "text.words"))
+    assert "1 passed" in passed(tmp_path, "test_text_words.py")
+
+
+NAMES = {
+    "function": ("class", "json", "test", "len", "temporary_kernel", "pydantic", "x-y.2"),
+    "class": ("import", "test.words", "none", "words.test", "tool", "path"),
+    "program": ("class", "json"),
+    "persistent": ("import", "test"),
+    "module": ("json", "test", "conftest", "handrail", "in"),
+}
+
+
+@confined
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_that_are_names_of_something_else_give_tools_that_pass_their_tests_too(
+    kind: ToolKind, tmp_path: Path
+) -> None:
+    """All in one folder, as pytest runs it where nothing is said: files that it takes for tests are no tools."""
+    for tool_id in NAMES[kind]:
+        written = write(tmp_path, files_of(kind, tool_id))
+        assert lint(written[0], tiers.choose()) == ([tool_id], [])
+    assert f"{len(NAMES[kind])} passed" in passed(tmp_path)
+
+
+def passed(folder: Path, *names: str) -> str:
+    """What pytest prints of the tests there, all of which pass."""
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_text_words.py"],
-        cwd=tmp_path,
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *names],
+        cwd=folder,
         env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},  # it needs none
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "1 passed" in done.stdout
+    return done.stdout
 
 
 @pytest.mark.proves("R-13", "K-12")
@@ -50,7 +76,17 @@ def test_nothing_that_is_there_is_written_over(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["words.py"]
 
 
-@pytest.mark.parametrize(("tool_id", "problem"), [("9 lives", "is not an id"), ("bash", "is a locked id")])
+@pytest.mark.parametrize(
+    ("tool_id", "problem"),
+    [
+        ("9 lives", "is not an id"),
+        ("bash", "is a locked id"),
+        ("git.status", "is a built-in tool, and nothing may override one"),
+        ("find_tools", "is kept for a built-in tool of the session itself"),
+        ("get_git_status", "is another name of the built-in tool 'git.status'"),
+        ("git__status", "would both be 'git__status' to a model"),
+    ],
+)
 def test_an_id_that_no_tool_can_have_is_refused(tool_id: str, problem: str) -> None:
     with pytest.raises(UsageError, match=problem):
         files_of("function", tool_id)

@@ -5,16 +5,27 @@ Each counts the words of a text, so that an author changes a few lines of someth
 
 from __future__ import annotations
 
+import builtins
 import json
+import keyword
 import re
 import stat
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import packages_distributions
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from handrail.contract.errors import UsageError
-from handrail.contract.names import LOCKED_IDS, fault_in_id
+from handrail.contract.errors import LoadError, UsageError
+from handrail.contract.names import fault_in_id
+from handrail.contract.runtime import Runtime
+from handrail.contract.sandbox import Tier
+from handrail.contract.spec import ToolSpec
+from handrail.contract.tool import Tool
+from handrail.registry.loading import load_generation
+from handrail.registry.sources.builtin import BuiltinSource
+from handrail.registry.sources.source import Found, Loaded, Rank
 
 ToolKind = Literal["function", "class", "program", "persistent", "module"]
 KINDS: Mapping[ToolKind, str] = {
@@ -24,6 +35,8 @@ KINDS: Mapping[ToolKind, str] = {
     "persistent": "an executable that stays up between calls, in a sandbox of its own",
     "module": "a Python module with execute(topic, params, config, telemetry), run in a sandbox",
 }
+_USED = frozenset({"handrail", "conftest", "temporary_kernel", "called"})
+"""Names that a new tool's test has for something else."""
 _DESCRIPTION = "Count the words of a text. Use it when somebody asks how long a text is."
 
 
@@ -37,13 +50,11 @@ class NewFile:
 def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
     """The files of a new tool, the tool's own first and its test last.
 
-    :raises UsageError: for an id that no tool can have
+    :raises UsageError: for an id that no tool can have, or only one that ships
     """
-    if problem := fault_in_id(tool_id):
+    if problem := fault_in_id(tool_id) or _beside_what_ships(tool_id):
         raise UsageError(problem)
-    if tool_id in LOCKED_IDS:
-        raise UsageError(f"{tool_id!r} is a locked id, which only the built-in tool may have; choose another")
-    word = re.sub(r"\W", "_", tool_id)
+    word = _python_name(tool_id)
     match kind:
         case "function":
             own = [NewFile(f"{word}.py", _FUNCTION.format(id=tool_id, word=word))]
@@ -62,6 +73,51 @@ def files_of(kind: ToolKind, tool_id: str) -> list[NewFile]:
     names = ", ".join(repr(file.name) for file in own)
     text = test.format(id=tool_id, word=word, made=made, imported=imported, names=names)
     return [*own, NewFile(f"test_{word}.py", text)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A source with one tool of this id, to be judged beside those that ship."""
+
+    tool_id: str
+    rank: Rank = "global"
+    foreign: bool = False
+
+    def load(self) -> Loaded:
+        class Blank(Tool):
+            spec = ToolSpec(
+                id=self.tool_id, description=_DESCRIPTION, parameters={"type": "object"}, side_effect="read", locks=()
+            )
+
+            async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+                raise NotImplementedError("it is only judged by its id")
+
+        return Loaded((Found(Blank(), "the new tool"),))
+
+
+def _beside_what_ships(tool_id: str) -> str | None:
+    """Why no kernel would start with a tool of this id, as the start itself says it; None where one would."""
+    try:
+        load_generation([BuiltinSource(), _Asked(tool_id)], tier=Tier("any", "of what is judged nothing runs"))
+    except LoadError as error:
+        return "; ".join(fault.problem for fault in error.faults)
+    return None
+
+
+def _python_name(tool_id: str) -> str:
+    """What the tool's file and function are called: of no other module, nothing that Python or pytest reads otherwise."""
+    word = re.sub(r"\W", "_", tool_id)
+    low = word.lower()
+    taken = (
+        keyword.iskeyword(word)
+        or keyword.iskeyword(_class_name(word))
+        or hasattr(builtins, word)
+        or low in sys.stdlib_module_names
+        or low in _USED
+        or low in {name.lower() for name in packages_distributions()}
+        or low.startswith("test")
+    )
+    return f"tool_{word}" if taken else word
 
 
 def write(folder: Path, files: list[NewFile]) -> list[Path]:
