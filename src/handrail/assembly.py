@@ -385,15 +385,6 @@ def parse_rules(texts: Iterable[RuleText], generation: Generation | None) -> lis
     return found
 
 
-def faults_of_rules(config: Configuration, generation: Generation | None) -> tuple[Fault, ...]:
-    """What is wrong with the configuration's own rules, so that nothing starts with these tools."""
-    try:
-        parse_rules(configured_rules(config, ()), generation)
-    except LoadError as error:
-        return error.faults
-    return ()
-
-
 def _by_file(rules: Iterable[Rule]) -> Iterable[list[Rule]]:
     """Rules that somebody wrote in one place, so that they cannot have meant to say two things. What a process is started
     with comes from several: variables, flags, and the files of one that joins."""

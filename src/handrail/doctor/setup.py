@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from handrail import config as configuration
 from handrail.agents import appoint, as_configured, equipped, sources_of
-from handrail.assembly import faults_of_rules
+from handrail.assembly import configured_rules, parse_rules
 from handrail.confining import provider_of, sandbox_of
 from handrail.contract.agent import AgentManifest, CheckedAgent
-from handrail.contract.errors import LoadError, StartError, UsageError
+from handrail.contract.errors import Fault, LoadError, StartError, UsageError
 from handrail.contract.native import AT_PROVIDER
 from handrail.contract.sandbox import Sandbox
 from handrail.doctor.check import Check, alone
@@ -158,6 +158,15 @@ def _of_agent(found: Configuration, folders: Folders) -> Iterator[Check]:
     if of_rules := faults_of_rules(found, generation):
         remedy = "mend them there; a rule names a tool's id, a glob or a capability"
         yield Check("rules", "problem", str(LoadError(of_rules)), remedy)
+
+
+def faults_of_rules(config: Configuration, generation: Generation | None) -> tuple[Fault, ...]:
+    """What is wrong with the configuration's own rules, so that nothing starts with these tools."""
+    try:
+        parse_rules(configured_rules(config, ()), generation)
+    except LoadError as error:
+        return error.faults
+    return ()
 
 
 def _never(_: object) -> NoReturn:

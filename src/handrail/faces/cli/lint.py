@@ -83,7 +83,7 @@ def _folders(config: Configuration) -> Iterator[Path]:
 def _of_agents(setting: Setting, config: Configuration, sandbox: Sandbox) -> Iterator[Fault]:
     """What keeps each agent from being used: its own faults, and those of the configuration's rules beside its tools."""
     from handrail.agents import survey
-    from handrail.assembly import faults_of_rules
+    from handrail.doctor.setup import faults_of_rules
     from handrail.store.folders import locate
 
     for agent in survey(config, locate(setting.workspace, setting.state, allow_home=setting.allow_home), sandbox):
