@@ -73,7 +73,7 @@ class RecordingSession:
         self.notices: Notices | None = None
         self.headless = False
         self.recorded: dict[str, Result] = {}
-        """What :meth:`recall` finds; anything else is interrupted."""
+        """What :meth:`recall_all` finds; anything else is interrupted."""
         self.specs: list[ToolSpec] = [ECHO, SEND]
         self.index = ""
         self.native: list[NativeOffer] = []
@@ -126,9 +126,12 @@ class RecordingSession:
         self.cancelled.append(reason)
         self.release.set()
 
-    async def recall(self, call_id: str) -> Answer:
-        result = self.recorded.get(call_id) or Result.error("interrupted", "nobody knows")
-        return Answer(call_id, "echo", result, result)
+    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+        found = {
+            known_as: self.recorded.get(known_as) or Result.error("interrupted", "nobody knows")
+            for known_as in call_ids
+        }
+        return [Answer(known_as, "echo", found[known_as], found[known_as]) for known_as in call_ids]
 
     async def answer(self, call: ProposedCall, call_id: str) -> Answer:
         self.started.set()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.kernel.guests import joined_kernel
 
-from handrail import tool
+from handrail import Kernel, tool
 from handrail.agent.loop import Agent
 from handrail.agent.model import ResultsMessage
-from handrail.contract.people import ApprovalAnswer, Away
+from handrail.contract.people import ApprovalAnswer, ApprovalRequest, Away
+from handrail.contract.runtime import Question
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import PlayedModel, call_reply, text_reply
 
@@ -67,3 +70,153 @@ async def test_a_stop_that_is_given_elsewhere_ends_the_run_at_its_next_request(t
         await asyncio.gather(kernel.approvals.decide(row.id, ApprovalAnswer("stop"), by="test"))
         outcome = await Agent(session, PlayedModel(text_reply("never said"))).complete("go on")
         assert outcome.status == "cancelled" and "stopped by the user" in outcome.detail
+
+
+class Desk:
+    """A person before whom requests lie until each is answered, in any order."""
+
+    def __init__(self) -> None:
+        self.open: dict[str, asyncio.Future[ApprovalAnswer]] = {}
+        self.seen: list[str] = []
+        self._changed = asyncio.Event()
+
+    async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        to = str(request.arguments["to"])
+        answered = asyncio.get_running_loop().create_future()
+        self.open[to] = answered
+        self.seen.append(to)
+        self._changed.set()
+        try:
+            return await answered
+        finally:
+            del self.open[to]
+            self._changed.set()
+
+    async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
+        return None
+
+    async def has(self, count: int) -> None:
+        """Wait until so many lie there at once."""
+        while len(self.open) != count:
+            self._changed.clear()
+            await self._changed.wait()
+
+
+async def parked_sends(kernel: Kernel, *names: str) -> str:
+    """A session whose last reply sends to each of these, and waits for a person."""
+    session = await kernel.session(attendant=Away())
+    calls = call_reply(*(("mail__send", {"to": name}) for name in names))
+    assert (await Agent(session, PlayedModel(calls)).complete("send them")).status == "parked"
+    await session.suspend()
+    return session.id
+
+
+def told_by(agent: Agent) -> list[str]:
+    return [r.text for message in agent.messages if isinstance(message, ResultsMessage) for r in message.results]
+
+
+@pytest.mark.proves("P-09")
+@pytest.mark.parametrize("joined", [False, True])
+async def test_calls_that_waited_are_asked_about_at_once_answered_in_any_order_and_run_in_their_own(
+    tmp_path: Path, joined: bool
+) -> None:
+    sent.clear()
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        known_as = await parked_sends(kernel, *"abc")
+    person, model = Desk(), PlayedModel(text_reply("two were sent"))
+
+    async def go_on(kernel: Kernel) -> None:
+        agent = Agent(await kernel.session(known_as, attendant=person), model)
+        run = asyncio.ensure_future(agent.complete("go on"))
+        await person.has(3)
+        assert person.seen == [*"abc"] and sent == []
+        person.open["c"].set_result(ApprovalAnswer("once"))
+        person.open["b"].set_result(ApprovalAnswer("reject", "not b"))
+        await person.has(1)
+        person.open["a"].set_result(ApprovalAnswer("once"))
+        assert (await run).text == "two were sent"
+        told = told_by(agent)
+        assert ["sent to a" in told[0], "not b" in told[1], "sent to c" in told[2]] == [True] * 3
+
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        if not joined:
+            await go_on(kernel)
+        else:
+            async with joined_kernel(tmp_path, tools=[send]) as guest:
+                await go_on(guest)
+        assert kernel.approvals.pending() == []
+    assert sent == ["a", "c"], "an open question holds later side effects back"
+
+
+async def test_calls_that_were_approved_meanwhile_run_side_by_side(tmp_path: Path) -> None:
+    together = asyncio.Barrier(2)
+
+    @tool(id="meet", side_effect="external", locks=[])
+    async def meet(who: str) -> str:
+        """Meet the other."""
+        await together.wait()
+        return f"{who} met"
+
+    async with temporary_kernel(tmp_path, tools=[meet]) as kernel:
+        session = await kernel.session(attendant=Away())
+        calls = call_reply(("meet", {"who": "a"}), ("meet", {"who": "b"}))
+        model = PlayedModel(calls, text_reply("both"))
+        agent = Agent(session, model)
+        assert (await agent.complete("meet")).status == "parked"
+        for row in kernel.approvals.pending():
+            await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
+        assert (await agent.complete(None)).text == "both"
+        assert ["a met" in told_by(agent)[0], "b met" in told_by(agent)[1]] == [True, True]
+
+
+async def test_a_stop_while_calls_that_waited_are_asked_about_answers_each_of_them(tmp_path: Path) -> None:
+    sent.clear()
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        known_as, person = await parked_sends(kernel, *"abc"), Desk()
+        agent = Agent(await kernel.session(known_as, attendant=person), PlayedModel(text_reply("so be it")))
+        run = asyncio.ensure_future(agent.complete(None))
+        await person.has(3)
+        agent.cancel()
+        assert (await run).status == "cancelled" and kernel.approvals.pending() == [] and sent == []
+        await kernel.log.flush()
+        assert [call.error_kind for call in kernel.log.reader.calls(session=known_as)] == ["cancelled"] * 3
+        assert (await agent.complete(None)).text == "so be it"
+        assert ["stopped by the user" in text for text in told_by(agent)] == [True] * 3
+
+
+async def test_a_session_that_is_left_while_calls_that_waited_are_asked_about_leaves_them_waiting(
+    tmp_path: Path,
+) -> None:
+    sent.clear()
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        known_as, person = await parked_sends(kernel, *"ab"), Desk()
+        session = await kernel.session(known_as, attendant=person)
+        run = asyncio.ensure_future(Agent(session, PlayedModel()).complete(None))
+        await person.has(2)
+        await session.suspend()
+        assert (await run).status == "parked" and len(kernel.approvals.pending()) == 2
+        for row in kernel.approvals.pending():
+            await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
+        again = Agent(await kernel.session(known_as), PlayedModel(text_reply("sent")))
+        assert (await again.complete(None)).text == "sent" and sent == ["a", "b"]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_a_stop_reaches_calls_that_waited_also_before_they_are_asked_about(tmp_path: Path, leaves: bool) -> None:
+    sent.clear()
+    async with temporary_kernel(tmp_path, tools=[send]) as kernel:
+        for rounds in (1, 2, 3, 5, 8):
+            known_as, person = await parked_sends(kernel, *"ab"), Desk()
+            session = await kernel.session(known_as, attendant=person)
+            calls = [f"{known_as}/1.{n}" for n in range(2)]
+            recalling = asyncio.ensure_future(session.recall_all(calls))
+            for _ in range(rounds):
+                await asyncio.sleep(0)
+            if leaves:
+                await session.suspend()
+            else:
+                session.cancel()
+            answers = [answer.result for answer in await recalling]
+            assert [answer.metadata.get("stopped_by") for answer in answers] == [None if leaves else "user"] * 2
+            assert len(kernel.approvals.pending(known_as)) == (2 if leaves else 0)
+    assert sent == []

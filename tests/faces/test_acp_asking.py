@@ -164,6 +164,29 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and
     assert (desk.workspace / "a.txt").read_text() == "x"
 
 
+async def test_calls_that_waited_while_their_client_was_gone_are_all_open_at_once_when_it_comes_back(
+    desk: Desk,
+) -> None:
+    editor, back = Editor(), Editor()
+    editor.answering = back.answering = lambda _call, _options: None
+    turns = ({"calls": [call("write", path=f"{name}.txt", content="x") for name in "abc"]}, {"text": "never said"})
+    async with desk.connected(*turns, editor=editor) as (client, _):
+        opened = await client.new_session(cwd=str(desk.workspace))
+        working = asyncio.create_task(ask(client, opened.session_id))
+        await editor.until(lambda: len(editor.asked) == 3)
+    with pytest.raises(ConnectionError):
+        await working
+    async with desk.connected({"text": "They are written."}, editor=back) as (client, _):
+        await client.load_session(cwd=str(desk.workspace), session_id=opened.session_id)
+        working = asyncio.create_task(ask(client, opened.session_id, "go on"))
+        await back.until(lambda: len(back.asked) == 3)
+        for number, kind in ((2, "allow_once"), (1, "reject_once"), (0, "allow_once")):
+            back.choose(number, kind)
+        assert (await working).stop_reason == "end_turn" and "They are written." in back.said
+        assert [back.call(number)["status"] for number in range(3)] == ["completed", "failed", "completed"]
+    assert sorted(path.name for path in desk.workspace.glob("?.txt")) == ["a.txt", "c.txt"]
+
+
 def with_a_writer(desk: Desk) -> None:
     """An agent that asks its parent's people before it writes."""
     played(desk.folder, {"calls": [call("write", path="a.txt", content="x")]}, {"text": "Written."})

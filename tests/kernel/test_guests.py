@@ -165,7 +165,7 @@ async def test_nobody_reaches_a_session_that_another_process_has_open(tmp_path: 
                 ("open", {"id": theirs, **OPENING}),
                 ("reply", reply_of(one, theirs, 1, call("glob"))),
                 ("keyed", {"session": theirs, "call": call("glob"), "key": "k"}),
-                ("recall", {"session": theirs, "call": f"{theirs}/1.0"}),
+                ("recall", {"session": theirs, "calls": [f"{theirs}/1.0"]}),
                 ("waiting", {"session": theirs}),
                 ("parked", {"session": theirs}),
                 ("stop", {"session": theirs, "reason": "user"}),

@@ -66,10 +66,10 @@ class Session(Protocol):
         """What its agent is to be told beside the answers to its calls; None where nobody keeps that."""
         ...
 
-    async def recall(self, call_id: str) -> Answer:
-        """The answer to a call that was proposed before, and whose answer was not heard: as it is on record,
-        ``interrupted`` where nobody knows it. A call that was parked runs now if it was approved; while it still waits
-        for a person its answer has ``parked`` in its metadata."""
+    async def recall_all(self, call_ids: Sequence[str]) -> Sequence[Answer]:
+        """The answers to calls that were proposed before, in that order, and whose answers were not heard: as they are on
+        record, ``interrupted`` where nobody knows one. Calls that were parked are taken up as one reply and run now if
+        they were approved; while one still waits for a person its answer has ``parked`` in its metadata."""
         ...
 
     async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Literal, TypeVar
 
 from handrail.agent.budget import Budget, Spent
@@ -212,23 +213,19 @@ class Agent:
             self._run = None
 
     async def _settle(self, run: Run) -> AsyncGenerator[LoopEvent, None]:
-        """Answer the calls that an earlier run left open, if there are any."""
+        """Answer the calls that an earlier run left open, if there are any: all of them at once, in the order of their reply."""
         exchange = self._conversation.open
         if exchange is None:
             return
-        answers: dict[int, Answer] = {}
-        for position, part, known_as in exchange.missing:
-            if run.stopped is not None:
-                break
-            answer = await self._carried_out(run, self.session.recall(known_as), lambda _: None)
-            if parked := answer.result.metadata.get("parked"):
-                run.parked.append(str(parked))
-            else:
-                answers[position] = answer
-            self._heed(run, answer)
-            yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
-        self._conversation.answer(answers)
-        await self._save(run)
+        missing = [] if run.stopped is not None else exchange.missing
+        if missing:
+            recalled = self.session.recall_all([known_as for _, _, known_as in missing])
+            positions = [position for position, _, _ in missing]
+            answers = await self._carried_out(run, recalled, partial(self._take, run, positions))
+            await self._save(run)
+            for (position, part, _), answer in zip(missing, answers, strict=True):
+                self._heed(run, answer)
+                yield CallAnswered(position, ProposedCall(part.name, part.arguments), answer)
         run.end_where_calls_wait()
         if run.stopped is not None and self._conversation.open is not None:
             run.end("cancelled", run.stop_text())
@@ -392,15 +389,17 @@ class Agent:
         if not dispatch.calls:
             await self._save(run)
             return []
-
-        def told(answers: Sequence[Answer]) -> None:
-            waiting = {n: asked for n, a in enumerate(answers) if (asked := a.result.metadata.get("parked"))}
-            run.parked += map(str, waiting.values())
-            self._conversation.answer({n: answer for n, answer in enumerate(answers) if n not in waiting})
-
-        answers = await self._carried_out(run, dispatch.answers(), told)
+        answers = await self._carried_out(run, dispatch.answers(), partial(self._take, run, range(len(dispatch.calls))))
         await self._save(run)
         return answers
+
+    def _take(self, run: Run, positions: Sequence[int], answers: Sequence[Answer]) -> None:
+        """Add the answers to the calls at ``positions`` to the history, without those that wait for a person."""
+        waiting = {
+            n: asked for n, a in zip(positions, answers, strict=True) if (asked := a.result.metadata.get("parked"))
+        }
+        run.parked += map(str, waiting.values())
+        self._conversation.answer({n: a for n, a in zip(positions, answers, strict=True) if n not in waiting})
 
     async def _give_up(self, run: Run, dispatch: Dispatch) -> None:
         """Stop, record and answer what was started, because nobody reads the run's events any more."""

@@ -369,8 +369,10 @@ class Arbiter:
     def _refuse(self, call: Call, refusal: Refusal) -> Shaped:
         if call.asked:
             again = call.job is None or call.job.row.arguments is not None  # else its job has ended, and is told so
-            if call.granted and call.execution.reason == "shutdown" and again and not call.steps:
-                return self._park(call, call.granted[0].id)  # it may run yet, when its session is taken up again
+            undecided = call.asked if refusal.details.get("stopped_by") == "shutdown" else ()  # taken up, not asked yet
+            waiting = call.granted or undecided
+            if waiting and call.execution.reason == "shutdown" and again and not call.steps:
+                return self._park(call, waiting[0].id)  # it may run yet, when its session is taken up again
             self.authorisation.asking.let_go(call.asked)
         details = refusal.details if call.job is None else {**refusal.details, **self.jobs.said_of(call.job)}
         result = call.answer_error(refusal.kind, self.shaper.redactor.text(refusal.text), **details)

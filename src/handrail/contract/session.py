@@ -141,6 +141,14 @@ class Session(Protocol):
         """
         ...
 
+    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+        """As :meth:`recall`, for several calls, in the order in which they were proposed. Those that are parked are taken up
+        together, as one reply: all that still wait for a person are asked about at once.
+
+        :raises LogUnavailable: when the log cannot be read; none is taken up
+        """
+        ...
+
     async def resume_parked(self) -> list[Answer]:
         """Resume every parked call, as one reply: approved calls run, once; rejected ones are answered as such; those that
         nobody has decided wait for the attendant, or are parked again. Gives their answers, in order.

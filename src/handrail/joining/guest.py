@@ -345,14 +345,17 @@ class Guest:
             raise Refused(LEAVING, "the process that holds the workspace is ending")
         return result.to_dict()
 
-    async def _recall(self, session: str, call: str) -> Any:
-        """The answer, and whether the call had begun or waits: one that had not had no effect, and may be proposed anew."""
-        answer = await self._session(session).recall(call)
-        outcome = await self._host.log.outcome_of(call)
+    async def _recall(self, session: str, calls: Sequence[str]) -> Any:
+        """The answers, each with whether the call had begun or waits: one that had not had no effect, and may be proposed
+        anew."""
+        answers = await self._session(session).recall_all(calls)
+        return [[mirror.of_answer(answer), await self._has_begun(answer)] for answer in answers]
+
+    async def _has_begun(self, answer: Answer) -> bool:
+        outcome = await self._host.log.outcome_of(answer.call_id)
         # A refusal is the kernel's own word: stopped before it began, because a holder ended.
         stopped = outcome is not None and outcome.kind == "refused" and _cut_short(answer.result)
-        begun = bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
-        return [mirror.of_answer(answer), begun]
+        return bool({"parked", "job"} & answer.result.metadata.keys()) or (outcome is not None and not stopped)
 
     async def _waiting(self, session: str) -> list[str]:
         return await self._session(session).parked()

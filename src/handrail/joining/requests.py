@@ -133,7 +133,7 @@ REQUESTS: Mapping[str, Shape] = {
         "behind": whole,
     },
     "keyed": {**_of_session, "call": a_call, "key": text},
-    "recall": {**_of_session, "call": text},
+    "recall": {**_of_session, "calls": each(text)},
     "waiting": _of_session,
     "parked": _of_session,
     "stop": {**_of_session, "reason": a_stop_reason},

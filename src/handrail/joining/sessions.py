@@ -287,8 +287,7 @@ class JoinedSession(WithJobs, WithAgents):
     async def _told_or_anew(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
         answers: list[Answer] = []
         again: list[int] = []
-        for index, known_as in enumerate(ids):
-            answer, begun = await self._recalled(known_as)
+        for index, (answer, begun) in enumerate(await self._recalled(ids)):
             answers.append(answer)
             if not begun:
                 again.append(index)
@@ -300,17 +299,21 @@ class JoinedSession(WithJobs, WithAgents):
 
     async def recall(self, call_id: str) -> Answer:
         """See :meth:`handrail.session.session.HeldSession.recall`."""
-        self._check_open()
-        return (await self._recalled(call_id))[0]
+        return (await self.recall_all((call_id,)))[0]
 
-    async def _recalled(self, call_id: str) -> tuple[Answer, bool]:
-        body = {"session": self.id, "call": call_id}
+    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+        """See :meth:`handrail.session.session.HeldSession.recall_all`."""
+        self._check_open()
+        return [answer for answer, _ in await self._recalled(call_ids)]
+
+    async def _recalled(self, call_ids: Sequence[str]) -> list[tuple[Answer, bool]]:
+        body = {"session": self.id, "calls": list(call_ids)}
         while True:
             try:
-                answer, begun = await self._membership.request("recall", body)
-            except ConnectionLost:  # a parked call that it took up is parked no more, and told by its record
+                told = await self._membership.request("recall", body)
+            except ConnectionLost:  # parked calls that it took up are parked no more, and told by their records
                 continue
-            return mirror.answer_of(answer), begun
+            return [(mirror.answer_of(answer), begun) for answer, begun in told]
 
     async def resume_parked(self) -> list[Answer]:
         """See :meth:`handrail.session.session.HeldSession.resume_parked`."""
@@ -322,7 +325,7 @@ class JoinedSession(WithJobs, WithAgents):
                     waiting = await self._membership.request("waiting", {"session": self.id})
                     answers = await self._membership.request("parked", {"session": self.id}, settle=True)
                     return [mirror.answer_of(answer) for answer in answers]
-                return [await self.recall(call_id) for call_id in waiting]
+                return await self.recall_all(waiting)
             except ConnectionLost:  # those that it took up are on record, the others still wait
                 continue
 

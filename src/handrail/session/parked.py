@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from handrail.arbiter.approvals import Approvals
@@ -21,18 +21,21 @@ from handrail.runtime.roots import Roots
 _NOT_WHOLE = "its arguments held a registered secret, which is never stored, so it cannot be taken up; propose it again"
 
 
-async def parked_calls(arbiter: Arbiter, lane: Lane, generation: Generation, call_id: str | None = None) -> list[Call]:
+async def parked_calls(
+    arbiter: Arbiter, lane: Lane, generation: Generation, call_ids: Collection[str] | None = None
+) -> list[Call]:
     """The calls of a session that have no outcome and nobody carries, in the order in which they were asked about.
 
-    :param call_id: this one only
+    :param call_ids: these only
     :raises LogUnavailable: when the log cannot tell
     """
     approvals = arbiter.approvals
     await approvals.sweep()
     rows: dict[str, list[Approval]] = {}
     for row in approvals.unanswered(lane.session_id):
-        if call_id in (None, row.request.call_id) and row.request.call_id not in lane.running:
-            rows.setdefault(row.request.call_id, []).append(row)
+        call_id = row.request.call_id
+        if (call_ids is None or call_id in call_ids) and call_id not in lane.running:
+            rows.setdefault(call_id, []).append(row)
     calls: list[Call] = []
     for asked in rows.values():
         if await arbiter.log.outcome_of(asked[0].request.call_id) is None:

@@ -13,7 +13,6 @@ from typing import Any
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Lane
 from handrail.arbiter.looking import JobView
-from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.view import CatalogOptions
 from handrail.contract.agent import AgentManifest
@@ -36,9 +35,8 @@ from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.family import Family
 from handrail.session.news import News
-from handrail.session.parked import parked_calls
 from handrail.session.reach import check_reach, rules_of
-from handrail.session.recalling import recalled
+from handrail.session.taking_up import TakingUp
 from handrail.session.turn import HeldTurn
 
 CLOSED = "is closed; open another with kernel.session()"
@@ -76,6 +74,7 @@ class HeldSession:
         self._on_close = on_close
         self._on_suspend = on_suspend
         self._turns = turns
+        self._earlier = TakingUp(arbiter, lane, generation)
         self._skipped: dict[int, None] = {}
         """The turns that have a number and have not begun."""
         self.id = lane.session_id
@@ -217,26 +216,24 @@ class HeldSession:
     async def recall(self, call_id: str) -> Answer:
         """See :meth:`handrail.contract.session.Session.recall`."""
         self._check_open()
-        for call in await parked_calls(self._arbiter, self._lane, self._generation(), call_id):
-            return await self._arbiter.carry_out(call)
-        arbiter, generation = self._arbiter, self._generation()
-        return await recalled(arbiter.log, arbiter.shaper, generation, self.id, call_id, arbiter.jobs.tree)
+        return (await self._earlier.answers((call_id,)))[0]
+
+    async def recall_all(self, call_ids: Sequence[str]) -> list[Answer]:
+        """See :meth:`handrail.contract.session.Session.recall_all`."""
+        self._check_open()
+        return await self._earlier.answers(call_ids)
 
     async def parked(self) -> list[str]:
         """The ids of the calls that :meth:`resume_parked` would resume.
 
         :raises LogUnavailable: when the log cannot be read
         """
-        return [call.id for call in await parked_calls(self._arbiter, self._lane, self._generation())]
+        return [call.id for call in await self._earlier.waiting()]
 
     async def resume_parked(self) -> list[Answer]:
         """See :meth:`handrail.contract.session.Session.resume_parked`."""
         self._check_open()
-        calls = iter(parked := await parked_calls(self._arbiter, self._lane, self._generation()))
-        reply = Reply(self._arbiter, lambda _: next(calls))
-        for call in parked:
-            reply.submit(call.proposed)
-        return await reply.answers()
+        return await self._earlier.resume()
 
     @property
     def jobs(self) -> Jobs:
@@ -250,6 +247,7 @@ class HeldSession:
     def cancel(self, reason: StopReason = "user") -> int:
         """See :meth:`handrail.contract.session.Session.cancel`. Gives how many calls of its own it stopped."""
         self.family.cancel()
+        self._earlier.stop(reason)
         running = self._lane.in_flight
         for call in running:
             call.execution.stop(reason)
