@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 
 from handrail.arbiter.call import Lane
 from handrail.arbiter.delegating import check_type
@@ -81,6 +82,7 @@ class HeldSessions:
         )
         session.history = lasting.history(session_id, lane)
         session.news.follow(context.watchers)
+        lane.appoint = partial(self._appointed, family, opening.context_of)
         self._open[session_id] = session
         family.enter(session)
         try:
@@ -111,13 +113,22 @@ class HeldSessions:
         """
         above, agent = under.parent.lane, under.delegation.agent
         check_type(agent, above.agent_types())
+        context, around = self._appointed(under.parent.family, context_of, agent), above.around
+        opening = Opening(context, context_of, face, topic=around.topic, client=around.client, under=under)
+        return await self.open(opening, id)
+
+    @staticmethod
+    def _appointed(family: Family, context_of: Callable[[str], Context], agent: str) -> Context:
+        """What a sub-agent below ``family`` works with.
+
+        :raises ToolError: where there is no further level, or the agent cannot be used
+        """
+        family.check_depth()
         try:
-            context = context_of(agent)
+            return context_of(agent)
         except HandrailError:
             text = f"the agent {agent!r} cannot be used: its manifest or a tool of it is faulty. handrail agents says why, to its operator"
             raise ToolError(text, kind="unavailable") from None
-        around = above.around
-        return await self.open(Opening(context, face, topic=around.topic, client=around.client, under=under), id)
 
     async def fork(self, id: str, forked: str) -> str:
         """

@@ -179,6 +179,7 @@ class HeldKernel(Kernel):
             raise UsageError("a session that is not headless needs an attendant=… who can be asked")
         opening = Opening(
             self._context(agent),
+            self._context,
             self._face,
             attendant=attendant,
             peer=peer,

@@ -18,7 +18,7 @@ from handrail.policy.modes import given, in_mode, read_mode, within
 from handrail.registry.agents import find_agents
 from handrail.runtime.roots import Roots
 from handrail.runtime.surface import Surroundings
-from handrail.session.family import editor_of, named_hosts_of, origin_of, secrets_for
+from handrail.session.family import above, editor_of, named_hosts_of, origin_of, secrets_for
 from handrail.session.lasting import Lasting
 from handrail.session.opening import Opening
 from handrail.session.parked import project_rules
@@ -65,13 +65,13 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         book = in_mode(book, wanted)
     authority, own_mode = context.authority, None
     if under is not None:
-        above = under.parent.lane
-        own_mode, book = read_mode(book.mode), within(book, above.rules)
-        authority = authority.within(above.authority.passes_on(under.parent.family.manifest))
+        parent = under.parent.lane
+        own_mode, book = read_mode(book.mode), within(book, parent.rules)
+        authority = authority.within(parent.authority.passes_on(under.parent.family.manifest))
     lane = Lane(around, authority, book, opening.people, own_mode)
     lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
     lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
-    lane.agent_types = lambda: agent_types(rooms, context.manifest)
+    lane.agent_types = lambda: agent_types(rooms, context.manifest, *above(opening.under))
     if under is not None:
         lane.origin = origin_of(context.agent, under)
         lane.named_hosts_of = named_hosts_of(under)
@@ -80,13 +80,16 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
     return lane
 
 
-def agent_types(rooms: Rooms, of: AgentManifest) -> Sequence[AgentType]:
-    """The agents that one may hand work to, without those whose manifest is faulty."""
+def agent_types(rooms: Rooms, of: AgentManifest, *above: AgentManifest) -> Sequence[AgentType]:
+    """The agents that one may hand work to, without those whose manifest is faulty.
+
+    :param above: for whom it works, up to the top
+    """
     found = find_agents(rooms.config.folder, (str(rooms.store.folders.workspace),)).values()
     return tuple(
         AgentType(one.manifest.id, one.manifest.description.strip() or _described(one.manifest))
         for one in found
-        if not one.faults and one.manifest.takes_work_of(of)
+        if not one.faults and one.manifest.takes_work_of(of, *above)
     )
 
 

@@ -104,6 +104,8 @@ def test_an_agent_takes_work_of_others_only_where_it_says_so_and_they_may_hand_i
     reviewer = parsed(WHOLE).manifest
     assert writer.takes_work_of(reviewer)
     assert not default.takes_work_of(reviewer)
+    assert default.takes_work_of(writer) and not default.takes_work_of(writer, reviewer)
+    assert not default.takes_work_of(writer, default, reviewer)
 
 
 def test_what_cannot_be_passed_on_is_said_at_its_own_key() -> None:

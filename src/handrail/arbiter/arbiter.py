@@ -19,6 +19,7 @@ from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
 from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
 from handrail.arbiter.jobs import DetachedCalls, JobLimits
 from handrail.arbiter.locking import Locking, choose_locks
@@ -208,6 +209,7 @@ class Arbiter:
             if call.going is not None:
                 self.states.take(call)
             choose_locks(call, self.resources)
+            check_handing(call)
         return spec
 
     def _propose(self, call: Call, arguments: Any, compact: bytes | None = None) -> str | None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Refusal
+from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.locking import choose_locks
 from handrail.arbiter.output import Shaper
@@ -277,6 +278,7 @@ class Asking:
             raise Refusal("validate", "invalid_input", f"{spec.id}: " + "; ".join(problems))
         call.arguments, call.owns_arguments = call.entry.schema.whole(arguments), True
         choose_locks(call, self._resources)
+        check_handing(call)
         verdict = await self._watched(call, self._judged(call))
         if verdict.action == "deny":
             raise Refusal("authorise", "denied", verdict.reason)

@@ -91,6 +91,8 @@ class Lane:
     """Runs the sub-agents to which its calls hand work; None while no model is attached."""
     agent_types: Callable[[], Sequence[AgentType]] = tuple
     """Gives the agents to which its own agent may hand work."""
+    appoint: Callable[[str], object] = str
+    """Finds what an agent would work with for it; a :class:`ToolError` says why it cannot."""
     below: list[Lane] = field(default_factory=list["Lane"])
     """The lanes of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handrail.arbiter.call import Call
+from handrail.arbiter.call import Call, Lane, Refusal
 from handrail.arbiter.peers import not_counted
-from handrail.contract.delegation import NO_MODEL, AgentType, Delegation, Handed
+from handrail.contract.delegation import NO_MODEL, AgentType, Delegates, Delegation, Handed
 from handrail.contract.errors import ToolError
 from handrail.contract.names import nearest
 from handrail.contract.result import Result
@@ -41,18 +41,43 @@ class CallAgents:
 
     async def run(self, delegation: Delegation) -> Result:
         lane = self._of.lane
-        check_type(delegation.agent, lane.agent_types())
-        if lane.delegates is None:
-            raise ToolError(NO_MODEL, kind="unavailable")
+        delegates = ready(lane, delegation.agent)
         lane.delegating[self._of.id] = self._of
         self._of.hands_over += 1
         try:
             with not_counted(self._of):
-                return await lane.delegates.run(self._of.id, delegation)
+                return await delegates.run(self._of.id, delegation)
         finally:
             self._of.hands_over -= 1
             if not self._of.hands_over:
                 del lane.delegating[self._of.id]
+
+
+def check_handing(call: Call) -> None:
+    """Look, before a call may run or become a job, whether the work that it hands over can be begun at all.
+
+    :raises Refusal: as :meth:`~handrail.contract.delegation.Agents.run` fails
+    """
+    assert call.entry is not None and call.arguments is not None
+    agent = call.entry.tool.hands_to(call.arguments)
+    if agent is None:
+        return
+    try:
+        ready(call.lane, agent)
+    except ToolError as error:
+        raise Refusal("validate", error.kind, error.text) from None
+
+
+def ready(lane: Lane, agent: str) -> Delegates:
+    """Whoever runs the sub-agent that a call of ``lane`` hands work to.
+
+    :raises ToolError: where it cannot be begun: there is no such agent for it, no model, no further level, or it is faulty
+    """
+    check_type(agent, lane.agent_types())
+    if lane.delegates is None:
+        raise ToolError(NO_MODEL, kind="unavailable")
+    lane.appoint(agent)
+    return lane.delegates
 
 
 def check_type(agent: str, types: Sequence[AgentType]) -> None:

@@ -115,7 +115,7 @@ class Delegable(_Table):
     presence: bool = False
     """Its sub-agents may ask its people."""
     agents: tuple[str, ...] = ("*",)
-    """Patterns of agents' ids: whom it may hand work to, of those that take any."""
+    """Patterns of agents' ids: whom it and those that work for it may hand work to, of those that take any."""
 
     def as_requires(self) -> Requires:
         """What it names; where it says nothing, nothing."""
@@ -171,11 +171,14 @@ class AgentManifest(_Table):
     def effective_role(self) -> Role:
         return self.role or ("all" if self.id == DEFAULT_AGENT else "primary")
 
-    def takes_work_of(self, other: AgentManifest) -> bool:
-        """Whether ``other`` may hand work to this agent."""
+    def takes_work_of(self, other: AgentManifest, *above: AgentManifest) -> bool:
+        """Whether ``other`` may hand work to this agent.
+
+        :param above: for whom ``other`` works, up to the top; each of them may only hand on what it may hand over itself
+        """
         if self.effective_role == "primary":
             return False
-        return any(tool_matches(pattern, self.id) for pattern in other.delegable.agents)
+        return all(any(tool_matches(pattern, self.id) for pattern in one.delegable.agents) for one in (other, *above))
 
     def as_data(self) -> dict[str, Any]:
         """The manifest as JSON-able data, for watchdogs and listings."""

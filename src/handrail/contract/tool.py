@@ -57,6 +57,11 @@ class Tool(abc.ABC):
         :raises ToolError: for a failure the model should read about
         """
 
+    def hands_to(self, args: dict[str, Any]) -> str | None:
+        """The agent to which a call with these validated ``args`` hands work. Whether it can is decided before the call may
+        run. For built-in tools only."""
+        return None
+
     def questions(self, args: dict[str, Any]) -> Sequence[Question] | Awaitable[Sequence[Question]]:
         """The questions to put to people before this call runs, from its validated ``args``.
 

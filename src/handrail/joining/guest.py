@@ -236,6 +236,7 @@ class Guest:
         client_there = None if peer is None else RemotePeer(self._connection, id, peer)
         opening = Opening(
             context,
+            self._context,
             self.face,
             attendant=None if headless else RemotePerson(self._connection),
             peer=client_there,

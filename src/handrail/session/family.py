@@ -57,9 +57,17 @@ class Family:
     """The open sessions of its sub-agents."""
 
     @property
-    def depth(self) -> int:
-        """How many agents are above it."""
-        return 0 if self.under is None else self.under.parent.family.depth + 1
+    def line(self) -> tuple[AgentManifest, ...]:
+        """The manifests of its agent and of those above, up to the top."""
+        return (self.manifest, *above(self.under))
+
+    def check_depth(self) -> None:
+        """:raises ToolError: ``limit``, where there is no further level below it"""
+        if len(self.line) > MAX_DEPTH:
+            raise ToolError(
+                f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
+                kind="limit",
+            )
 
     def top(self, session: HeldSession) -> str:
         """The id of the session at the top of the tree. ``session`` is the one that this place belongs to."""
@@ -75,11 +83,6 @@ class Family:
         if call is None:
             raise UsageError(
                 f"call {call_id[:80]!r} of session {of.id} hands no work over now, so it begins no sub-agent"
-            )
-        if self.depth >= MAX_DEPTH:
-            raise ToolError(
-                f"there are {MAX_DEPTH} agents above this one already, and no further level is allowed; do the work yourself",
-                kind="limit",
             )
         if opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
@@ -115,6 +118,11 @@ class Family:
             below[:] = [lane for lane in below if lane is not session.lane]
 
 
+def above(under: Under | None) -> tuple[AgentManifest, ...]:
+    """The manifests of the agents above a session that comes from there, the nearest first."""
+    return () if under is None else under.parent.family.line
+
+
 def secrets_for(child: SecretStore, under: Under) -> SecretStore:
     """The secrets of a child: those that its parent has and passes on."""
     parent = under.parent
@@ -138,15 +146,15 @@ def editor_of(under: Under) -> Peer | None:
 
 def named_hosts_of(under: Under) -> str | None:
     """The nearest agent above a child that passes on hosts by their names alone; None where none does."""
-    above = under.parent.family.manifest
-    hosts = above.delegable.net.hosts
-    return under.parent.lane.named_hosts_of if hosts is None or "*" in hosts else above.id
+    parent = under.parent.family.manifest
+    hosts = parent.delegable.net.hosts
+    return under.parent.lane.named_hosts_of if hosts is None or "*" in hosts else parent.id
 
 
 def origin_of(agent: str, under: Under) -> str:
     """Who asks, for the people of the session at the top."""
-    above = under.parent.family.under
-    of = under.parent.lane.origin if above is not None else f"session {under.parent.id}"
+    is_top = under.parent.family.under is None
+    of = f"session {under.parent.id}" if is_top else under.parent.lane.origin
     about = f" ({' '.join(under.delegation.description.split())[:80]})" if under.delegation.description.strip() else ""
     return f"sub-agent {agent}{about} of {of}"
 

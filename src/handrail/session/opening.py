@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,12 +18,13 @@ from handrail.store.sessions import SessionRow
 @dataclass(frozen=True, slots=True)
 class Opening:
     """
-
+    :param context_of: that of another agent, with what the process brought that opens it
     :param attendant: the person who can be asked; a sub-agent's session uses its parent's, if they are passed on
     :param under: the parent and its call, for a sub-agent's session
     """
 
     context: Context
+    context_of: Callable[[str], Context]
     face: str
     attendant: Attendant | None = None
     peer: Peer | None = None

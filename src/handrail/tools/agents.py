@@ -57,6 +57,9 @@ class Task(Tool):
         tier="core",
     )
 
+    def hands_to(self, args: dict[str, Any]) -> str | None:
+        return args["subagent_type"]
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return await runtime.agents.run(
             Delegation(args["subagent_type"], args["prompt"], args.get("description", ""), args.get("metadata"))
@@ -78,6 +81,9 @@ class AgentTool(Tool):
             description=f"Hand a task to the agent {agent} and wait for its last message.{f' {does}' if does else ''}",
             parameters=object_schema({"prompt": _PROMPT, "description": _ABOUT, "background": _BACKGROUND}, ["prompt"]),
         )
+
+    def hands_to(self, args: dict[str, Any]) -> str | None:
+        return self._agent
 
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return await runtime.agents.run(Delegation(self._agent, args["prompt"], args.get("description", "")))

@@ -1,0 +1,110 @@
+"""Whom work may be handed to, from the top of the tree down; and that this is decided before a call may run, or become a job."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.kernel.guests import joined_kernel
+from tests.kernel.test_sub_agents import Agents, answers, kernel_of, models, task
+
+from handrail import Kernel
+from handrail.agent.loop import Agent
+from handrail.contract.people import ApprovalAnswer
+from handrail.contract.result import Result
+from handrail.testing.kernels import ScriptedPerson
+from handrail.testing.models import PlayedModel, call_reply, text_reply
+
+LEAD = 'tools = ["read", "task", "agent.nope"]\n[delegable]\nagents = ["wr", "rec", "nope"]'
+WR = 'role = "all"\ntools = ["read", "task", "agent.own", "agent.rec"]\nmodel = "played:wr"'
+REC = 'role = "all"\ntools = ["read"]\nmodel = "played:rec"'
+OWN = 'role = "all"\ntools = ["read"]\nmodel = "played:own"'
+NOPE = 'role = "all"\ntools = ["read", "no.such"]'
+TEAM = {"default": LEAD, "wr": WR, "rec": REC, "own": OWN, "nope": NOPE}
+
+
+@asynccontextmanager
+async def team(folder: Path, agents: Agents, *, joined: bool) -> AsyncGenerator[Kernel]:
+    """A kernel that holds its workspace, or another that joined it."""
+    async with kernel_of(folder, agents) as held:
+        if not joined:
+            yield held
+            return
+        async with joined_kernel(folder) as kernel:
+            yield kernel
+
+
+def is_job(result: Result) -> bool:
+    return "job" in result.metadata
+
+
+@pytest.mark.proves("P-12")
+@pytest.mark.parametrize("joined", [False, True])
+async def test_an_agent_that_was_handed_work_hands_it_on_only_where_those_above_may(
+    tmp_path: Path, joined: bool
+) -> None:
+    async with team(tmp_path, TEAM, joined=joined) as kernel:
+        further = call_reply(
+            task("own"), ("agent__own", {"prompt": "Do it."}), task("rec"), ("agent__rec", {"prompt": "Do it."})
+        )
+        wr, own = PlayedModel(further, text_reply(".")), PlayedModel(text_reply("never said"))
+        rec = PlayedModel(text_reply("one"), text_reply("two"))
+        top = PlayedModel(call_reply(task("wr")), text_reply("."))
+        agent = Agent(await kernel.session(), top, models=models(wr=wr, rec=rec, own=own))
+        assert (await agent.complete("Go.")).ok
+        told = str(wr.requests[1].messages)
+        assert told.count("that takes work here. There are: nope, rec, wr") == 2
+        assert (len(own.requests), len(rec.requests)) == (0, 2)
+        assert "- rec" in wr.requests[0].system and "- own" not in wr.requests[0].system
+
+
+@pytest.mark.proves("P-12")
+async def test_whoever_is_begun_by_a_person_reaches_all_that_its_own_manifest_names(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, TEAM) as kernel:
+        own = PlayedModel(text_reply("done"))
+        top = PlayedModel(call_reply(task("own")), text_reply("."))
+        (found,) = await answers(Agent(await kernel.session(agent="wr"), top, models=models(own=own)))
+        assert (found.ok, found.data["text"]) == (True, "done")
+
+
+@pytest.mark.proves("A-03")
+@pytest.mark.parametrize("joined", [False, True])
+async def test_work_that_cannot_be_begun_is_no_job_and_is_answered_as_in_its_turn(tmp_path: Path, joined: bool) -> None:
+    async with team(tmp_path, TEAM, joined=joined) as kernel:
+        direct = [task("zzz"), task("nope"), ("agent__nope", {"prompt": "Do it."})]
+        behind: list[tuple[str, dict[str, Any]]] = [(name, {**given, "background": True}) for name, given in direct]
+        session = await kernel.session()
+        top = PlayedModel(call_reply(*direct), call_reply(*behind), text_reply("."))
+        found = await answers(Agent(session, top))
+        assert [result.error_kind for result in found] == ["invalid_input", "unavailable", "unavailable"] * 2
+        assert [result.error_text for result in found[:3]] == [result.error_text for result in found[3:]]
+        assert not any(map(is_job, found)) and not await session.jobs.list()
+
+
+@pytest.mark.proves("A-03")
+async def test_a_sixth_level_is_no_job(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {}) as kernel:
+        downwards = [call_reply(task("default", background=level == 6)) for level in range(1, 7)]
+        model = PlayedModel(*downwards, *(text_reply(f"up {n}") for n in range(6)))
+        assert (await Agent(await kernel.session(), model).complete("Go down.")).text == "up 5"
+        told = str(model.requests[6].messages)
+        assert "there are 5 agents above this one already" in told and "job_id" not in told
+        assert not await kernel.jobs.list()
+
+
+@pytest.mark.proves("A-03")
+async def test_nobody_is_asked_about_work_that_cannot_be_begun_and_what_they_give_instead_is_looked_at_too(
+    tmp_path: Path,
+) -> None:
+    async with kernel_of(tmp_path, TEAM | {"default": f"rules = ['ask task']\n{LEAD}"}) as kernel:
+        instead = {"subagent_type": "own", "prompt": "Do it.", "background": True}
+        person = ScriptedPerson([ApprovalAnswer("once", arguments=instead)])
+        session = await kernel.session(attendant=person)
+        top = PlayedModel(call_reply(task("zzz"), task("wr", "Write.")), text_reply("."))
+        found = await answers(Agent(session, top))
+        assert [request.arguments["subagent_type"] for request in person.requests] == ["wr"]
+        assert [result.error_kind for result in found] == ["invalid_input", "invalid_input"]
+        assert not any(map(is_job, found)) and not await session.jobs.list()
