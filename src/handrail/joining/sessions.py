@@ -285,12 +285,9 @@ class JoinedSession(WithJobs, WithAgents):
             return _all(ids, Result.error("interrupted", text))
 
     async def _told_or_anew(self, ids: Sequence[str], calls: Sequence[ProposedCall]) -> Sequence[Answer]:
-        answers: list[Answer] = []
-        again: list[int] = []
-        for index, (answer, begun) in enumerate(await self._recalled(ids)):
-            answers.append(answer)
-            if not begun:
-                again.append(index)
+        told = await self._recalled(ids)
+        answers = [answer for answer, _ in told]
+        again = [index for index, (_, begun) in enumerate(told) if not begun]
         if again:
             anew = await self.turn().call_all([calls[index] for index in again])
             for index, answer in zip(again, anew, strict=True):
