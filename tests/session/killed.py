@@ -53,7 +53,7 @@ OF_ASKING: Mapping[str, tuple[str, str]] = {
     "done": (BEFORE, "handrail.agent.conversation:Conversation.answer"),
 }
 OF_A_TASK: Mapping[str, tuple[str, str]] = {
-    "created": (AFTER, "handrail.holding:HeldKernel.open_child"),
+    "created": (AFTER, "handrail.held_sessions:HeldSessions.open_child"),
     "in the model's turn": (BEFORE, ""),
     "asked": (AFTER, f"{ASKING}.ask"),
     "running": (BEFORE, ""),
