@@ -16,7 +16,7 @@ from handrail.catalog.index import Index
 from handrail.catalog.texts import Document, passage
 
 if TYPE_CHECKING:
-    from handrail.catalog.embedder import Vectors
+    pass
 
 
 @pytest.mark.parametrize(
@@ -420,43 +420,3 @@ def test_a_tool_that_claims_everything_wins_nothing_by_words(hub: Document) -> N
     index = Index([*TOOLS, hub, *(tool(f"other_{n}", f"Other thing number {n}.") for n in range(20))])
     won = [index.search(each).hits[0].id for each in REQUESTS]
     assert won == [each.id for each in TOOLS]
-
-
-class Turned(Directions):
-    """As the local model, one that knows how requests lie to tools."""
-
-    def turned(self, requests: Vectors) -> Vectors:
-        return requests
-
-    def drawn(self, tools: Vectors) -> Vectors:
-        return tools
-
-    def elsewhere(self) -> Vectors:
-        return self.encode(["another thing"])
-
-
-class Elsewhere(Turned):
-    """One that knows a tool which the catalogue has not."""
-
-    def elsewhere(self) -> Vectors:
-        return self.encode(["weather"])
-
-
-def test_a_request_for_what_others_have_and_this_catalogue_has_not_is_less_likely_to_be_served() -> None:
-    told: list[float] = []
-    for embedder in (Turned(), Elsewhere()):
-        encoder = Encoder(embedder)
-        index = Index([MAIL, STOCK, HOTEL], encoder=encoder)
-        assert index.wait(60)
-        told.append(index.search("the weather for my stock", patience_s=60).fitting)
-        encoder.close(10)
-    assert told[1] < told[0] / 2
-
-
-@pytest.mark.parametrize(("embedder", "also"), [(Turned(), True), (Directions(), False)])
-def test_requests_are_read_by_their_telling_words_too_where_that_was_measured(embedder: Directions, also: bool) -> None:
-    encoder = Encoder(embedder)
-    found = encoder.request(["could you tell me whether it will rain"], 100)
-    encoder.close(10)
-    assert found is not None
-    assert ("whether rain" in embedder.encoded) == also

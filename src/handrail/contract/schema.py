@@ -18,18 +18,16 @@ from typing import Any, cast
 import jsonschema_rs as rs
 from pydantic_core import to_json
 
+from handrail.contract.integers import counted, places_of_integers
 from handrail.contract.jsontext import MAX_ARGUMENT_DEPTH, json_type
 from handrail.contract.names import nearest
-from handrail.contract.spec import properties_of
+from handrail.contract.spec import branches_of, properties_of, values_of
 
 MAX_SCHEMA_DEPTH = 128
 MAX_PROBLEMS = 50
 _MAX_NODES = 2_000_000
 _MAX_NODES_LISTED = 10_000
 """Above this many values only the first problem is looked for: listing costs about 13 µs each."""
-
-_EXACT = 2.0**53
-"""Below it a float is the whole number that was written."""
 
 _HARMLESS: frozenset[object] = frozenset({int, bool, type(None)})
 _BOUNDED = rs.FancyRegexOptions(backtrack_limit=100_000, size_limit=1024 * 1024, dfa_size_limit=1024 * 1024)
@@ -65,7 +63,7 @@ class Schema:
         self.parameters = parameters
         self._validator = validator
         self._accepts = validator.is_valid
-        self._integers, self._within = _places_of_integers(parameters)
+        self._integers, self._within = places_of_integers(parameters)
 
     def problems(self, arguments: dict[str, Any], *, parsed: bool = False) -> list[str]:
         """Everything wrong with ``arguments``; empty when they fit.
@@ -95,8 +93,8 @@ class Schema:
                 arguments = {**arguments, name: int(value)}
         for name in arguments if self._within is None else self._within:
             value = arguments.get(name)
-            if isinstance(value, (dict, list, tuple)) and (counted := _counted(value)) is not value:
-                arguments = {**arguments, name: counted}
+            if isinstance(value, (dict, list, tuple)) and (made := counted(value)) is not value:
+                arguments = {**arguments, name: made}
         return arguments
 
     def _errors(self, arguments: dict[str, Any]) -> Iterable[rs.ValidationError]:
@@ -298,8 +296,8 @@ def _together(unwanted: object, given: object) -> list[str]:
     if not isinstance(unwanted, Mapping) or not isinstance(given, Mapping):
         return []
     said = cast("Mapping[str, Any]", unwanted)
-    for one in (said, *_branches(said)):
-        names = [str(name) for name in _several(one.get("required"))]
+    for one in (said, *branches_of(said)):
+        names = [str(name) for name in values_of(one.get("required"))]
         if len(names) > 1 and all(name in given for name in names):
             return names
     return []
@@ -360,64 +358,6 @@ def _sized(value: object) -> str:
     if isinstance(value, list):
         return f"array of {len(cast('list[object]', value))} items"
     return json_type(value)
-
-
-def _places_of_integers(parameters: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[str, ...] | None]:
-    """The arguments that may be integers, and those that may hold some; None for the latter: any may."""
-    if not _speaks_of(parameters, b'"integer"'):
-        return (), ()
-    integers: list[str] = []
-    within: list[str] = []
-    for name, told in properties_of(parameters).items():
-        refers = _speaks_of(told, b'ef":')  # $ref, $dynamicRef: to what is looked up nowhere here
-        kinds = {
-            kind
-            for one in (told, *_branches(told))
-            for kind in (one.get("type"), *_several(one.get("type")))
-            if isinstance(kind, str)
-        }
-        if refers or ("integer" in kinds and "number" not in kinds):
-            integers.append(name)
-        if refers or any(_speaks_of(one, b'"integer"') for one in _parts(told)):
-            within.append(name)
-    beside = {key: value for key, value in parameters.items() if key not in ("properties", "$defs", "definitions")}
-    anywhere = _speaks_of(beside, b'"integer"') or _speaks_of(beside, b'ef":')
-    return tuple(integers), None if anywhere else tuple(within)
-
-
-def _speaks_of(schema: object, what: bytes) -> bool:
-    return what in to_json(schema, fallback=dict)
-
-
-def _several(value: object) -> Sequence[object]:
-    return cast("list[object]", value) if isinstance(value, list) else ()
-
-
-def _branches(told: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in _several(told.get(keyword))]
-    return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
-
-
-def _parts(told: Mapping[str, Any]) -> Iterator[object]:
-    """What a schema says of the inside of a value, not of the value itself."""
-    for one in (told, *_branches(told)):
-        yield {key: value for key, value in one.items() if key not in ("type", "anyOf", "oneOf", "allOf")}
-
-
-def _counted(value: Any) -> Any:
-    """``value`` with its whole numbers as ``int``, as far as every reader of JSON takes one for the other; itself where that
-    is how it is."""
-    if type(value) is float:
-        return int(value) if value.is_integer() and abs(value) < _EXACT else value
-    if isinstance(value, dict):
-        given = cast("dict[str, Any]", value)
-        made = {key: _counted(one) for key, one in given.items()}
-        return made if any(made[key] is not one for key, one in given.items()) else given
-    if isinstance(value, (list, tuple)):
-        held = cast("Sequence[Any]", value)
-        several = [_counted(one) for one in held]
-        return several if any(new is not old for new, old in zip(several, held, strict=True)) else held
-    return value
 
 
 def _unfit_for_checking(arguments: dict[str, Any]) -> str | None:

@@ -234,6 +234,17 @@ def properties_of(parameters: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]
     }
 
 
+def branches_of(schema: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The alternatives and parts that a schema is made of, as far as they are written in it."""
+    found = [one for keyword in ("anyOf", "oneOf", "allOf") for one in values_of(schema.get(keyword))]
+    return [cast("Mapping[str, Any]", one) for one in found if isinstance(one, Mapping)]
+
+
+def values_of(value: object) -> Sequence[object]:
+    """The members of what is a list; nothing else has any."""
+    return cast("list[object]", value) if isinstance(value, list) else ()
+
+
 def placeholders(template: str) -> tuple[str, ...]:
     """The argument names in ``{name}`` or seed-style ``<name>`` of a template."""
     return tuple(a or b for a, b in _PLACEHOLDER.findall(template))
