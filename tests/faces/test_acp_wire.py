@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -76,6 +76,7 @@ class Lines:
         ("no json", -32700),
         ("[]", -32600),
         ("7", -32600),
+        ("null", -32600),
         ('{"id": {}, "method": "initialize"}', -32600),
         ('{"id": 1, "method": 7}', -32600),
         ('{"id": 1}', -32600),
@@ -93,6 +94,9 @@ async def test_what_nobody_needs_is_dropped_and_no_argument_comes_in_by_meta() -
     lines = Lines(
         '{"method": "document/didOpen", "params": {}}',
         '{"method": 7}',
+        '{"method": "session/cancel", "params": {"sessionId": 5}}',
+        '{"method": "session/cancel", "params": {}}',
+        '{"method": "session/cancel"}',
         '{"id": "x", "result": 1}',
         '{"id": [1], "error": {}}',
         '{"id": 3, "error": 5}',
@@ -101,6 +105,60 @@ async def test_what_nobody_needs_is_dropped_and_no_argument_comes_in_by_meta() -
     error, cancel = await lines.taken()
     assert error["error"] == {"code": -32603, "message": "the client gave an error without words"}
     assert cancel["params"] == {"sessionId": "a"} and lines.said == []
+
+
+class Closed(Lines):
+    """A peer that no longer reads what it is answered."""
+
+    async def flush(self) -> None:
+        raise BrokenPipeError
+
+
+async def test_what_a_client_is_told_that_has_gone_is_dropped_unless_somebody_waits_for_it() -> None:
+    closed = Closed("no json", "null", '{"id": 2, "method": "initialize", "params": {"protocolVersion": 1}}')
+    assert [message["id"] for message in await closed.taken()] == [2], "it is heard until it says no more"
+    pipe = Piped(aiter(cast("Any", closed)), closed)
+    await pipe.send({"jsonrpc": "2.0", "id": 2, "result": {}})
+    for waited_for in ({"method": "session/update"}, {"id": 0, "method": "session/request_permission"}):
+        with pytest.raises(BrokenPipeError):
+            await pipe.send({"jsonrpc": "2.0", **waited_for})
+
+
+async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail: Program, tmp_path: Path) -> None:
+    played(tmp_path, {"calls": [call("write", path="made.txt", content="x")]}, {"text": "Made."})
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("acp", "--model", f"script:{tmp_path / 'script.json'}"),
+        stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    requests = 0
+
+    async def asked(method: str, **params: Any) -> None:
+        nonlocal requests
+        requests += 1
+        assert process.stdin is not None
+        process.stdin.write(as_line({"jsonrpc": "2.0", "id": requests, "method": method, "params": params}).encode())
+        await process.stdin.drain()
+
+    async def told(wanted: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
+        assert process.stdout is not None
+        while not wanted(message := json.loads(await process.stdout.readline())):
+            pass
+        return message
+
+    await asked("initialize", protocolVersion=1)
+    await asked("session/new", cwd=str(handrail.workspace), mcpServers=[])
+    opened = await told(lambda message: message.get("id") == 2)
+    await asked("session/prompt", sessionId=opened["result"]["sessionId"], prompt=[{"type": "text", "text": "go"}])
+    await told(lambda message: message.get("method") == "session/request_permission")
+    cast("Any", process)._transport.get_pipe_transport(1).close()  # as when its window is closed
+    await asked("session/list")
+    process.stdin.close()
+    assert await process.wait() == 0
+    assert (await process.stderr.read()).decode() == ""
+    assert not (handrail.workspace / "made.txt").exists(), "it has answered nothing"
 
 
 JSON = st.recursive(

@@ -8,14 +8,17 @@ nobody waits for an answer.
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, cast
 
 import orjson
+from acp import schema
+from pydantic import BaseModel, ValidationError
 
 INVALID_REQUEST, PARSE_ERROR = -32600, -32700
-HEARD = frozenset({"session/cancel"})
-"""Notifications that mean something here; others are dropped."""
+HEARD: Mapping[str, type[BaseModel]] = {"session/cancel": schema.CancelNotification}
+"""Notifications that mean something here, with their form; others are dropped, and so are those of another form."""
+_NO_OBJECT = "a message is one JSON object"
 
 
 class Messages(Protocol):
@@ -42,17 +45,29 @@ class Piped:
         self._output = output
 
     async def send(self, message: dict[str, Any]) -> None:
-        await self._output.write(as_line(message))
-        await self._output.flush()
+        """
+        :raises OSError: when the client has gone, for what somebody here waits to have put to it. An answer to it is
+            dropped then: nobody is left to want it, and reading tells that the connection is over
+        """
+        try:
+            await self._output.write(as_line(message))
+            await self._output.flush()
+        except (BrokenPipeError, ConnectionResetError):
+            if "method" in message:
+                raise
 
     async def receive(self) -> dict[str, Any] | None:
         async for line in self._lines:
             if not line.strip():
                 continue
             try:
-                return orjson.loads(line)
+                message = orjson.loads(line)
             except orjson.JSONDecodeError as error:
                 await self.send(refusal(None, PARSE_ERROR, f"a line is not JSON: {error}"))
+                continue
+            if message is not None:
+                return message
+            await self.send(refusal(None, INVALID_REQUEST, f"{_NO_OBJECT}, not null"))  # None says that no more comes
         return None
 
     async def close(self) -> None:
@@ -74,7 +89,7 @@ class Checked:
     async def receive(self) -> dict[str, Any] | None:
         while (message := cast("object", await self._messages.receive())) is not None:
             if not isinstance(message, dict):
-                await self.send(refusal(None, INVALID_REQUEST, "a message is one JSON object"))
+                await self.send(refusal(None, INVALID_REQUEST, _NO_OBJECT))
                 continue
             found = cast("dict[str, Any]", message)
             if (answer := self._refused(found)) is not None:
@@ -101,10 +116,10 @@ def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
     """A message as the SDK can take it, or None for one that nobody needs."""
     if "method" in message:
         method, params = message["method"], cast("object", message.get("params") or {})
-        if not isinstance(params, dict) or not isinstance(method, str) or ("id" not in message and method not in HEARD):
+        if not isinstance(params, dict) or not isinstance(method, str):
             return None
-        own = cast("dict[str, Any]", params)
-        return {**message, "params": {key: value for key, value in own.items() if key != "_meta"}}
+        own = {key: value for key, value in cast("dict[str, Any]", params).items() if key != "_meta"}
+        return {**message, "params": own} if "id" in message or _heard(method, own) else None
     if isinstance(message.get("id"), bool) or not isinstance(message.get("id"), int):
         return None  # the answer to nothing that was asked: our ids are whole numbers
     error = message.get("error")
@@ -119,6 +134,18 @@ def _sound(message: dict[str, Any]) -> dict[str, Any] | None:
             "message": text if isinstance(text, str) else "the client gave an error without words",
         },
     }
+
+
+def _heard(method: str, params: dict[str, Any]) -> bool:
+    """Whether a notification means something here. Nobody waits for an answer who could be told that its form is wrong."""
+    form = HEARD.get(method)
+    if form is None:
+        return False
+    try:
+        form.model_validate(params)
+    except ValidationError:
+        return False
+    return True
 
 
 def refusal(asked: str | int | None, code: int, text: str) -> dict[str, Any]:
