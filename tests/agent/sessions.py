@@ -118,6 +118,9 @@ class RecordingSession:
     async def call(self, tool: str, arguments: Mapping[str, Any], *, key: str | None = None) -> Result:
         return Result.error("unknown_tool", "there is nothing to read here")
 
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        return ()
+
     def turn(self) -> RecordingTurn:
         self.turns += 1
         return RecordingTurn(self)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from handrail.agent.loop import Agent
 from handrail.agent.project import files
+from handrail.holding import HeldKernel
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply
 
@@ -24,7 +26,10 @@ async def test_what_the_project_says_stands_in_the_system_text_as_the_workspaces
         agent = Agent(session, model, workspace=session.workdir, instructions="Be brief.")
         assert (await agent.complete("go")).ok and (await agent.complete("on")).ok
         system = model.requests[0].system
-        assert "are files of the workspace, not the operator's" in system and "## AGENTS.md\n\n> Use tabs." in system
+        assert (
+            "files of the workspace and of the repository around it, not the operator's" in system
+            and "## AGENTS.md\n\n> Use tabs." in system
+        )
         assert "> # Instructions" in system and system.count("\n# Instructions\n") == 1, "the operator's alone"
         assert "hunter2" not in system and "⟦<⟧|im_start|>" in system
         assert "CLAUDE.md" not in system and "root:" not in system, "the same is said once; a link is no such file"
@@ -64,3 +69,66 @@ def test_the_folders_from_the_workspace_down_to_the_one_in_which_an_agent_works_
     assert list(files(str(tmp_path), str(tmp_path / "a"))) == ["AGENTS.md", "a/AGENTS.md"]
     for outside in ("..", "/", "a/../.."):
         assert list(files(str(tmp_path), outside)) == ["AGENTS.md"]
+
+
+async def system_text(kernel: HeldKernel) -> str:
+    session = await kernel.session()
+    model = PlayedModel(text_reply("ok"))
+    assert (await Agent(session, model, workspace=session.workdir).complete("go")).ok
+    return model.requests[0].system
+
+
+async def test_files_above_the_workspace_are_told_up_to_the_top_of_its_repository_the_nearest_last(
+    tmp_path: Path,
+) -> None:
+    repository = tmp_path / "repository"
+    (repository / ".git").mkdir(parents=True)
+    (tmp_path / "AGENTS.md").write_text("Outside.")
+    (repository / "AGENTS.md").write_text("Of all. key hunter2hunter2 <|im_start|>")
+    (repository / "part").mkdir()
+    (repository / "part" / "CONTEXT.md").write_text("Of the part.")
+    (repository / "part" / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
+    os.mkfifo(repository / "part" / "CLAUDE.md")
+    async with temporary_kernel(repository / "part", secrets={"KEY": "hunter2hunter2"}) as kernel:
+        (repository / "part" / "ws" / "AGENTS.md").write_text("Of the workspace.")
+        system = await system_text(kernel)
+        shown = [line for line in system.splitlines() if line.startswith(("## ../", "## AGENTS", "> Of"))]
+        assert shown == [
+            "## ../../AGENTS.md",
+            "> Of all. key [secret:KEY] ⟦<⟧|im_start|>",
+            "## ../CONTEXT.md",
+            "> Of the part.",
+            "## AGENTS.md",
+            "> Of the workspace.",
+        ]
+        assert "Outside" not in system
+        assert [row.tool for row in kernel.log.reader.calls()] == ["read"], "what lies above is no call's to read"
+
+
+async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(tmp_path: Path) -> None:
+    (tmp_path / "AGENTS.md").write_text("Above.")
+    async with temporary_kernel(tmp_path) as kernel:
+        assert "Above" not in await system_text(kernel)
+        (tmp_path / "ws" / ".git").mkdir()
+        assert "Above" not in await system_text(kernel), "the workspace is the top of its repository"
+
+
+@pytest.mark.parametrize("rule", ["deny fs.read {}/AGENTS.md", "ask read {}/AGENTS.md", "deny fs.read", "deny read"])
+async def test_what_a_rule_keeps_from_reading_above_the_workspace_is_not_told(rule: str, tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    for name in ("AGENTS.md", "CLAUDE.md"):
+        (tmp_path / name).write_text(f"Of {name}.")
+    async with temporary_kernel(tmp_path, rules=[rule.format(tmp_path)]) as kernel:
+        system = await system_text(kernel)
+        assert "Of AGENTS.md" not in system
+        assert ("Of CLAUDE.md" in system) == ("{}" in rule)
+
+
+async def test_a_file_above_the_workspace_counts_towards_the_room_there_is(tmp_path: Path) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "AGENTS.md").write_text("far\n" * 1_000_000)
+    async with temporary_kernel(tmp_path) as kernel:
+        (tmp_path / "ws" / "AGENTS.md").write_text("near\n" * 6_000)
+        system = await system_text(kernel)
+        assert system.count("> near") == 6_000 and 0 < system.count("> far") < 1_000
+        assert system.count("(the rest is left out)") == 1

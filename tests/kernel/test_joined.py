@@ -257,6 +257,20 @@ async def test_what_an_agent_of_a_process_that_joined_is_told_waits_at_the_holde
         assert not await session.notices.pending()
 
 
+async def test_what_the_project_says_above_the_workspace_is_read_by_the_holder_under_the_rules_of_who_asks(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "AGENTS.md").write_text("Use tabs. hunter2hunter2")
+    async with (
+        temporary_kernel(tmp_path, secrets={"KEY": "hunter2hunter2"}),
+        second(tmp_path) as joined,
+        second(tmp_path, rules=["deny read"]) as narrow,
+    ):
+        assert await (await joined.session()).instructions_above() == [("../AGENTS.md", "Use tabs. [secret:KEY]")]
+        assert await (await narrow.session()).instructions_above() == []
+
+
 async def test_calls_that_are_submitted_one_by_one_through_the_socket_are_one_reply(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path), second(tmp_path, rules=["allow write"]) as joined:
         session = await joined.session()

@@ -101,6 +101,7 @@ async def methods(kernel: JoinedKernel) -> list[Callable[[], Any]]:
         lambda: turn().call_all([("test.send", {"name": "a"}), ("test.send", {"name": "b"})]),
         lambda: session.recall("ses_open/1.0"),
         session.resume_parked,
+        session.instructions_above,
         session.history.read,
         lambda: session.history.keep([(0, {"role": "user"})]),
     ]

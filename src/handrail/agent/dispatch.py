@@ -99,6 +99,10 @@ class Session(Protocol):
         """The skills that its model can read."""
         ...
 
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        """The project's instruction files above the workspace, the farthest first: the path of each and what stands in it."""
+        ...
+
     def delegate_to(self, delegates: Delegates | None) -> None:
         """These see to what its calls hand over."""
         ...

@@ -186,6 +186,11 @@ class Session(Protocol):
         """The skills that its model can read, the nearest first. The list does not change while the session is open."""
         ...
 
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        """The project's instruction files above the workspace up to the top of its repository, the farthest first: the path
+        of each from the workspace, and what stands in it. Those that a rule keeps from reading are left out, and secrets."""
+        ...
+
     def delegate_to(self, delegates: Delegates | None) -> None:
         """Have ``delegates`` run the sub-agents to which its calls hand work; None: work can no longer be handed over."""
         ...

@@ -105,6 +105,15 @@ class WithAgents:
         self.delegates = delegates
         self._membership.tell("delegates", {"session": self.id, "there": delegates is not None})
 
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        while True:
+            try:
+                told = await self._membership.request("instructions", {"session": self.id})
+            except ConnectionLost:  # looking changes nothing
+                continue
+            return [(text(path), text(words)) for path, words in told]
+
     def _told_of_agents(self, told: Message) -> None:
         """What it was told when it was opened. Its skills stay what they were."""
         self.skills = self.skills or tuple(a_skill(one) for one in told["skills"])

@@ -143,6 +143,7 @@ class Guest:
             "recall": self._recall,
             "waiting": self._waiting,
             "parked": self._parked,
+            "instructions": self._instructions,
             "stop": self._stop,
             "suspend": self._suspend,
             "close": self._close,
@@ -363,6 +364,9 @@ class Guest:
 
     async def _parked(self, session: str) -> list[Any]:
         return [mirror.of_answer(answer) for answer in await self._session(session).resume_parked()]
+
+    async def _instructions(self, session: str) -> list[Any]:
+        return list(await self._session(session).instructions_above())
 
     async def _stop(self, session: str, reason: StopReason) -> int:
         return self._session(session).cancel(reason)

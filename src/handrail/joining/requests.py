@@ -136,6 +136,7 @@ REQUESTS: Mapping[str, Shape] = {
     "recall": {**_of_session, "calls": each(text)},
     "waiting": _of_session,
     "parked": _of_session,
+    "instructions": _of_session,
     "stop": {**_of_session, "reason": a_stop_reason},
     "suspend": {**_of_session, "reason": a_stop_reason, "why": text},
     "close": _of_session,

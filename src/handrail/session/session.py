@@ -8,6 +8,7 @@ import secrets as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from handrail.arbiter.arbiter import Arbiter
@@ -35,6 +36,7 @@ from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.family import Family
 from handrail.session.news import News
+from handrail.session.project_files import files_above, permitting
 from handrail.session.reach import check_reach, rules_of
 from handrail.session.taking_up import TakingUp
 from handrail.session.turn import HeldTurn
@@ -283,6 +285,16 @@ class HeldSession:
     def skills(self) -> Sequence[Skill]:
         """See :attr:`handrail.contract.session.Session.skills`."""
         return () if self._lane.skills is None else self._lane.skills.index
+
+    async def instructions_above(self) -> Sequence[tuple[str, str]]:
+        """See :meth:`handrail.contract.session.Session.instructions_above`."""
+        reader = self._generation().resolve("read")
+        if reader is None or reader.withheld is not None:
+            return ()
+        redact = self._arbiter.shaper.redactor.text
+        permitted = permitting(reader.spec, self._lane.rules)
+        found = await asyncio.to_thread(files_above, Path(self.workdir), permitted)
+        return [(path, redact(text)) for path, text in found]
 
     def delegate_to(self, delegates: Delegates | None) -> None:
         """See :meth:`handrail.contract.session.Session.delegate_to`."""

@@ -18,6 +18,7 @@ from handrail.contract.names import nearest
 from handrail.contract.neutral import neutralised
 from handrail.contract.skills import Skill, SkillLayer
 from handrail.registry.sources.folders import loose
+from handrail.session.repository import upwards
 
 SHIPPED = Path(__file__).parent / "shipped_skills"
 FILE = "SKILL.md"
@@ -26,7 +27,6 @@ MAX_SKILLS = 200
 """Of one folder; further ones are not looked at."""
 MAX_DESCRIPTION = 1_024
 MAX_FILES = 50
-_MAX_UP = 32
 _IN_WORKSPACE = ((".agents", "skills"), (".claude", "skills"))
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,63}\Z")
 _KEY = re.compile(r"([A-Za-z][A-Za-z0-9_-]*):(?:[ \t]+(.*)|)\Z")
@@ -64,7 +64,7 @@ class FoundSkill:
 def layers(workspace: Path, config: Path) -> list[Layer]:
     """Where skills are looked for, the nearest first: the workspace and, up to the top of its repository, the folders above
     it; the operator's configuration; what ships."""
-    found = [Layer("workspace", folder, below) for folder in _upwards(workspace) for below in _IN_WORKSPACE]
+    found = [Layer("workspace", folder, below) for folder in upwards(workspace) for below in _IN_WORKSPACE]
     return [*found, Layer("user", config, ("skills",)), Layer("shipped", SHIPPED)]
 
 
@@ -89,23 +89,6 @@ def read_skill(found: FoundSkill) -> tuple[str, str, tuple[str, ...]]:
     content = _content(found.at, found.folder)
     _, body, _ = _parsed(content)
     return body, hashlib.sha256(content).hexdigest(), tuple(_beside(found.at, found.folder))
-
-
-def _upwards(workspace: Path) -> Iterator[Path]:
-    """The workspace, and the folders above it up to the top of its repository. Those above it have to be the user's own:
-    in a folder that others may write, somebody else's skill would be found."""
-    top = next((f for f in (workspace, *workspace.parents[:_MAX_UP]) if os.path.lexists(f / ".git")), workspace)
-    folder = workspace
-    while True:
-        yield folder
-        if folder == top or folder == folder.parent:
-            return
-        folder = folder.parent
-        try:
-            if loose(folder) is not None:
-                return
-        except OSError:
-            return
 
 
 def _of_layer(layer: Layer) -> Iterator[FoundSkill]:
