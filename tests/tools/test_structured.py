@@ -82,6 +82,30 @@ def test_a_change_leaves_every_other_character_as_it_is() -> None:
     assert put('{\n\t"a": 1\n}', "/b", 2) == '{\n\t"a": 1,\n\t"b": 2\n}'
 
 
+def test_what_is_put_into_a_text_of_windows_lines_has_windows_lines() -> None:
+    windows = CONFIG.replace("\n", "\r\n")
+    for pointer in ("/servers/-", "/servers/0/more", "/empty", "/empty/new", "/name", ""):
+        value = {"host": "a\nb", "ports": [1, 2]}
+        assert put(windows, pointer, value) == put(CONFIG, pointer, value).replace("\n", "\r\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a": 1e400, "b": 1}', "1e400, which is larger"),
+        ('{"a": [-1e999], "b": 1}', "-1e999"),
+        ('{"a": {"k": 1, "k": 2, "k": 3}, "b": 1}', "'k' is there 3 times"),
+    ],
+)
+def test_what_is_no_one_value_is_refused_with_and_without_a_pointer(text: str, said: str) -> None:
+    for pointer in ("", "/a"):
+        with pytest.raises(ToolError, match=said) as caught:
+            value_at(text, pointer)
+        assert caught.value.kind == "invalid_input"
+    assert value_at(text, "/b") == 1, "what stands beside it can be read"
+    assert put(text, "/b", 2) == text.replace('"b": 1', '"b": 2'), "and changed, with all else as it is"
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -136,6 +160,17 @@ async def test_the_tools_read_and_change_a_file(desk: Desk) -> None:
     assert "empty" not in path.read_text()
     new = await desk.call("json_write", path="new.json", value={"a": 1})
     assert new["created"] and json.loads((desk.workspace / "new.json").read_text()) == {"a": 1}
+
+
+async def test_a_file_of_windows_lines_keeps_them_also_when_it_is_written_anew(desk: Desk) -> None:
+    path = desk.put("c.json", "")
+    path.write_bytes(CONFIG.replace("\n", "\r\n").encode())
+    await refused(desk.call("json_write", path="c.json", value={"a": 1}), "conflict")
+    await desk.call("json_read", path="c.json")
+    await desk.call("json_write", path="c.json", pointer="/servers/-", value={"host": "c"})
+    assert path.read_bytes() == put(CONFIG, "/servers/-", {"host": "c"}).replace("\n", "\r\n").encode()
+    await desk.call("json_write", path="c.json", value={"a": 1})
+    assert path.read_bytes() == b'{\r\n  "a": 1\r\n}\r\n'
 
 
 async def test_a_file_that_was_not_read_or_is_no_json_is_not_changed(desk: Desk) -> None:

@@ -6,12 +6,15 @@ A change replaces the characters of one value and leaves all others as they are:
 from __future__ import annotations
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.errors import ToolError
 from handrail.contract.excerpts import excerpt
+from handrail.tools.text import line_end, with_line_end
 
 _BLANK = re.compile(r"[ \t\n\r]*")
 _INDENT = re.compile(r"[{\[]\n([ \t]+)\S")
@@ -22,7 +25,27 @@ def _no_constant(name: str) -> Any:
     raise ToolError(f"the file holds {name}, which is no JSON", kind="invalid_input")
 
 
+def _finite(text: str) -> float:
+    value = float(text)
+    if math.isfinite(value):
+        return value
+    shown = text if len(text) <= 40 else f"a number of {len(text):,} characters"
+    why = "which is larger than any number that can be kept; edit the text"
+    raise ToolError(f"the file holds {shown}, {why}", kind="invalid_input")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) == len(pairs):
+        return found
+    key, count = Counter(key for key, _ in pairs).most_common(1)[0]
+    raise ToolError(f"the key {_short(key)} is there {count} times in one object; edit the text", kind="invalid_input")
+
+
 _DECODER = json.JSONDecoder(parse_constant=_no_constant)
+"""Says where a value ends."""
+_VALUES = json.JSONDecoder(parse_constant=_no_constant, parse_float=_finite, object_pairs_hook=_unique)
+"""Gives the value, if it is one: of several under one key, and of a number without a form, nobody could say which is meant."""
 
 
 class Place(NamedTuple):
@@ -107,7 +130,7 @@ def value_at(text: str, pointer: str) -> Any:
     if isinstance(place, Gap):
         outer = text[place.within.start : place.within.end]
         raise ToolError(f"there is nothing at {_short(pointer)}, in {_short(outer)}", kind="invalid_input")
-    return _DECODER.decode(text[place.start : place.end])
+    return _decoded(_VALUES, text, place.start)[0]
 
 
 def put(text: str, pointer: str, value: Any) -> str:
@@ -128,12 +151,12 @@ def put(text: str, pointer: str, value: Any) -> str:
         else [p.end for p in _items(text, within)]
     )
     on_lines = "\n" in text[within.start : within.end] or (not ends and _indent(text) is not None)
-    unit = _indent(text) or "  "
-    break_ = "\n" + unit * (within.depth + 1) if on_lines else " "
+    unit, end = _indent(text) or "  ", line_end(text)
+    break_ = end + unit * (within.depth + 1) if on_lines else " "
     if ends:
         return text[: ends[-1]] + "," + break_ + inner + text[ends[-1] :]
     opened, closed = text[within.start], text[within.end - 1]
-    around = (break_, "\n" + unit * within.depth) if on_lines else ("", "")
+    around = (break_, end + unit * within.depth) if on_lines else ("", "")
     return text[: within.start] + opened + around[0] + inner + around[1] + closed + text[within.end :]
 
 
@@ -165,7 +188,8 @@ def _written(value: Any, text: str, depth: int) -> str:
     unit = _indent(text)
     if unit is None:
         return json.dumps(value, ensure_ascii=False)
-    return json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", "\n" + unit * depth)
+    written = json.dumps(value, ensure_ascii=False, indent=unit).replace("\n", "\n" + unit * depth)
+    return with_line_end(written, line_end(text))
 
 
 def _indent(text: str) -> str | None:
@@ -174,8 +198,13 @@ def _indent(text: str) -> str | None:
 
 
 def _value(text: str, at: int) -> tuple[int, int]:
+    return at, _decoded(_DECODER, text, at)[1]
+
+
+def _decoded(decoder: json.JSONDecoder, text: str, at: int) -> tuple[Any, int]:
+    """The value that begins there, and where it ends."""
     try:
-        return at, _DECODER.raw_decode(text, at)[1]
+        return decoder.raw_decode(text, at)
     except json.JSONDecodeError as error:
         raise _no_json(text, error.pos, error.msg) from None
     except ValueError:  # Python reads no longer one, since that takes very long

@@ -12,7 +12,7 @@ from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
 from handrail.tools.json_text import put, removed, value_at
-from handrail.tools.text import blocks_between, decoded, encoded, lines_of, unified
+from handrail.tools.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
 
 MAX_FILE = 16 * 1024 * 1024
 _POINTER = {
@@ -63,6 +63,7 @@ class JsonWrite(Tool):
             raise ToolError("give either a value or remove: true", kind="invalid_input")
         if not pointer and not remove:
             text = json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n"
+            text = with_line_end(text, await _line_end(path, runtime))
             written = await runtime.files.write(path, encoded(text))
         else:
             before = await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)
@@ -76,6 +77,14 @@ class JsonWrite(Tool):
         created = written.before is None
         diff = await asyncio.to_thread(lambda: unified(written.path, old, blocks_between(old, new), created=created))
         return {"path": written.path, "pointer": pointer, "created": created, "size": written.size, **diff.fields()}
+
+
+async def _line_end(path: str, runtime: Runtime) -> str:
+    """The one that the file has; where it is new, or may not be changed, as writing then says, the usual one."""
+    try:
+        return line_end(decoded(await runtime.files.read_for_edit(path, max_bytes=MAX_FILE)))
+    except ToolError:
+        return "\n"
 
 
 def _text(data: bytes) -> str:
