@@ -327,6 +327,22 @@ async def test_the_tools_send_wait_and_add_triggers_and_a_closed_session_leaves_
         assert (await other.call("list_triggers", {})).data == {"triggers": []}
 
 
+async def test_what_is_to_come_every_so_many_minutes_comes_every_so_many_minutes(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, rules=["allow add_schedule"]) as kernel:
+        session = await kernel.session(headless=True)
+        for minutes in range(1, 60):
+            added = await session.call("add_schedule", {"prompt": "x", "every_minutes": minutes, "name": f"t{minutes}"})
+            assert added.ok, added.error_text
+        made = kernel.arrivals.triggers.table.all()
+        assert len(made) == 59
+        for trigger in made:
+            at = next_after(trigger, 1_700_000_000 * SECOND)
+            for _ in range(70):
+                assert at is not None
+                at, before = next_after(trigger, at), at
+                assert at is not None and at - before == int(trigger.name[1:]) * 60 * SECOND
+
+
 async def test_the_scratchpad_keeps_notes_by_name(tmp_path: Path) -> None:
     async with temporary_kernel(tmp_path) as kernel:
         session = await kernel.session(headless=True)

@@ -64,7 +64,12 @@ class AddSchedule(Tool):
         "add_schedule",
         "Trigger: be told something at fixed times of the machine's local clock. Give exactly one of the four ways to say when.",
         {
-            "every_minutes": {"type": "integer", "minimum": 1, "maximum": 59, "description": "On every nth minute"},
+            "every_minutes": {
+                "type": "integer",
+                "minimum": 1,
+                "maximum": 59,
+                "description": "Every n minutes: counted from the full hour where n divides 60, else from now",
+            },
             "hourly_at": {"type": "integer", "minimum": 0, "maximum": 59, "description": "This minute of each hour"},
             "daily_at": {"type": "string", "description": "This time each day, as in 08:30"},
             "cron": {
@@ -84,8 +89,10 @@ class AddSchedule(Tool):
             given = ", ".join(ways) or "none of them"
             text = f"give exactly one of every_minutes, hourly_at, daily_at and cron; given: {given}"
             raise ToolError(text, kind="invalid_input")
-        cron = _as_cron(ways[0], args[ways[0]])
-        return described(await runtime.triggers.schedule(cron, args["prompt"], name=args.get("name")))
+        way, name = ways[0], args.get("name")
+        if way == "every_minutes" and 60 % args[way]:  # as a schedule it would begin anew with each hour
+            return described(await runtime.triggers.timer(args[way] * 60_000, args["prompt"], name=name))
+        return described(await runtime.triggers.schedule(_as_cron(way, args[way]), args["prompt"], name=name))
 
 
 class WatchChannel(Tool):
