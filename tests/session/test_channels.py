@@ -44,6 +44,83 @@ async def test_a_wait_ends_with_the_message_and_others_see_it_no_more(tmp_path: 
         assert sorted(message.text for message in got if message is not None) == ["1", "2", "3"]
 
 
+async def test_who_waits_longest_is_served_first(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        sender = there.channels("a")
+        waits = [
+            asyncio.ensure_future(there.channels(f"r{n}", top="a").receive("c", timeout_ms=60_000)) for n in range(20)
+        ]
+        await asyncio.sleep(0)
+        for n in range(10):
+            await sender.send("c", str(n))
+            message = (await waits[n]).message  # and not some other
+            assert message is not None and message.text == str(n)
+        for n in range(10, 20):
+            await sender.send("c", str(n))
+        assert [wait.message and wait.message.text for wait in await asyncio.gather(*waits)] == list(
+            map(str, range(20))
+        )
+
+
+async def test_who_comes_late_takes_nothing_from_those_who_wait_but_what_they_do_not_want(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        one, other = (there.channels("a", agent=name) for name in ("one", "other"))
+        late = there.channels("z", top="a")
+        waits = [
+            asyncio.ensure_future(there.channels(f"r{n}", top="a").receive("c", timeout_ms=60_000, sender="one"))
+            for n in range(2)
+        ]
+        await asyncio.sleep(0)
+        for number in range(2):
+            sending = asyncio.ensure_future(one.send("c", str(number)))
+            taking = asyncio.ensure_future(late.receive("c", timeout_ms=0))  # before those who wait have heard of it
+            await sending
+            assert (await taking).message is None
+            message = (await waits[number]).message
+            assert message is not None and message.text == str(number)
+        waits = [asyncio.ensure_future(late.receive("c", timeout_ms=60_000, sender="one"))]
+        await asyncio.sleep(0)
+        await other.send("c", "for anybody")
+        message = (await there.channels("y", top="a").receive("c", timeout_ms=0)).message
+        assert message is not None and message.text == "for anybody"
+        await one.send("c", "the last")
+        await asyncio.wait(waits)
+
+
+@pytest.mark.parametrize("steps", range(12))
+async def test_who_is_cut_off_leaves_what_would_have_been_theirs_to_the_next(tmp_path: Path, steps: int) -> None:
+    async with place(tmp_path) as there:
+        first, second = (
+            asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=60_000)) for n in "bc"
+        )
+        await asyncio.sleep(0)
+        sending = asyncio.ensure_future(there.channels("a").send("c", "1"))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.wait((first,))
+        await sending
+        if not first.cancelled():  # it had it already
+            assert first.result().message is not None
+            await there.channels("a").send("c", "2")
+        assert (await second).message is not None
+
+
+async def test_who_waits_no_longer_leaves_what_comes_to_the_next(tmp_path: Path) -> None:
+    async with place(tmp_path) as there:
+        for number in range(30):
+            reading = [
+                asyncio.ensure_future(there.channels(n, top="a").receive("c", timeout_ms=wait))
+                for n, wait in (("b", 1), ("c", 60_000))
+            ]
+            if number % 2:
+                await asyncio.wait(reading[:1])
+            await there.channels("a").send("c", "1")
+            if (await reading[0]).message is not None:
+                await there.channels("a").send("c", "2")
+            assert (await reading[1]).message is not None
+
+
 async def test_a_cancelled_wait_takes_nothing(tmp_path: Path) -> None:
     async with place(tmp_path) as there:
         wait = asyncio.ensure_future(there.channels("b", top="a").receive("c", timeout_ms=60_000))

@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Any, Protocol
 
 from handrail.arbiter.redaction import Redactor
@@ -75,8 +76,8 @@ class Switchboard:
         """What is seen out though nobody may wait for it any more."""
         self._turns: dict[Key, _Turns] = {}
         """Of those with which something is being done."""
-        self._waiting: dict[Key, set[asyncio.Event]] = {}
-        """Of those that somebody waits at."""
+        self._waiting: dict[Key, dict[asyncio.Event, str | None]] = {}
+        """Who waits at a channel, in order of arrival, and for whose messages; None for anybody's."""
         self._watchers: dict[Key, list[Watcher]] = {}
 
     async def send(
@@ -126,14 +127,18 @@ class Switchboard:
 
         :param call: the one that asks; without one, what is received is read at once
         """
-        waiting, changed = self._waiting.setdefault(key, set()), asyncio.Event()
-        waiting.add(changed)
+        waiting, changed = self._waiting.setdefault(key, {}), asyncio.Event()
+        waiting[changed] = sender
+        received = Received(None)
         try:
-            return await self._received(key, reader, timeout_ms, sender, call, changed)
+            received = await self._received(key, reader, timeout_ms, sender, call, changed)
         finally:
-            waiting.discard(changed)
+            del waiting[changed]
             if not waiting and self._waiting.get(key) is waiting:
                 del self._waiting[key]
+            elif received.message is None:
+                self._ring(key)  # what was left to it is somebody else's now
+        return received
 
     async def _received(
         self, key: Key, reader: str, timeout_ms: int, sender: str | None, call: str, changed: asyncio.Event
@@ -142,7 +147,7 @@ class Switchboard:
         until = loop.time() + timeout_ms / 1000
         while True:
             changed.clear()
-            attempt = loop.create_task(self._attempt(key, reader, sender, call))
+            attempt = loop.create_task(self._attempt(key, reader, sender, call, changed))
             try:
                 received, unsettled = await asyncio.shield(attempt)
             except asyncio.CancelledError:  # whoever is cut off has received nothing
@@ -160,18 +165,20 @@ class Switchboard:
             except TimeoutError:
                 continue
 
-    async def _attempt(self, key: Key, reader: str, sender: str | None, call: str) -> _Attempt:
+    async def _attempt(self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event) -> _Attempt:
         async with self._lock(key):
             unsettled = await self._settle(key)
-            if (received := await self._next(key, reader, sender, call)) is not None and call:
+            if (received := await self._next(key, reader, sender, call, changed)) is not None and call:
                 self._calls.add(call)
             return received, unsettled
 
-    async def _next(self, key: Key, reader: str, sender: str | None, call: str) -> tuple[Kept, int] | None:
+    async def _next(
+        self, key: Key, reader: str, sender: str | None, call: str, changed: asyncio.Event
+    ) -> tuple[Kept, int] | None:
         """Take the next message, or give it to ``call``; with it how many were missed."""
         table, missed = self.table, 0
         if table.kind(key) != "broadcast":
-            if (kept := table.first(key, 0, sender)) is not None:
+            if (kept := self._first(key, sender, changed)) is not None:
                 await (table.give(key, reader, kept, call) if call else table.take(key, kept.number))
             return None if kept is None else (kept, missed)
         position = table.position(key, reader)
@@ -189,6 +196,21 @@ class Switchboard:
         giving = (kept, call) if call else None
         await table.advance(key, reader, Position(kept.number, kept.place), giving, waiting[:at])
         return kept, missed
+
+    def _first(self, key: Key, sender: str | None, changed: asyncio.Event) -> Kept | None:
+        """The oldest message of a queue that is for whoever waits by ``changed``: those who have waited longer come first."""
+        waiting = self._waiting.get(key, {})
+        before = list(takewhile(lambda one: one[0] is not changed, waiting.items()))
+        if not before:
+            return self.table.first(key, 0, sender)
+        anybodys = sender is None and all(wanted is None for _, wanted in before)
+        free = self.table.after(key, limit=len(before) + 1 if anybodys else HISTORY)
+        for other, wanted in before:
+            theirs = next((kept for kept in free if wanted in (None, kept.message.sender)), None)
+            if theirs is not None:
+                free.remove(theirs)
+                other.set()
+        return next((kept for kept in free if sender in (None, kept.message.sender)), None)
 
     async def _undo(self, attempt: asyncio.Task[_Attempt], key: Key, reader: str, call: str) -> None:
         """What nobody waits for any more was received by nobody."""
