@@ -13,6 +13,7 @@ from tests.policy.shell_corpus import ALLOWED_BY_A_RULE_FOR_EVERYTHING, ASKED_EV
 
 from handrail.policy.programs import LONGEST_WAIT_S, concern
 from handrail.policy.words import literal_words
+from handrail.tools.shell import Bash
 
 
 @pytest.mark.proves("P-05")
@@ -176,6 +177,16 @@ def test_a_command_that_only_waits_is_answered_with_what_to_do_instead(desk: Des
     assert verdict.action == "deny"
     assert "only waits" in verdict.reason
     assert "Run the command" in verdict.reason
+
+
+def test_a_job_that_only_waits_is_not_said_to_keep_anything_busy(desk: Desk) -> None:
+    spec = Bash().spec
+    for background in (False, True):
+        verdict = desk.judge(spec, {"command": "sleep 60", "background": background}, "allow bash")
+        assert verdict.action == "deny" and "only waits (60 s)" in verdict.reason
+        assert ("keeps the turn and the workspace busy" in verdict.reason) != background
+        assert ("add_timer" in verdict.reason) == background
+    assert desk.judge(spec, {"command": "sleep 60 && make", "background": True}, "allow bash").action == "allow"
 
 
 def test_a_short_wait_or_one_beside_work_is_no_pure_wait(desk: Desk) -> None:

@@ -298,13 +298,22 @@ def pure_wait_s(commands: Sequence[Command]) -> float | None:
 
 @dataclass(frozen=True, slots=True)
 class PureWait:
-    """The answer to a command that only waits."""
+    """The answer to a command that only waits.
+
+    :param as_job: nobody would wait for it, nor would it hold up anything
+    """
 
     seconds: float
+    as_job: bool = False
 
     @property
     def text(self) -> str:
         length = "for ever" if self.seconds == float("inf") else f"{self.seconds:g} s"
+        if self.as_job:
+            return (
+                f"this command only waits ({length}), and as a job it does nothing else. To be told when a job has ended, wait on it "
+                "by its own tool (wait); to be told something after a while, use add_timer with once."
+            )
         return (
             f"this command only waits ({length}) and keeps the turn and the workspace busy meanwhile. Run the command whose "
             f"end you want, which answers when it has ended; wait on a job by its own tool; a sleep of up to {LONGEST_WAIT_S} s is fine."

@@ -109,7 +109,7 @@ class Prepared:
         by_arguments = self.tool.winner(arguments) if self.kind == "arguments" else None
         for target in targets:
             if isinstance(target.subject, Script):
-                findings += self.script(target, target.subject, by_arguments)
+                findings += self.script(target, target.subject, by_arguments, as_job=self._as_job(arguments))
             elif target.redirected:
                 findings += self.redirected(target)
             else:
@@ -220,7 +220,14 @@ class Prepared:
 
     # ── scripts ──────────────────────────────────────────────────────────────────────────────────
 
-    def script(self, target: Target, script: Script, by_arguments: Ranked | None) -> list[Finding]:
+    def _as_job(self, arguments: Mapping[str, Any]) -> bool:
+        """Whether the call asks to be answered with a job, and not with how its command ended."""
+        asked = self.spec.background_argument
+        return self.spec.mode == "background" or (asked is not None and arguments.get(asked) is True)
+
+    def script(
+        self, target: Target, script: Script, by_arguments: Ranked | None, *, as_job: bool = False
+    ) -> list[Finding]:
         found = [self.command(command, target, by_arguments) for command in script.commands]
         if script.unclear is not None:
             denied = [finding for finding in found if finding.action == "deny"]
@@ -231,7 +238,7 @@ class Prepared:
         if not any(finding.action == "deny" for finding in found):
             seconds = programs.pure_wait_s(script.commands)
             if seconds is not None and not all(_names_all(finding) for finding in found):
-                note = programs.PureWait(seconds).text
+                note = programs.PureWait(seconds, as_job).text
                 return [Finding("deny", "wait", note=note, target=target)]
         return found
 
