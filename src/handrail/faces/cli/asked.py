@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.faces.cli.amounts import Amount
+
 if TYPE_CHECKING:
     from handrail.agent.budget import Budget
     from handrail.agent.model import Model
@@ -80,7 +82,7 @@ def asked_for(of: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
         ),
         click.option("--max-tokens", type=click.IntRange(min=1), help=f"Tokens in and out, all requests together{of}."),
         click.option("--max-calls", type=click.IntRange(min=1), help=f"Tool calls{of}."),
-        click.option("--max-seconds", type=click.FloatRange(min=0, min_open=True), help=f"Wall time{of}."),
+        click.option("--max-seconds", type=Amount("seconds", above=True), help=f"Wall time{of}."),
     )
 
     def added(function: Callable[..., int]) -> Callable[..., int]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.driving import Interruption, drive, opened
 from handrail.faces.cli.options import Setting, equipped
@@ -27,7 +28,7 @@ PATIENCE_S = 10.0
 @click.option("--words", is_flag=True, help="Go by words only, which needs no model to be loaded.")
 @click.option(
     "--wait",
-    type=click.FloatRange(0),
+    type=Amount("seconds"),
     default=PATIENCE_S,
     show_default=True,
     metavar="SECONDS",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.driving import drive, opened
 from handrail.faces.cli.options import Setting, equipped
@@ -28,7 +29,7 @@ _PIECE = 256 * 1024
 @click.option("--running", is_flag=True, help="list: those that have not ended.")
 @click.option("--lines", type=click.IntRange(min=1), metavar="N", help="read: the last N lines.")
 @click.option("--follow", is_flag=True, help="read: go on until it has ended.")
-@click.option("--timeout", type=click.FloatRange(min=0), metavar="SECONDS", help="wait: no longer than that.")
+@click.option("--timeout", type=Amount("seconds"), metavar="SECONDS", help="wait: no longer than that.")
 @equipped
 def command(
     setting: Setting,

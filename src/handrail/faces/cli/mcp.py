@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import click
 from click.core import ParameterSource
 
+from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import files
 from handrail.faces.cli.driving import drive, opened
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(1, 86_400),
+    type=Amount("seconds", 1, 86_400),
     default=50.0,
     show_default=True,
     metavar="SECONDS",

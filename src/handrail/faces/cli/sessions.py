@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from handrail.faces.cli.amounts import Amount
 from handrail.faces.cli.app import OUTPUT
 from handrail.faces.cli.completing import session_ids
 from handrail.faces.cli.driving import Interruption, drive, opened
@@ -29,7 +30,7 @@ _UNITS = ((_DAY_NS, "d"), (3_600 * 10**9, "h"), (60 * 10**9, "min"), (10**9, "s"
 @click.command("sessions")
 @click.argument("action", required=False, type=click.Choice(["show", "fork", "close"]), metavar="[show|fork|close]")
 @click.argument("ids", nargs=-1, metavar="[ID]...", shell_complete=session_ids)
-@click.option("--older", type=click.FloatRange(min=0), metavar="DAYS", help="close: every one unused for so long.")
+@click.option("--older", type=Amount("days"), metavar="DAYS", help="close: every one unused for so long.")
 @click.option("--all", "closed", is_flag=True, help="List those that are closed for good, too.")
 @click.option("--limit", type=click.IntRange(min=1), default=50, show_default=True, help="The latest so many.")
 @equipped
