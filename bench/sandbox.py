@@ -29,11 +29,12 @@ from handrail import Kernel
 from handrail.contract.requires import CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import SHELL_ARGV, Profile, Program, Sandbox
 from handrail.sandbox import seccomp, tiers
-from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, command_options
+from handrail.sandbox.bubblewrap import Bubblewrap, binaries, command_options
 from handrail.sandbox.pool import Pooled
 from handrail.sandbox.process import settled
 
 ARGV = (*SHELL_ARGV, "true")
+BWRAP = next(binaries())
 PAUSE_S = 0.03
 """Between two runs: the kernel takes network namespaces down later, and holds up who makes one meanwhile."""
 
@@ -85,7 +86,7 @@ def bare(options: list[str]) -> Callable[[], Awaitable[None]]:
         descriptor = os.memfd_create("filter", 0)
         os.write(descriptor, filtered)
         os.lseek(descriptor, 0, os.SEEK_SET)
-        spawned(SYSTEM_BWRAP, ["bwrap", *options, "--seccomp", str(descriptor), "--", *ARGV])
+        spawned(BWRAP, ["bwrap", *options, "--seccomp", str(descriptor), "--", *ARGV])
         os.close(descriptor)
 
     return run
@@ -133,7 +134,7 @@ async def main(rounds: int) -> int:
         capabilities, connected = CapabilitySet((layer,)), CapabilitySet((hosts,))
         profile = Profile(str(workspace), str(scratch))
         pool = Pooled(sandbox)
-        without = Bubblewrap(SYSTEM_BWRAP, sandbox.tier, landlock_abi=0)
+        without = Bubblewrap(BWRAP, sandbox.tier, landlock_abi=0)
         kernel_at = Kernel.open(
             top / "called", rules=["allow bash", "allow shell.run"], state=top / "state", config=top / "handrail.toml"
         )

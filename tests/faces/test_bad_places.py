@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sqlite3
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 from tests.faces.conftest import Here, Program
 
+from handrail.sandbox.bubblewrap import binaries
 from handrail.store.schema import VERSION
 
 pytestmark = pytest.mark.proves("F-12")
@@ -19,6 +19,7 @@ pytestmark = pytest.mark.proves("F-12")
 FULL = """
 import resource, sys
 from handrail.faces.cli.app import run
+from handrail.sandbox.bubblewrap import binaries
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 sys.exit(run(sys.argv[2:]))
 """
@@ -38,9 +39,9 @@ def ended(command: Sequence[str]) -> tuple[int, str]:
     return done.returncode, said
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="nothing here makes a folder read-only for root too")
+@pytest.mark.skipif(next(binaries(), None) is None, reason="nothing here makes a folder read-only for root too")
 def test_on_a_read_only_disk_looking_works_and_removing_says_why_not(handrail: Program, here: Here, call: str) -> None:
-    frozen = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [next(binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
 
     def tried(*arguments: str) -> tuple[int, str]:
         return ended([*frozen, *handrail.cold(*arguments)])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import shutil
 import signal
 import socket
 import sqlite3
@@ -19,6 +18,7 @@ import pytest
 from tests.faces.conftest import Here, Program, Sleeper
 
 from handrail.faces.cli.mcp import collecting_later
+from handrail.sandbox.bubblewrap import binaries
 
 
 def put_tool(folder: Path, name: str, **views: dict[str, Any]) -> None:
@@ -104,6 +104,7 @@ _WITHOUT = """
 import sys
 sys.modules |= dict.fromkeys(("mcp", "mcp_types", "openai", "anthropic"))  # as where they are not installed
 from handrail.faces.cli.app import run
+from handrail.sandbox.bubblewrap import binaries
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -167,10 +168,10 @@ def test_over_a_corrupt_log_nothing_runs_and_each_command_says_so(
     assert doctor.code == 5 and "damaged" in doctor.out
 
 
-@pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs a file system that even root cannot write")
+@pytest.mark.skipif(next(binaries(), None) is None, reason="needs a file system that even root cannot write")
 def test_a_state_folder_that_cannot_be_written_is_told_with_the_way_out(handrail: Program) -> None:
     handrail.state.mkdir(mode=0o700)
-    frozen = ["bwrap", "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
+    frozen = [next(binaries()), "--dev-bind", "/", "/", "--ro-bind", str(handrail.state), str(handrail.state), "--"]
     for command in (handrail.cold("call", "read", '{"path": "note.txt"}'), handrail.cold("mcp")):
         done = subprocess.run([*frozen, *command], stdin=subprocess.DEVNULL, capture_output=True, text=True)
         assert done.returncode == 5 and done.stdout == ""

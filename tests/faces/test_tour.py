@@ -26,6 +26,7 @@ from handrail.faces.cli.tour.project import KEY, Project
 from handrail.faces.cli.tour.scenes import Scene, scenes
 from handrail.record.verification import Verification
 from handrail.sandbox import tiers
+from handrail.sandbox.bubblewrap import binaries
 
 TOUR = (sys.executable, "-m", "handrail.faces.cli.tour")
 FILE = Path(guide.__file__).with_name("__main__.py")
@@ -104,7 +105,7 @@ def test_on_a_terminal_there_are_colours_unless_none_are_wanted_and_no_line_is_w
 def test_without_user_namespaces_the_safe_part_runs_and_the_rest_is_listed_with_a_remedy(
     places: dict[str, str],
 ) -> None:
-    without = ["bwrap", "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
+    without = [next(binaries()), "--dev-bind", "/", "/", "--unshare-user", "--disable-userns", "--"]
     done = toured(places, within=without)
     assert done.returncode == 5, done.stdout + done.stderr
     assert "bash: starts programs" in done.stdout and "ledger.total: starts programs" in done.stdout
@@ -121,7 +122,7 @@ def test_an_unprivileged_user_with_a_read_only_home_gets_the_whole_tour_also_wit
 ) -> None:
     home = places["HOME"]
     user = [
-        "bwrap",
+        next(binaries()),
         "--dev-bind",
         "/",
         "/",

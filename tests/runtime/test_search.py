@@ -368,14 +368,15 @@ async def test_settings_of_the_machine_change_nothing(
 
 
 def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbox(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = shutil.which("rg")
-    assert real is not None
-    planted = workspace / "bin" / "rg"
-    planted.parent.mkdir()
-    shutil.copy(real, planted)
-    monkeypatch.setenv("PATH", f"{planted.parent}:{Path(real).parent}")
+    any_other = installed(str(workspace), confined=True)
+    planted, placed = workspace / "bin" / "rg", tmp_path / "elsewhere" / "rg"
+    for copy in (planted, placed):
+        copy.parent.mkdir()
+        shutil.copy(any_other, copy)
+    real = str(placed)
+    monkeypatch.setenv("PATH", f"{planted.parent}:{placed.parent}")
     assert installed(str(workspace), confined=False) == real
     assert installed(str(workspace), confined=True) == real
 
