@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
-import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,8 +15,7 @@ from handrail.contract.errors import ToolError
 from handrail.contract.files import Found
 from handrail.contract.requires import Capability, CapabilitySet, Layer
 from handrail.contract.sandbox import Profile, Sandbox, Tier
-from handrail.runtime import ripgrep
-from handrail.runtime.ripgrep import PathFilter, Records, alternatives, installed
+from handrail.runtime.ripgrep import PathFilter, Records, alternatives
 from handrail.runtime.roots import May, Roots
 from handrail.runtime.search import RipgrepSearch
 from handrail.sandbox.tiers import Refusing, choose
@@ -365,31 +362,6 @@ async def test_settings_of_the_machine_change_nothing(
     monkeypatch.setenv("RIPGREP_CONFIG_PATH", str(configuration))
     put(workspace, {"a.txt": "x\n"})
     assert lines(await searching().grep("x")) == [("a.txt", 1, "x")]
-
-
-def test_a_program_of_the_workspace_is_the_last_choice_and_none_without_a_sandbox(
-    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    any_other = installed(str(workspace), confined=True)
-    planted, placed = workspace / "bin" / "rg", tmp_path / "elsewhere" / "rg"
-    for copy in (planted, placed):
-        copy.parent.mkdir()
-        shutil.copy(any_other, copy)
-    real = str(placed)
-    monkeypatch.setenv("PATH", f"{planted.parent}:{placed.parent}")
-    assert installed(str(workspace), confined=False) == real
-    assert installed(str(workspace), confined=True) == real
-
-
-def test_without_a_ripgrep_on_path_the_installed_package_serves(
-    tmp_path: Path, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path / "empty"))
-    found = installed(str(workspace), confined=True)
-    assert subprocess.run([found, "--version"], capture_output=True, check=True).stdout.startswith(b"ripgrep ")
-    monkeypatch.setattr(ripgrep, "_NAME", "no-such-program")
-    with pytest.raises(ToolError, match="install ripgrep"):
-        installed(str(workspace), confined=True)
 
 
 pieces = st.lists(
