@@ -46,9 +46,34 @@ def test_searching_by_signs_first_finds_nearly_what_comparing_all_finds() -> Non
         total += 10
         top = one.best[0]
         assert other.score(top) == pytest.approx(one.score(top), abs=2e-3)
-        assert other.mean == pytest.approx(one.mean, abs=0.02)
+        assert other.mean == pytest.approx(one.mean, abs=1e-4)
         assert other.deviation == pytest.approx(one.deviation, rel=0.1)
     assert same / total > 0.95
+
+
+def test_where_all_documents_are_asked_for_none_is_left_out_by_its_signs() -> None:
+    """Somebody who searches among a few tools of many has all of them in order, and picks."""
+    rows = _clustered(9_000, 128)
+    exact, signs = Vicinity(rows, USUAL[:, :128], exact_up_to=9_000), Vicinity(rows, USUAL[:, :128], exact_up_to=0)
+    request = _unit(_clustered(1, 128))[0]
+    one, other = exact.scores(request, 9_000), signs.scores(request, 9_000)
+    assert sorted(other.best) == list(range(9_000))
+    assert all(other.score(number) == pytest.approx(one.score(number), abs=2e-3) for number in range(0, 9_000, 7))
+    assert [one.score(number) for number in other.best] == pytest.approx(
+        sorted(map(one.score, range(9_000)))[::-1], abs=4e-3
+    )
+
+
+def test_documents_that_will_be_asked_for_are_scored_with_the_best_and_are_not_among_them() -> None:
+    rows = _clustered(2_000, 384)
+    exact, signs = Vicinity(rows, USUAL), Vicinity(rows, USUAL, exact_up_to=0)
+    request = _unit(rows[3:4] + 0.05 * DRAW.standard_normal((1, 384)))[0]
+    one, plain = exact.scores(request, 2_000), signs.scores(request, 10)
+    asked = [*plain.best[:2], *one.best[-3:]]
+    found = signs.scores(request, 10, asked)
+    assert found.best == plain.best
+    for number in (*asked, one.best[1_000]):
+        assert found.score(number) == pytest.approx(one.score(number), abs=2e-3)
 
 
 def test_vectors_whose_width_is_no_multiple_of_a_word_are_searched_by_signs_too() -> None:
@@ -77,13 +102,13 @@ def test_a_document_without_a_vector_is_like_nothing() -> None:
     assert found.best[0] == 2
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
-def test_few_documents_are_no_special_case(count: int) -> None:
-    rows = _clustered(count, 64) if count else numpy.zeros((0, 64), numpy.float32)
-    vicinity = Vicinity(rows, _clustered(5, 64))
-    assert len(vicinity) == count
-    if count:
-        assert vicinity.scores(rows[0], 5).best[0] == 0
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("exact_up_to", [0, 2])
+def test_few_documents_are_no_special_case(count: int, exact_up_to: int) -> None:
+    rows = _clustered(count, 64)
+    found = Vicinity(rows, _clustered(5, 64), exact_up_to=exact_up_to).scores(rows[0], 5)
+    assert found.best[0] == 0
+    assert len(found.best) == count
 
 
 def test_what_all_requests_share_gives_no_tool_an_advantage() -> None:

@@ -175,20 +175,24 @@ class Index:
         pool = POOL if among is None else max(POOL, len(self._documents))
         rows: list[Row] = []
         for at, each in enumerate(wanted):
-            meaning = vicinity.scores(vectors[at], pool) if vicinity is not None else None
-            scores = self._lexical.scores(each, pool, hollow(texts[at]))
-            rows.append(Row(scores, meaning, self._called(texts[at]), self._unknown))
+            by_words = self._lexical.scores(each, pool, hollow(texts[at]))
+            meaning = vicinity.scores(vectors[at], pool, by_words.best) if vicinity is not None else None
+            rows.append(Row(by_words, meaning, self._called(texts[at]), self._unknown))
         order = ranked(rows, max(limit, _JUDGED), self._permitted(among))
-        near, elsewhere = None, None
+        near, alike, elsewhere = None, None, None
         if vicinity is not None and order:
-            near = vicinity.similarity([each.number for each in order], vectors).tolist()
+            compared = vicinity.beside([each.number for each in order], vectors)
+            near, alike = compared[0].tolist(), compared[1].tolist()
             elsewhere = vicinity.elsewhere(vectors).tolist()
-        evidence = [self._evidence(each, rows, wanted, near and near[at], elsewhere) for at, each in enumerate(order)]
+        attainable = [self._lexical.attainable(each) for each in wanted]
+        evidence = [
+            self._evidence(each, rows, wanted[each.row], attainable, near and near[at], elsewhere)
+            for at, each in enumerate(order)
+        ]
         fit = fitting(evidence, len(self._documents))
         sure = confidences(evidence, len(self._documents))
-        if vicinity is not None and len(order) > 1:
-            same = vicinity.likeness([each.number for each in order]) >= _COPIES
-            sure = together(sure, same.tolist())
+        if alike is not None:
+            sure = together(sure, [[likeness >= _COPIES for likeness in each] for each in alike])
         order, evidence, sure = order[:limit], evidence[:limit], sure[:limit]
         judged = zip(order, evidence, sure, tail(evidence, sure), strict=True)
         hits = tuple(self._hit(*each, texts, wanted) for each in judged)
@@ -228,28 +232,32 @@ class Index:
         if vectors is None:
             why = encoder.state if encoder.state != left_out else ""
             return None, None, why or f"no vector of the request within {patience_s:g} s"
-        return vicinity, vectors, left_out
+        import numpy
+
+        return vicinity, numpy.stack(vectors), left_out
 
     def _evidence(
         self,
         found: Ranked,
         rows: Sequence[Row],
-        wanted: Sequence[Sequence[str]],
+        wanted: Sequence[str],
+        attainable: Sequence[float],
         near: Sequence[float] | None,
         elsewhere: Sequence[float] | None,
     ) -> Evidence:
         """What speaks for one document, each by the text it serves best.
 
+        :param wanted: the terms of the text for which it was found
+        :param attainable: what words could score at most, for each text
         :param near: how near it lies to each text, and ``elsewhere`` how near tools that others have
         """
-        attainable = [self._lexical.attainable(each) for each in wanted]
         shared = max(
             row.words.score(found.number) / most if most > 0 else 0.0
             for row, most in zip(rows, attainable, strict=True)
         )
         standing = max(row.standing(found.number) for row in rows)
         document = self._documents[found.number]
-        named = says_whole_name(wanted[found.row], document.id, document.category)
+        named = says_whole_name(wanted, document.id, document.category)
         if near is None or elsewhere is None or found.number in self._unknown:
             return Evidence(None, shared, standing, found.row, named)
         text = max(range(len(near)), key=near.__getitem__)
