@@ -152,7 +152,7 @@ MANY = [tool(f"tool_{n}", f"Does thing {n} for account {n * n}.") for n in range
 LONG = tool("widget.frobnicate", "Polishes a brass doorknob. " * 200)
 
 
-@pytest.mark.parametrize("status", [400, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 422, 500])
 def test_a_text_beyond_the_models_length_counts_by_its_beginning_and_costs_no_other_its_meaning(
     status: int, tmp_path: Path
 ) -> None:

@@ -159,7 +159,7 @@ def servers(workspace: Path) -> list[Server]:
     ]
     chromium = browser()
     if chromium is None:  # then each says that, but for the last, which has nothing to close
-        pages = [(tool, given, "!rowser" if tool != "browser_close" else None) for tool, given, _ in pages]
+        pages = [(tool, given, "!chrom" if tool != "browser_close" else None) for tool, given, _ in pages]
     shown = ("--executable-path", chromium, "--no-sandbox", "--isolated") if chromium is not None else ()
     repo = {"repo_path": ws}
     git: list[Called] = [

@@ -22,8 +22,8 @@ _AT_ONCE = 64
 _LARGEST = 64 << 20
 _LONGEST = 8_000
 """Characters of one text that are sent."""
-_REFUSALS = (400, 413, 422)
-"""What servers answer to a text beyond their model's length, or to more texts than they take at once."""
+_REFUSALS = (400, 413, 422, 500)
+"""What servers answer to a text beyond their model's length, or to more texts than they take at once; llama.cpp's says 500."""
 _BEGINNING = 400
 """Characters by which texts differ for it to be certain that a model read them as different."""
 
