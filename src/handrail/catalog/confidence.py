@@ -20,15 +20,12 @@ FEWEST, MOST = 5, 10_000
 """Sizes of a catalogue between which more tools mean better chance hits. Larger ones than were measured count as the largest
 that was; continued beyond, the line tells too often that nothing fits."""
 
-_BY_WORDS = 4_000
-"""The largest catalogue that was measured by words alone."""
-
-LEAST, LEAST_BY_WORDS = 0.08, 0.12
+LEAST, LEAST_BY_WORDS = 0.08, 0.1
 """The likelihood that something fits, of two equally likely cases, below which the answer is that nothing does: on the
 three corpora, each searched with what was learned without it, 0 to 4 % of the tools that were found get lost by it (of
 requests as people chat 2 to 11 %, 14 % among 10,000 tools) and of the requests without one two to six in ten are told.
-By words alone it is 3 % (of chat up to 14 %) and three in ten, fewer the smaller the
-catalogue: words tell less about what is not there."""
+By words alone it is up to 3 % (of chat up to 16 %) and one in ten in small catalogues to four in ten in large ones: words tell
+less about what is not there."""
 
 NAMED = 0.02
 """The confidence from which a hit is worth being named, and so a place in view; where no hit comes to it, nothing fits. That
@@ -71,9 +68,9 @@ def confidences(hits: Sequence[Evidence], tools: int) -> list[float]:
         ahead = each.standing - (sum(others) / len(others) if others else 0.0)
         words = math.sqrt(max(0.0, each.shared))
         if each.near is None:
-            told = -3.63 + 11.10 * words + 0.39 * ahead - 0.59 * _extent(min(tools, _BY_WORDS)) + 2.5 * each.named
+            told = -2.99 + 9.55 * words + 0.24 * ahead - 0.56 * _extent(tools) + 2.55 * each.named
         else:
-            told = -4.68 + 9.47 * each.near + 2.64 * words + 0.79 * ahead - 0.43 * _extent(tools) + 1.22 * each.named
+            told = -4.67 + 9.45 * each.near + 2.66 * words + 0.79 * ahead - 0.44 * _extent(tools) + 1.23 * each.named
         out.append(_logistic(told))
     return out
 
@@ -117,10 +114,10 @@ def fitting(hits: Sequence[Evidence], tools: int) -> float:
     named = any(each.named for each in best)
     if not nears:  # how far the best is ahead of the others says no more: several may do the same
         words = math.sqrt(max(0.0, best[0].shared))
-        return _logistic(-2.51 + 11.54 * words + 0.15 * stands - 0.70 * _extent(min(tools, _BY_WORDS)) + 2.07 * named)
+        return _logistic(-2.21 + 9.61 * words + 0.08 * stands - 0.51 * extent + 2.22 * named)
     # words are in what the best stands out by already; beside it they say more on some corpora and less on others
     elsewhere = max(best, key=lambda each: -1.0 if each.near is None else each.near).elsewhere
-    return _logistic(-2.77 + 11.77 * max(nears) + 0.52 * stands - 12.56 * elsewhere - 0.70 * extent + 1.10 * named)
+    return _logistic(-2.76 + 11.75 * max(nears) + 0.53 * stands - 12.55 * elsewhere - 0.70 * extent + 1.10 * named)
 
 
 def _extent(tools: int) -> float:
