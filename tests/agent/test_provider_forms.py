@@ -7,13 +7,14 @@ import json
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from tests.agent.provider_bench import bench
 
 from handrail.agent.events import NativeUsed
 from handrail.agent.model import CallClosed, CallOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
 from handrail.testing.provided import Provided
-from handrail.testing.servers import Call, Reply, Thinking
+from handrail.testing.servers import Call, Reply, StreamError, Thinking
 
 
 async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
@@ -93,3 +94,84 @@ async def test_signed_reasoning_is_sent_back_as_it_came() -> None:
     assistant = b.server.requests[1].body["messages"][1]["content"]
     assert assistant[0] == {"type": "thinking", "thinking": "hmm, let me see", "signature": "sig=="}
     assert assistant[1]["type"] == "tool_use"
+
+
+def _openai_calls(*fragments: dict[str, Any]) -> list[bytes]:
+    """Chunks of a chat completion, each with one fragment of a call."""
+    return [_openai_chunk({"tool_calls": [fragment]}) for fragment in fragments]
+
+
+def _openai_chunk(delta: dict[str, Any], finish: str | None = None) -> bytes:
+    choice = {"index": 0, "delta": delta, "finish_reason": finish}
+    whole = {"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [choice]}
+    return json.dumps(whole).encode()
+
+
+async def test_calls_that_are_all_named_before_their_arguments_come_run_with_their_own() -> None:
+    fragments = _openai_calls(
+        {"index": 0, "id": "a", "function": {"name": "echo", "arguments": ""}},
+        {"index": 1, "id": "b", "function": {"name": "echo", "arguments": ""}},
+        {"index": 0, "function": {"arguments": '{"n":'}},
+        {"index": 1, "function": {"arguments": '{"n":'}},
+        {"index": 0, "function": {"arguments": "1}"}},
+        {"index": 1, "function": {"arguments": "2}"}},
+    )
+    ended = _openai_chunk({}, "tool_calls")
+    async with bench("openai", Reply(*fragments, ended, ended=False), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.arguments for call in b.session.ran] == ['{"n":1}', '{"n":2}']
+
+
+async def test_a_piece_of_an_earlier_call_is_never_one_more_call() -> None:
+    fragments = _openai_calls(
+        {"index": 0, "id": "a", "function": {"name": "echo", "arguments": '{"n"'}},
+        {"index": 1, "id": "b", "function": {"name": "echo", "arguments": '{"n":2}'}},
+        {"index": 0, "function": {"arguments": ":1}"}},
+    )
+    ended = _openai_chunk({}, "tool_calls")
+    async with bench("openai", Reply(*fragments, ended, ended=False), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert len(b.results(1)) == 2
+
+
+@pytest.mark.parametrize("written", [{"n": 1}, '{"n": 1}'])
+async def test_arguments_are_taken_as_an_object_too(written: object) -> None:
+    fragment = {"index": 0, "id": "a", "function": {"name": "echo", "arguments": written}}
+    ended = _openai_chunk({}, "tool_calls")
+    async with bench("openai", Reply(*_openai_calls(fragment), ended, ended=False), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.results(1)[0][1] == '{"type":"output","data":{"n":1}}'
+
+
+@pytest.mark.parametrize("finish", ["abort", "error", "insufficient_system_resource"])
+async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finish: str) -> None:
+    reply = Reply(Call("echo"), Call("mail__send", ""), finish=finish)
+    async with bench("openai", reply, Reply("half", finish=finish), Reply("ok")) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+
+
+async def test_a_finish_reason_that_nobody_knows_closes_no_call() -> None:
+    async with bench("openai", Reply(Call("mail__send", ""), finish="quota"), Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.session.ran == []
+
+
+async def test_a_call_without_arguments_at_which_a_filter_ended_the_reply_does_not_run() -> None:
+    reply = Reply(Call("echo"), Call("mail__send", ""), finish="refusal")
+    async with bench("anthropic", reply, Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
+
+
+async def test_what_the_responses_api_sends_behind_an_error_makes_no_whole_reply() -> None:
+    broken = Reply("half", StreamError("server_error", "down"))
+    async with bench("openai-responses", broken, Reply("ok")) as b:
+        assert (await b.run()).text == "ok"
+        b.accepted()

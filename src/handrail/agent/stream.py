@@ -46,7 +46,11 @@ TOO_LONG = (
     f"the arguments are longer than the {MAX_ARGUMENT_BYTES:,} bytes that are taken; pass a path to a file instead"
 )
 OUTPUT_LIMIT = "the reply reached its output limit in the middle of this call, so it was not run; make it shorter and send it again"
+FILTERED = "the provider ended the reply in the middle of this call, so it was not run"
 NEVER_CLOSED = "the call was never completed, so it was not run; send it again"
+
+_BROKEN_OFF: Mapping[FinishReason, str] = {"length": OUTPUT_LIMIT, "refused": FILTERED}
+"""What is said of the last call of a reply that ended so, where it may have been cut."""
 
 
 def cut_text(reason: str) -> str:
@@ -220,9 +224,10 @@ class ReplyAssembly:
         calls: list[ProposedCall] = []
         for call in self._calls:
             calls.append(call.proposed(None if call.closed else unfinished))
-        if self.reason == "length" and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].whole:
-            # The last block of a reply that met its output limit: Anthropic closes it like a whole one.
-            calls[-1] = self._calls[-1].proposed(OUTPUT_LIMIT)
+        broken_off = _BROKEN_OFF.get(self.reason or "end")
+        if broken_off and self._parts and isinstance(self._parts[-1], int) and not self._calls[-1].whole:
+            # The last block of a reply that was not let to its end: Anthropic closes it like a whole one.
+            calls[-1] = self._calls[-1].proposed(broken_off)
         return Reply(_whole(self._parts), tuple(calls), self.reason, self.usage)
 
     def _open(self, index: int, provider_id: str | None, name: str) -> None:

@@ -17,6 +17,12 @@ def text(value: object, name: str) -> str | None:
     return found if isinstance(found, str) and found else None
 
 
+def written(value: object, name: str) -> str | None:
+    """The field as JSON text, which some servers send as the object itself; None where there is nothing in it."""
+    found = get(value, name)
+    return text(value, name) if found is None or isinstance(found, str) else json.dumps(found, default=str)
+
+
 def count(value: object, name: str) -> int:
     """The field if it is a positive integer, else 0."""
     found = get(value, name)

@@ -1,13 +1,15 @@
 """OpenAI chat completions, and every server that speaks them.
 
 https://platform.openai.com/docs/api-reference/chat-streaming
-A call's block is closed by the start of the next one or by a finish reason that ends a whole reply.
+A call's block is closed by the start of the next one or by a finish reason that ends a whole reply. Some servers name all
+their calls before any arguments come: a call that had none when the next began is closed by the finish reason.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 import openai
@@ -29,7 +31,7 @@ from handrail.agent.model import (
     Usage,
     UserMessage,
 )
-from handrail.agent.providers.fields import count, get, plain, text
+from handrail.agent.providers.fields import count, get, plain, text, written
 from handrail.agent.providers.openai_failures import explained
 from handrail.catalog.dialects import OPENAI_CHAT, Dialect
 from handrail.catalog.fitting import offered
@@ -45,13 +47,21 @@ if TYPE_CHECKING:
     from openai.types.chat.completion_create_params import WebSearchOptions
 
 MAX_CITED = 1_000
-_REASONS: dict[str, FinishReason] = {
+_WHOLE: dict[str, FinishReason] = {
     "stop": "end",
     "tool_calls": "calls",
     "function_call": "calls",
-    "length": "length",
-    "content_filter": "refused",
+    # of other servers that speak this API
+    "end_turn": "end",
+    "eos": "end",
+    "eos_token": "end",
+    "stop_sequence": "end",
+    "tool_use": "calls",
 }
+"""Finish reasons of a reply that says all it was to say. Any other may stand in the middle of its last block."""
+_REASONS: dict[str, FinishReason] = {**_WHOLE, "length": "length", "content_filter": "refused"}
+_GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
+"""Those by which servers say that they broke off themselves."""
 
 
 class OpenAIModel:
@@ -94,8 +104,32 @@ class OpenAIModel:
                 async for chunk in chunks:
                     for event in reader.read(chunk):
                         yield event
+        if reader.gave_up is not None:
+            raise StreamCut(f"{self.name}: the provider broke the reply off ({reader.gave_up})")
         if not reader.finished:
             raise StreamCut(f"{self.name}: the stream ended without a finish reason")
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """One of a reply's calls while it is told of."""
+
+    number: int
+    id: str | None
+    has_arguments: bool = False
+    _announced: bool = False
+    _closed: bool = False
+
+    def announced(self, name: str = "") -> Iterator[BlockEvent]:
+        if not self._announced:
+            self._announced = True
+            yield CallOpened(self.number, self.id, name)
+
+    def closed(self) -> Iterator[BlockEvent]:
+        if not self._closed:
+            self._closed = True
+            yield from self.announced()
+            yield CallClosed(self.number)
 
 
 class _ChunkReader:
@@ -103,11 +137,15 @@ class _ChunkReader:
 
     def __init__(self) -> None:
         self.finished = False
-        self._next = 0
+        self.gave_up: str | None = None
+        """The finish reason by which the server said that it broke off."""
+        self._calls: list[_Call] = []
+        self._last: _Call | None = None
+        """The call that is told of."""
         self._slot: object = None
-        self._id: str | None = None
-        self._announced = True
-        self._open: int | None = None
+        """Its number."""
+        self._by_slot: dict[int, _Call] = {}
+        """The last call of each number."""
         self._cited: list[dict[str, Any]] = []
 
     def read(self, chunk: ChatCompletionChunk) -> Iterator[BlockEvent]:
@@ -115,7 +153,7 @@ class _ChunkReader:
         if usage is not None:
             yield Usage(count(usage, "prompt_tokens"), count(usage, "completion_tokens"))
         choices = get(chunk, "choices")
-        if self.finished or not isinstance(choices, list) or not choices:
+        if self.finished or self.gave_up is not None or not isinstance(choices, list) or not choices:
             return
         choice = cast("list[object]", choices)[0]
         delta = get(choice, "delta")
@@ -128,35 +166,56 @@ class _ChunkReader:
             for fragment in cast("list[object]", fragments):
                 yield from self._fragment(fragment)
         if reason := text(choice, "finish_reason"):
-            if reason not in ("length", "content_filter"):  # those end a reply in the middle of its last block
-                yield from self._close()
-            elif self._open is not None:
-                yield from self._announce("")
-            self.finished = True
-            if self._cited:
-                yield NativeGiven("web_search", "", {}, self._cited)
-            yield Finished(_REASONS.get(reason, "other"))
+            yield from self._end(reason)
+
+    def _end(self, reason: str) -> Iterator[BlockEvent]:
+        for call in self._calls:
+            yield from call.announced()
+            if reason in _WHOLE:
+                yield from call.closed()
+        if reason in _GAVE_UP:
+            self.gave_up = reason
+            return
+        self.finished = True
+        if self._cited:
+            yield NativeGiven("web_search", "", {}, self._cited)
+        yield Finished(_REASONS.get(reason, "other"))
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
         slot, call_id, function = get(fragment, "index"), text(fragment, "id"), get(fragment, "function")
-        name, arguments = text(function, "name"), text(function, "arguments")
+        name, arguments = text(function, "name"), written(function, "arguments")
         if call_id is None and name is None and arguments is None:
             return
-        # Some servers number every call 0 and tell them apart by id; some leave the number out.
-        other_slot = slot is not None and slot != self._slot
-        other_id = call_id is not None and self._id is not None and call_id != self._id
-        if self._open is None or other_slot or other_id:
-            yield from self._close()
-            self._open, self._slot, self._id, self._announced = self._next, slot, call_id, False
-            self._next += 1
-        elif self._id is None:
-            self._id = call_id
+        call = self._meant(slot, call_id, name)
+        if call is None:
+            if self._last is not None and self._last.has_arguments:
+                yield from self._last.closed()
+            self._last = call = _Call(len(self._calls), call_id)
+            self._calls.append(call)
+            if isinstance(slot, int):
+                self._by_slot[slot] = call
+            self._slot = slot
+        elif call.id is None:
+            call.id = call_id
         if name is not None:
-            yield from self._announce(name)
+            yield from call.announced(name)
         if arguments is not None:
-            yield from self._announce("")
-            assert self._open is not None
-            yield CallArguments(self._open, arguments)
+            yield from call.announced()
+            call.has_arguments = True
+            yield CallArguments(call.number, arguments)
+
+    def _meant(self, slot: object, call_id: str | None, name: str | None) -> _Call | None:
+        """The call that a fragment is of, or None where it begins one.
+
+        Some servers number every call 0 and tell them apart by id; some leave the number out.
+        """
+        last = self._last
+        if last is not None and slot in (None, self._slot):
+            return last if call_id is None or last.id in (None, call_id) else None
+        earlier = self._by_slot.get(slot) if isinstance(slot, int) else None
+        if earlier is None or (name is not None if call_id is None else call_id != earlier.id):
+            return None
+        return earlier
 
     def _cite(self, annotations: object) -> None:
         """What a search of the provider's own is said to stand on: all that this API tells of it."""
@@ -164,17 +223,6 @@ class _ChunkReader:
             cited: object = (plain(note) or {}).get("url_citation")
             if isinstance(cited, dict) and len(self._cited) < MAX_CITED:
                 self._cited.append(cast("dict[str, Any]", cited))
-
-    def _announce(self, name: str) -> Iterator[BlockEvent]:
-        if not self._announced and self._open is not None:
-            self._announced = True
-            yield CallOpened(self._open, self._id, name)
-
-    def _close(self) -> Iterator[BlockEvent]:
-        if self._open is not None:
-            yield from self._announce("")
-            yield CallClosed(self._open)
-            self._open = None
 
 
 def _messages(request: ModelRequest) -> Iterator[ChatCompletionMessageParam]:

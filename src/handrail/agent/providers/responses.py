@@ -35,7 +35,7 @@ from handrail.agent.model import (
     UserMessage,
 )
 from handrail.agent.providers.failures import failure
-from handrail.agent.providers.fields import count, get, plain, text
+from handrail.agent.providers.fields import count, get, plain, text, written
 from handrail.agent.providers.openai_failures import KEY, explained
 from handrail.catalog.dialects import OPENAI_RESPONSES, Dialect
 from handrail.catalog.fitting import offered
@@ -122,7 +122,7 @@ class _ItemReader:
         self._calls = False
 
     def read(self, event: ResponseStreamEvent) -> Iterator[BlockEvent]:
-        if self.finished:
+        if self.finished or self.failure is not None:
             return
         index, kind = get(event, "output_index"), get(event, "type")
         match kind:
@@ -162,7 +162,7 @@ class _ItemReader:
                 self._calls = True
                 self._open[index] = False
                 yield CallOpened(index, text(item, "call_id"), text(item, "name") or "")
-            if not self._open.pop(index) and (whole := text(item, "arguments")):
+            if not self._open.pop(index) and (whole := written(item, "arguments")):
                 yield CallArguments(index, whole)
             if get(item, "status") != "incomplete":
                 yield CallClosed(index)
