@@ -14,7 +14,7 @@ from handrail.agent.events import NativeUsed
 from handrail.agent.model import CallClosed, CallOpened
 from handrail.agent.providers.responses import _ItemReader  # pyright: ignore[reportPrivateUsage]
 from handrail.testing.provided import Provided
-from handrail.testing.servers import Call, Reply, StreamError, Thinking
+from handrail.testing.servers import Call, Refusal, Reply, StreamError, Thinking
 
 
 async def test_reasoning_of_the_responses_api_is_sent_back_encrypted_as_it_came() -> None:
@@ -175,3 +175,13 @@ async def test_what_the_responses_api_sends_behind_an_error_makes_no_whole_reply
     async with bench("openai-responses", broken, Reply("ok")) as b:
         assert (await b.run()).text == "ok"
         b.accepted()
+
+
+async def test_gemini_is_asked_again_after_as_long_as_its_answer_says() -> None:
+    info = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "37.5s"}
+    busy = Refusal(429, "out of quota", "RESOURCE_EXHAUSTED", details=(info,))
+    strange = Refusal(429, "out of quota", "RESOURCE_EXHAUSTED", details=({"@type": "x.RetryInfo", "retryDelay": 3},))
+    async with bench("gemini", busy, strange, Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert b.naps[0] == 37.5 and b.naps[1] >= 1

@@ -103,12 +103,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """An HTTP error in place of a reply."""
+    """An HTTP error in place of a reply.
+
+    :param details: what more the body says of it (Gemini)
+    """
 
     status: int
     message: str = "refused by the test"
     code: str = "error"
     headers: Mapping[str, str] = field(default_factory=dict[str, str])
+    details: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +219,10 @@ class ProviderServer(abc.ABC):
             await self._stream(writer, reply, str(body.get("model", "")))
 
     async def _refuse(self, writer: asyncio.StreamWriter, refusal: Refusal) -> None:
-        body = json.dumps(self._error(refusal.code, refusal.message)).encode()
+        told = self._error(refusal.code, refusal.message)
+        if refusal.details:
+            told["error"]["details"] = list(refusal.details)
+        body = json.dumps(told).encode()
         lines = [
             f"HTTP/1.1 {refusal.status} Refused",
             "content-type: application/json",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
 from typing import Any, cast
 
@@ -49,6 +50,7 @@ _REFUSED = frozenset(
     {"SAFETY", "RECITATION", "LANGUAGE", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "IMAGE_SAFETY", "MODEL_ARMOR"}
 )
 _LONGEST_WAIT_S = 600.0
+_RETRY_DELAY = re.compile(r'"retryDelay": "(\d{1,6}(?:\.\d{1,9})?)s"')
 
 
 class GeminiModel:
@@ -107,7 +109,9 @@ class GeminiModel:
     def _failure(self, error: errors.APIError) -> ProviderError:
         message = str(error.message or error.status or "no reason given")
         code = "invalid_api_key" if "API key not valid" in message else error.status
-        headers = cast("Mapping[str, str]", getattr(get(error, "response"), "headers", None) or {})
+        headers = dict(cast("Mapping[str, str]", getattr(get(error, "response"), "headers", None) or {}))
+        if (wait := _RETRY_DELAY.search(json.dumps(get(error, "details"), default=str))) is not None:
+            headers["retry-after"] = wait[1]  # this API says it in the body
         return failure(self.name, "GEMINI_API_KEY", error.code, code, message, headers)
 
 
