@@ -99,6 +99,30 @@ def test_a_call_that_is_quoted_or_in_the_middle_of_a_line_is_text(form: TextForm
 
 
 @FORM
+@pytest.mark.parametrize("size", [1, 7, 1000])
+def test_a_call_that_stands_in_a_longer_fence_or_in_thoughts_is_text(form: TextForm, size: int) -> None:
+    call = GRAMMARS[form].written("edit", {"path": "a"})
+    long = "and so on " * 20
+    for quoted in (
+        f"````md\n```\n{call}\n```\n{call}\n````\n",
+        f"~~~~\n~~~\n{call}\n~~~~~\n",
+        f"<think>\nI could write\n{call}\n```\nor not. {long}</think>\n",
+        f"<thinking>{long}\n{call}\n</think>\n{call}</thinking>\n",
+        f"<think>{long}</think>\n",
+    ):
+        cut = [quoted[at : at + size] for at in range(0, len(quoted), size)]
+        assert read(form, cut) == (quoted, [], [])
+        assert read(form, [*cut, call]) == (quoted, [("edit", {"path": "a"})], [0])
+
+
+def test_a_value_of_several_lines_that_has_no_end_is_refused_and_not_cut() -> None:
+    """The model wrote the closing tag in it and did not mark that."""
+    text = "[/edit]@@path=a\n@@old<<END\nfirst [edit/] second\nEND\n@@new=x[edit/]"
+    (_, arguments), *_ = read("bracket", [text])[1]
+    assert arguments.keys() == {"path", "old without a line END at its end"}
+
+
+@FORM
 def test_a_call_that_is_not_closed_never_counts(form: TextForm) -> None:
     call = GRAMMARS[form].written("edit", {"path": "a", "old": "b", "new": "c"})
     for cut in range(1, len(call)):

@@ -13,7 +13,7 @@
 
     <call name="edit"><arg name="path">notes.md</arg><arg name="old">one line</arg>…</call>
 
-A call begins at the start of a line, outside of a fence of code, and counts once it is closed; what stands in its middle
+A call begins at the start of a line, outside of a fence of code and of ``<think>``, and counts once it is closed; what stands in its middle
 when the text ends never runs. What a value is, text or JSON, its tool's schema says: text is taken as it stands, so nothing
 has to be quoted, and nothing is guessed.
 """
@@ -26,6 +26,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, cast, get_args
 
 from handrail.agent.model import BlockEvent, CallArguments, CallClosed, CallOpened, TextDelta
+from handrail.agent.text_quoting import Quoting
 from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
 
 TextForm = Literal["bracket", "xml"]
@@ -35,7 +36,6 @@ _NAME = r"[A-Za-z][A-Za-z0-9_-]{0,63}"
 _BLANK = r"[ \t]{0,16}"
 # What an argument may be called: the text dialect gives others another name.
 _KEY = r'[^\s=<>"@]{1,128}'
-_FENCE = re.compile(r"[ \t]{0,3}(```(?=[^`]*$)|~~~)")
 _ENTITIES = {"&lt;": "<", "&gt;": ">", "&quot;": '"', "&apos;": "'", "&amp;": "&"}
 _ENTITY = re.compile("|".join(_ENTITIES))
 Schema = Mapping[str, Any]
@@ -104,7 +104,11 @@ the other arguments. Inside a value, write \\[tool_name/] where you mean the clo
             key, sign, value = found.groups()
             value = value.strip()
             if sign == "<<":
-                value = "\n".join(_until(lines, value))
+                word, body_of = value, _until(lines, value)
+                if body_of is None:  # all that is left may be a piece of what was meant
+                    given.append((f"{key} without a line {word} at its end", json.dumps(key)))
+                    break
+                value = "\n".join(body_of)
             given.append((key, value_of(self._plain(name, value), key, schema)))
         if rest:
             given.append((_body_key(schema, given), json.dumps(self._plain(name, "\n".join(rest)))))
@@ -196,9 +200,7 @@ class TextCalls:
         self._held = ""
         """The beginning of a line that may become an opening tag, or all that may become a closing one."""
         self._at_line_start = True
-        self._fence: str | None = None
-        self._line = ""
-        """The line so far, as far as a fence would show in it."""
+        self._quoting = Quoting()
         self._open: str | None = None
         """The tool whose call is being read."""
         self._body: list[str] = []
@@ -225,7 +227,7 @@ class TextCalls:
         said: list[str] = []
         at = 0
         while at < len(text):
-            if self._at_line_start and self._fence is None:
+            if self._at_line_start and not self._quoting.inside:
                 if (opening := self._grammar.opening.match(text, at)) is not None:
                     if said:
                         yield TextDelta("".join(said))
@@ -238,21 +240,11 @@ class TextCalls:
                     break
             begun, at = at, text.find("\n", at) + 1 or len(text)
             said.append(line := text[begun:at])
-            self._line = (self._line + line.removesuffix("\n"))[:80]
+            self._quoting.take(line)
             self._at_line_start = line.endswith("\n")
-            if self._at_line_start:
-                self._end_of_line()
         if said:
             yield TextDelta("".join(said))
         return ""
-
-    def _end_of_line(self) -> None:
-        line, self._line = self._line, ""
-        if self._fence is None:
-            fence = _FENCE.match(line)
-            self._fence = None if fence is None else fence[1]
-        elif line.strip().startswith(self._fence) and not line.strip().strip(self._fence[0]):
-            self._fence = None
 
     def _in_call(self, text: str) -> Generator[BlockEvent, None, str]:
         """Gives what is left of ``text`` where the call ends in it."""
@@ -348,11 +340,14 @@ def _character(entity: re.Match[str]) -> str:
     return _ENTITIES[entity[0]]
 
 
-def _until(lines: Iterator[str], word: str) -> Iterator[str]:
+def _until(lines: Iterator[str], word: str) -> list[str] | None:
+    """The lines before the one that is ``word``; None where there is none."""
+    found: list[str] = []
     for line in lines:
         if line.strip() == word:
-            return
-        yield line
+            return found
+        found.append(line)
+    return None
 
 
 def _word_not_in(text: str) -> str:
