@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.faces.acp_clients import Desk, Editor, ask, call, played
 from tests.faces.conftest import Program
 
+from handrail.agent.budget import Budget
 from handrail.faces.acp.agent import Serving, serve
 from handrail.faces.acp.transport import Checked, Piped, as_line
 
@@ -159,6 +160,54 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_no_traceback(handrail
     assert await process.wait() == 0
     assert (await process.stderr.read()).decode() == ""
     assert not (handrail.workspace / "made.txt").exists(), "it has answered nothing"
+
+
+async def test_a_client_that_hangs_up_without_reading_what_it_is_told_is_not_waited_for(tmp_path: Path) -> None:
+    desk, answers, unread = Desk(tmp_path), asyncio.Queue[Any](), asyncio.Event()
+
+    class Deaf:
+        """Asks for a session and for work in it, and hangs up when it is told of that, which it does not read."""
+
+        def __init__(self) -> None:
+            self.asked = 0
+
+        async def receive(self) -> Any:
+            self.asked += 1
+            if self.asked == 1:
+                return _request(1, "initialize", protocolVersion=1)
+            if self.asked == 4:
+                await unread.wait()
+                return None
+            answered = (await answers.get())["result"]
+            if self.asked == 2:
+                return _request(2, "session/new", cwd=str(desk.workspace), mcpServers=[])
+            said = [{"type": "text", "text": "go"}]
+            return _request(3, "session/prompt", sessionId=answered["sessionId"], prompt=said)
+
+        async def send(self, message: dict[str, Any]) -> None:
+            if message.get("id") in (1, 2):
+                await answers.put(message)
+            elif self.asked >= 3:
+                unread.set()
+                await asyncio.Event().wait()
+
+        async def close(self) -> None:
+            pass
+
+    serving = Serving(
+        desk.kernel,
+        desk.reading,
+        played(tmp_path, {"text": "There is much to say."}),
+        lambda manifest: Budget.of(manifest.budgets),
+    )
+    await serve(Deaf(), serving, patience_s=0)
+    with desk.reading(str(desk.workspace)) as reader:
+        (left,) = reader.resumable(limit=5)
+    assert left.task == "go"
+
+
+def _request(number: int, method: str, **params: Any) -> dict[str, Any]:
+    return {"jsonrpc": "2.0", "id": number, "method": method, "params": params}
 
 
 JSON = st.recursive(

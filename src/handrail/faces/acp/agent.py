@@ -96,14 +96,19 @@ def _debugging() -> bool:
     return os.environ.get("HANDRAIL_DEBUG") == "1"
 
 
-async def serve(messages: Messages, serving: Serving) -> None:
-    """Serve one client until it hangs up; its sessions are suspended then, and can be loaded again."""
+async def serve(messages: Messages, serving: Serving, *, patience_s: float = 5.0) -> None:
+    """Serve one client until it hangs up; its sessions are suspended then, and can be loaded again.
+
+    :param patience_s: how long it then has to read what it is still told
+    """
     desk = Desk(serving)
     agent = cast("Any", desk)  # the SDK's protocol wants handlers to take what stands in _meta; Checked takes that out
-    connection = AgentSideConnection(agent, Checked(messages), listening=False, use_unstable_protocol=True)
+    checked = Checked(messages)
+    connection = AgentSideConnection(agent, checked, listening=False, use_unstable_protocol=True)
     try:
         await connection.listen()
     finally:
+        checked.end_within(patience_s)
         await through(desk.aclose())
         await connection.close()
 

@@ -7,6 +7,7 @@ nobody waits for an answer.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol, cast
@@ -79,9 +80,29 @@ class Checked:
 
     def __init__(self, messages: Messages) -> None:
         self._messages = messages
+        self._until: float | None = None
+        self._sending: set[asyncio.Timeout] = set()
 
     async def send(self, message: dict[str, Any]) -> None:
-        await self._messages.send(message)
+        """
+        :raises OSError: when the client has gone, or reads no more
+        """
+        try:
+            async with asyncio.timeout_at(self._until) as bound:
+                self._sending.add(bound)
+                try:
+                    await self._messages.send(message)
+                finally:
+                    self._sending.discard(bound)
+        except TimeoutError:  # an OSError; of an answer nobody is left to hear
+            if "method" in message:
+                raise
+
+    def end_within(self, seconds: float) -> None:
+        """What is not sent by then is not sent any more: who has hung up may have left a pipe that nobody reads."""
+        self._until = asyncio.get_running_loop().time() + seconds
+        for bound in self._sending:
+            bound.reschedule(self._until)
 
     async def close(self) -> None:
         await self._messages.close()
