@@ -155,11 +155,23 @@ async def test_a_finish_reason_that_says_the_server_gave_up_cuts_the_reply(finis
     assert [call.name for call in b.session.ran] == ["echo"]
 
 
-async def test_a_finish_reason_that_nobody_knows_closes_no_call() -> None:
-    async with bench("openai", Reply(Call("mail__send", ""), finish="quota"), Reply("ok")) as b:
+async def test_a_finish_reason_that_nobody_knows_closes_calls_but_for_one_that_may_have_been_about_to_get_arguments() -> (
+    None
+):
+    reply = Reply(Call("echo", '{"n":1}'), Call("mail__send", ""), finish="done")
+    async with bench("openai", reply, Reply("ok")) as b:
         assert (await b.run()).ok
         b.accepted()
-    assert b.session.ran == []
+    assert [call.name for call in b.session.ran] == ["echo"]
+
+
+@pytest.mark.parametrize("finish", ["max_tokens", "model_length"])
+async def test_a_reply_that_a_server_says_is_cut_runs_no_call_in_whose_middle_it_may_end(finish: str) -> None:
+    reply = Reply(Call("echo"), Call("mail__send", '{"to":"a"}'), finish=finish)
+    async with bench("openai", reply, Reply("ok")) as b:
+        assert (await b.run()).ok
+        b.accepted()
+    assert [call.name for call in b.session.ran] == ["echo"]
 
 
 async def test_a_call_without_arguments_at_which_a_filter_ended_the_reply_does_not_run() -> None:

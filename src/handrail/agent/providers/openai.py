@@ -58,8 +58,15 @@ _WHOLE: dict[str, FinishReason] = {
     "stop_sequence": "end",
     "tool_use": "calls",
 }
-"""Finish reasons of a reply that says all it was to say. Any other may stand in the middle of its last block."""
-_REASONS: dict[str, FinishReason] = {**_WHOLE, "length": "length", "content_filter": "refused"}
+"""Finish reasons of a reply that says all it was to say."""
+_CUT: dict[str, FinishReason] = {
+    "length": "length",
+    "content_filter": "refused",
+    # of other servers that speak this API
+    "max_tokens": "length",
+    "model_length": "length",
+}
+"""Those of one that may end in the middle of its last block."""
 _GAVE_UP = frozenset({"abort", "error", "insufficient_system_resource"})
 """Those by which servers say that they broke off themselves."""
 
@@ -171,7 +178,8 @@ class _ChunkReader:
     def _end(self, reason: str) -> Iterator[BlockEvent]:
         for call in self._calls:
             yield from call.announced()
-            if reason in _WHOLE:
+            # A reason that nobody knows ends the reply too; but a call without arguments may have been about to get some.
+            if reason in _WHOLE or (call.has_arguments and reason not in _CUT and reason not in _GAVE_UP):
                 yield from call.closed()
         if reason in _GAVE_UP:
             self.gave_up = reason
@@ -179,7 +187,7 @@ class _ChunkReader:
         self.finished = True
         if self._cited:
             yield NativeGiven("web_search", "", {}, self._cited)
-        yield Finished(_REASONS.get(reason, "other"))
+        yield Finished((_WHOLE | _CUT).get(reason, "other"))
 
     def _fragment(self, fragment: object) -> Iterator[BlockEvent]:
         slot, call_id, function = get(fragment, "index"), text(fragment, "id"), get(fragment, "function")
