@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import httpx2
 import pytest
@@ -19,6 +19,8 @@ from mcp.client.streamable_http import streamable_http_client
 from mcp.client.subscriptions import ToolsListChanged
 from mcp.types import CallToolResult, TextContent, Tool, ToolListChangedNotification
 from tests.faces.conftest import Program, Sleeper
+
+from handrail.faces.mcp.stdio import Lines, Output
 
 Mode = Literal["auto", "legacy"]
 
@@ -165,6 +167,49 @@ async def test_stdout_carries_protocol_only_and_hanging_up_ends_the_server(handr
     assert await process.wait() == 0 and rest == b""
     assert answers[1]["result"]["serverInfo"]["name"] == "handrail"
     assert "second line" in answers[2]["result"]["content"][0]["text"]
+
+
+async def test_a_client_that_reads_no_more_is_no_defect_and_ends_the_server(handrail: Program) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *handrail.command("mcp"), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+    process.stdin.write(json.dumps(HELLO).encode() + b"\n")
+    assert json.loads(await process.stdout.readline())["id"] == HELLO["id"]
+    cast("Any", process)._transport.get_pipe_transport(1).close()
+    for number in (2, 3):
+        read = {"name": "read", "arguments": {"path": "note.txt"}}
+        process.stdin.write(
+            json.dumps({"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": read}).encode() + b"\n"
+        )
+    process.stdin.close()
+    assert (await process.stderr.read()).decode() == ""
+    assert await process.wait() == 0
+
+
+async def test_a_pipe_that_nobody_reads_is_waited_for_only_while_its_client_speaks() -> None:
+    (reading, writing), loop = os.pipe(), asyncio.get_running_loop()
+    said, saying = os.pipe()
+    flow = asyncio.StreamReaderProtocol(asyncio.StreamReader())
+    incoming = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(incoming), os.fdopen(said, "rb", buffering=0))
+    out, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(writing, "wb", buffering=0))
+    output = Output(asyncio.StreamWriter(out, flow, None, loop), patience_s=0)
+    lines = Lines(incoming, lambda _: None, output.end_soon)
+    try:
+        await output.write("x" * 1_000_000)
+        waiting = asyncio.ensure_future(output.flush())
+        os.write(saying, b"{}\n")
+        assert await anext(lines) == "{}\n" and not waiting.done()
+        os.close(saying)
+        with pytest.raises(StopAsyncIteration):
+            await anext(lines)
+        for flushing in (waiting, output.flush()):
+            with pytest.raises(BrokenPipeError):
+                await flushing
+    finally:
+        out.abort()
+        os.close(reading)
 
 
 @pytest.mark.proves("X-08")

@@ -62,7 +62,10 @@ async def serve(kernel: Kernel, serving: Serving | None = None, started: Callabl
         if await reception.receive(lines):
             server = await reception.server()
             started()
-            await server.serve_on(kernel, serving, (reception.resumed(lines), reception.answers()))
+            try:
+                await server.serve_on(kernel, serving, (reception.resumed(lines), reception.answers()))
+            except* ConnectionError:
+                pass  # it has hung up, and reads no more
 
 
 class Reception:

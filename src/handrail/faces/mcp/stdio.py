@@ -58,7 +58,8 @@ async def wire() -> AsyncGenerator[tuple[Lines, Output] | None]:
         outgoing, _ = await loop.connect_write_pipe(lambda: flow, os.fdopen(os.dup(wire_out), "wb", buffering=0))
         transports.append(outgoing)
         writer = asyncio.StreamWriter(outgoing, flow, None, loop)
-        yield Lines(reader, writer.write), Output(writer)
+        output = Output(writer)
+        yield Lines(reader, writer.write, output.end_soon), output
     finally:
         for transport in transports:
             transport.close()
@@ -80,11 +81,15 @@ class Lines:
     """The lines of a stream as text, none longer than the reader's limit and none deeper than a parser takes.
 
     :param reply: takes the answer to a request that is not passed on
+    :param ended: called when there are no more
     """
 
-    def __init__(self, reader: asyncio.StreamReader, reply: Callable[[bytes], None]) -> None:
+    def __init__(
+        self, reader: asyncio.StreamReader, reply: Callable[[bytes], None], ended: Callable[[], None] = lambda: None
+    ) -> None:
         self._reader = reader
         self._reply = reply
+        self._ended = ended
         self._skipped: _Skipped | None = None
 
     def __aiter__(self) -> Lines:
@@ -97,6 +102,7 @@ class Lines:
             except asyncio.IncompleteReadError as ended:
                 line = ended.partial
                 if not line or self._skipped is not None:
+                    self._ended()
                     raise StopAsyncIteration from None
             except asyncio.LimitOverrunError as over:
                 piece = await self._reader.readexactly(over.consumed)
@@ -144,13 +150,36 @@ class _Skipped:
 
 
 class Output:
-    """A pipe that text is written to, at the pace of its reader."""
+    """A pipe that text is written to, at the pace of its reader.
 
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
+    :param patience_s: how long a reader that says no more may leave it full
+    """
+
+    def __init__(self, writer: asyncio.StreamWriter, patience_s: float = 5.0) -> None:
         self._writer = writer
+        self._patience_s = patience_s
+        self._bound: float | None = None
+        self._flushing: set[asyncio.Timeout] = set()
 
     async def write(self, text: str) -> None:
         self._writer.write(text.encode(errors="backslashreplace"))
 
     async def flush(self) -> None:
-        await self._writer.drain()
+        """
+        :raises OSError: when nobody reads it any more
+        """
+        try:
+            async with asyncio.timeout(self._bound) as bound:
+                self._flushing.add(bound)
+                try:
+                    await self._writer.drain()
+                finally:
+                    self._flushing.discard(bound)
+        except TimeoutError:
+            raise BrokenPipeError("the client has hung up, and reads no more") from None
+
+    def end_soon(self) -> None:
+        """Whoever reads it says no more: they may have gone and left a pipe that nobody reads."""
+        self._bound = self._patience_s
+        for bound in self._flushing:
+            bound.reschedule(asyncio.get_running_loop().time() + self._patience_s)
