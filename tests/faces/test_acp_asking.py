@@ -164,6 +164,24 @@ async def test_a_client_that_goes_while_it_is_asked_leaves_a_call_that_waits_and
     assert (desk.workspace / "a.txt").read_text() == "x"
 
 
+async def test_a_session_that_is_closed_while_it_asks_ends_its_prompt_as_cancelled_and_the_call_waits(
+    desk: Desk,
+) -> None:
+    editor = Editor()
+    editor.answering = lambda _call, _options: None
+    async with desk.connected({"calls": [call("write", path="made.txt", content="x")]}, editor=editor) as (client, _):
+        session_id = (await client.new_session(cwd=str(desk.workspace))).session_id
+        prompt = asyncio.create_task(ask(client, session_id))
+        await editor.until(lambda: editor.asked)
+        await client.close_session(session_id=session_id)
+        assert (await prompt).stop_reason == "cancelled"
+        editor.choose(0, "allow_once")
+        await client.load_session(cwd=str(desk.workspace), session_id=session_id)
+        await editor.until(lambda: len(editor.of("tool_call")) == 2)
+        assert editor.statuses(1)[-1] == "pending"
+    assert not (desk.workspace / "made.txt").exists(), "a yes that comes too late is none"
+
+
 async def test_calls_that_waited_while_their_client_was_gone_are_all_open_at_once_when_it_comes_back(
     desk: Desk,
 ) -> None:

@@ -56,6 +56,7 @@ class Conversation:
     remarks: list[str] = field(default_factory=list[str])
     _running: asyncio.Task[schema.PromptResponse] | None = None
     _cancelled: bool = False
+    _leaving: bool = False
 
     @property
     def modes(self) -> schema.SessionModeState:
@@ -186,7 +187,8 @@ class Conversation:
             self.telling.says(f"\n\n[{outcome.detail}]")
         if outcome.status == "parked":
             self.telling.says(" Answer with handrail approve, then prompt this session again.")
-        return schema.PromptResponse(stop_reason=_stop_reason(outcome), usage=_usage(outcome))
+        reason = "cancelled" if self._leaving else _stop_reason(outcome)
+        return schema.PromptResponse(stop_reason=reason, usage=_usage(outcome))
 
     # ── what was said before ─────────────────────────────────────────────────────────────────────
 
@@ -257,6 +259,7 @@ class Conversation:
     async def leave(self) -> None:
         """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, everything is kept."""
         running = self._running
+        self._leaving = True
         if running is not None:
             self.agent.cancel("shutdown")
             await asyncio.wait((running,))
