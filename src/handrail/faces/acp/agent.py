@@ -97,18 +97,15 @@ def _debugging() -> bool:
 
 
 async def serve(messages: Messages, serving: Serving, *, patience_s: float = 5.0) -> None:
-    """Serve one client until it hangs up; its sessions are suspended then, and can be loaded again.
-
-    :param patience_s: how long it then has to read what it is still told
-    """
+    """Serve one client until it hangs up, and has read what it is still told or left that for ``patience_s``; its sessions are
+    suspended then, and can be loaded again."""
     desk = Desk(serving)
     agent = cast("Any", desk)  # the SDK's protocol wants handlers to take what stands in _meta; Checked takes that out
-    checked = Checked(messages)
-    connection = AgentSideConnection(agent, checked, listening=False, use_unstable_protocol=True)
+    connection = AgentSideConnection(agent, wire := Checked(messages), listening=False, use_unstable_protocol=True)
     try:
         await connection.listen()
     finally:
-        checked.end_within(patience_s)
+        wire.end_within(patience_s)
         await through(desk.aclose())
         await connection.close()
 
