@@ -138,6 +138,24 @@ async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Pa
 
 
 @pytest.mark.proves("A-03")
+async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_left(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        pauses = [Pause() for _ in range(4)]
+        reader = PlayedModel(*([pause, *text_reply("done")] for pause in pauses))
+        top = PlayedModel(call_reply(*(task("reader") for _ in range(4))), text_reply("end"))
+        agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
+        run = asyncio.ensure_future(answers(agent))
+        for pause in pauses[:2]:
+            await pause.reached.wait()
+        for pause in pauses:
+            pause.proceed.set()
+        found = await run
+        assert [result.ok for result in found].count(True) == 2, "one turn of three was its own"
+        assert all("all 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
+        assert (len(top.requests), len(reader.requests)) == (1, 2)
+
+
+@pytest.mark.proves("A-03")
 async def test_one_call_may_hand_over_several_tasks_at_once(tmp_path: Path) -> None:
     from handrail import Runtime, tool
 

@@ -91,10 +91,20 @@ class Spent:
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
-    def add(self, request: ModelRequest, reply: Reply) -> None:
-        """Count one request and its reply."""
-        self.count_turn()
-        self.count_tokens(request, reply)
+    def take_turn(self) -> tuple[BudgetKind, str] | None:
+        """Count a request that is made now: others share the budget, and ask while this one is answered. Gives what it has
+        no room left for, and why; then nothing is counted."""
+        if (full := self.full()) is None:
+            self.count_turn()
+        return full
+
+    def full(self) -> tuple[BudgetKind, str] | None:
+        """What the budget has no room left for, where it has none for a further request, and why."""
+        if (why := self.out_of_turns()) is not None:
+            return "turns", why
+        if (why := self.out_of_tokens()) is not None:
+            return "tokens", why
+        return None
 
     def count_turn(self) -> None:
         self.turns += 1

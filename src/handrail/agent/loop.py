@@ -290,14 +290,13 @@ class Agent:
         """One request, its calls, and their answers; or the decision that there is no further one."""
         if run.deadline is not None and asyncio.get_running_loop().time() >= run.deadline:
             self._stop(run, "budget")
-        if run.stopped is None and run.spent.out_of_turns() is None:
+        if run.has_room():
             if not run.paused:
                 for heard in await self._hear(run):
                     yield heard
-                if run.ended is not None:
-                    return
-            if self._project is None and self._workspace is not None:
+            if self._project is None and self._workspace is not None and run.has_room():
                 self._project = await project_text(self.session, self._workspace)
+        if run.has_room(taking=True):
             try:
                 turn = self.session.turn()
             except UsageError as closed:  # somebody stopped the session, or left it
@@ -311,7 +310,7 @@ class Agent:
                 turn, self.session.id, self._conversation, assembly, run.admitted, run.may_be_over
             )
             run.reading, run.request, answered = assembly, request, False
-            yield TurnStarted(run.spent.turns + 1)
+            yield TurnStarted(run.spent.turns)
             try:
                 reading = read_reply(run, assembly, self.model, request, self._retry, self._heeding(assembly, dispatch))
                 async with aclosing(reading) as events:
@@ -341,8 +340,6 @@ class Agent:
                 yield CallAnswered(position, call, answer)
             run.end_where_calls_wait()
             run.judge(reply)
-        elif run.stopped is None:
-            run.end("budget", run.spent.out_of_turns() or "", "turns")
         if run.stopped is not None:
             run.end_stopped()
         if run.ended is not None and run.ended[2] is not None:

@@ -26,6 +26,8 @@ async def read_reply(
     :param heed: puts each event into ``assembly``, whether or not anybody watches
     """
     run.error = None
+    if run.stopped is not None:  # since the turn began, or while a watcher was told of it: nothing is asked any more
+        return
     pump = run.pump = ReplyPump(model, request, retry, run.deadline, heed)
     try:
         async with aclosing(pump.events()) as events:

@@ -62,6 +62,17 @@ class Run:
         if self.ended is None:
             self.ended = (status, detail, budget)
 
+    def has_room(self, *, taking: bool = False) -> bool:
+        """Whether there may be a further request. Where the budget has no room for one, the run ends.
+
+        :param taking: it is made now, and counted
+        """
+        if self.stopped is None and self.ended is None:
+            full = self.spent.take_turn() if taking else self.spent.full()
+            if full is not None:
+                self.end("budget", full[1], full[0])
+        return self.stopped is None and self.ended is None
+
     def end_stopped(self) -> None:
         """End it as it was stopped."""
         budget: BudgetKind | None = "seconds" if self.stopped == "budget" else None
@@ -76,8 +87,8 @@ class Run:
         return "the connection to the provider was lost" if self.stopped is None else self.stop_text()
 
     def count(self, request: ModelRequest, reply: Reply) -> None:
-        """Count a request with the reply that it brought."""
-        self.spent.add(request, reply)
+        """Count what a request and its reply took; that it was made is counted."""
+        self.spent.count_tokens(request, reply)
         self.reading = None
 
     def may_be_over(self) -> bool:
