@@ -14,10 +14,13 @@ from hypothesis import strategies as st
 from tests.session.arriving import SECOND, Clock, place
 
 from handrail.contract.arrivals import Trigger
-from handrail.contract.errors import ToolError
+from handrail.contract.errors import LogUnavailable, ToolError
+from handrail.holding import HeldKernel
 from handrail.session import channels as channelling
 from handrail.session import notices as noticing
 from handrail.session.schedules import next_after
+from handrail.session.session import HeldSession
+from handrail.store.triggers import TriggerTable
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("A-07")
@@ -366,3 +369,59 @@ async def test_the_scratchpad_keeps_notes_by_name(tmp_path: Path) -> None:
         assert all(result.ok for result in results)
         assert len((await session.call("scratchpad", {"action": "list"})).data["keys"]) == 21
         assert await pad(action="clear") == {"cleared": 21}
+
+
+RULES = ["allow watch_channel", "allow send_message"]
+
+
+async def told_of_a_message(kernel: HeldKernel, session: HeldSession) -> list[str]:
+    """What the session's agent hears once something was sent over the channel that it watches."""
+    assert (await session.call("send_message", {"channel": "news", "message": "it rains"})).ok
+    return [notice.source for notice in await kernel.sessions.arrivals.notices.of(session.id).pending()]
+
+
+async def test_triggers_of_sessions_that_are_opened_at_once_all_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        ids: list[str] = []
+        for _ in range(3):
+            session = await kernel.session()
+            assert (await session.call("watch_channel", {"channel": "news", "prompt": "read", "name": "news"})).ok
+            ids.append(session.id)
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        removes = TriggerTable.remove_below
+
+        async def takes_its_time(table: TriggerTable) -> None:  # as where a killed process left some
+            await kernel.rooms.store.database.writer.flush()
+            await removes(table)
+
+        monkeypatch.setattr(TriggerTable, "remove_below", takes_its_time)
+        opened = await asyncio.gather(*map(kernel.session, ids))
+        assert [await told_of_a_message(kernel, session) for session in opened] == [["news"]] * 3
+
+
+@pytest.mark.parametrize("broken", ["cancelled", "failed"])
+async def test_triggers_go_on_though_the_first_session_was_not_opened_to_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        session = await kernel.session()
+        assert (await session.call("watch_channel", {"channel": "news", "prompt": "read", "name": "news"})).ok
+    async with temporary_kernel(tmp_path, rules=RULES) as kernel:
+        with monkeypatch.context() as breaking:
+            begun = asyncio.Event()
+
+            async def breaks_off(_: TriggerTable) -> None:
+                begun.set()
+                if broken == "failed":
+                    raise LogUnavailable("the disk is full")
+                await asyncio.Event().wait()
+
+            breaking.setattr(TriggerTable, "remove_below", breaks_off)
+            opening = asyncio.ensure_future(kernel.session())
+            await begun.wait()
+            opening.cancel()
+            await asyncio.wait({opening})
+        again = await kernel.session(session.id)
+        assert await told_of_a_message(kernel, again) == ["news"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from functools import partial
@@ -30,6 +31,7 @@ class Arrivals:
         self.triggers = Clockwork(store.triggers, self.notices, self.channels, redactor, clock)
         self._database = store.database
         self._begun = False
+        self._beginning = asyncio.Lock()
 
     async def enter(self, session: HeldSession, lane: Lane, top: str) -> None:
         """A session is open. With the first one the triggers of all go on.
@@ -42,10 +44,15 @@ class Arrivals:
         triggers = lane.triggers = SessionTriggers(
             self.triggers, session.id, channels, session.workdir, partial(_class_of, session)
         )
-        if not self._begun:
-            self._begun = True
-            await self.triggers.begin()
+        await self._begin()
         await triggers.take_up()
+
+    async def _begin(self) -> None:
+        """Have the triggers of all go on. Whoever is cut off in it leaves it to the next, and who comes meanwhile waits."""
+        async with self._beginning:
+            if not self._begun:
+                await self.triggers.begin()
+                self._begun = True
 
     def leave(self, session_id: str) -> None:
         """It is not open any more. What waits for it stays."""
