@@ -9,17 +9,19 @@ from pathlib import Path
 
 import pytest
 from tests.agent.sessions import RecordingSession
-from tests.agent.test_going_on import KeptHere
+from tests.agent.test_going_on import KeptHere, parks
 
 from handrail import ApprovalAnswer
+from handrail.agent import living
 from handrail.agent.budget import Budget
 from handrail.agent.events import LoopEvent, NoticesHeard, RunFinished, Waiting
 from handrail.agent.loop import Agent
 from handrail.agent.model import ProviderDenied, UserMessage
 from handrail.contract.errors import UsageError
 from handrail.contract.notices import Notice, NoticeKind
+from handrail.contract.result import Result
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
-from handrail.testing.models import PlayedModel, call_reply, text_reply
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
 
 def notice(id: str, kind: NoticeKind = "job", text: str = "all tests pass", untrusted: str | None = None) -> Notice:
@@ -190,6 +192,60 @@ async def test_a_living_agent_whose_provider_is_away_tries_no_faster_than_it_mus
                 if outcomes:
                     agent.stop()  # it would wait a second now, although something waits to be told
     assert outcomes == ["failed"] and waits == 2
+
+
+async def outcomes_of(agent: Agent, enough: int) -> list[str]:
+    """How the first runs of its life ended."""
+    outcomes: list[str] = []
+    async with aclosing(agent.live()) as life:
+        async for event in life:
+            if isinstance(event, RunFinished):
+                outcomes.append(event.outcome.status)
+                if len(outcomes) == enough:
+                    agent.stop()
+    return outcomes
+
+
+@pytest.mark.proves("A-07")
+async def test_what_a_living_agent_heard_is_worked_on_once_the_provider_is_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(living, "LONGEST_PAUSE_S", 0.0)
+    monkeypatch.setattr(living, "LONGEST_AGAIN_S", 0.0)
+    told = Told(notice("n1", "trigger", "it is noon"))
+    session = session_told(told)
+    model = PlayedModel([ProviderDenied("down")], [ProviderDenied("still")], text_reply("noon it is"))
+    assert await outcomes_of(Agent(session, model), 3) == ["failed", "failed", "answered"]
+    assert [str(request.messages).count("it is noon") for request in model.requests] == [1, 1, 1]
+    assert session.headless
+
+
+@pytest.mark.proves("A-07")
+async def test_a_call_that_waits_for_a_person_is_looked_up_again_by_a_living_agent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(living, "LONGEST_PAUSE_S", 0.0)
+    told = Told(notice("n1"))
+    session = RecordingSession(parks)
+    session.notices = told
+    session.recorded["s1/1.0"] = Result.output("sent")
+    model = PlayedModel(call_reply(("mail.send", {})), text_reply("it is sent"))
+    assert await outcomes_of(Agent(session, model), 2) == ["parked", "answered"]
+
+
+@pytest.mark.proves("A-07")
+async def test_what_a_killed_process_had_heard_and_not_answered_is_worked_on_by_the_next() -> None:
+    history, told = KeptHere(), Told(notice("n1", "trigger", "it is noon"))
+    killed = Agent(session_told(told, history), PlayedModel([Pause()]))
+    async with aclosing(killed.live()) as life:
+        async for event in life:
+            if isinstance(event, NoticesHeard):
+                break
+    assert told.taken == ["n1"] and history.roles == ["user"]
+    session = session_told(told, history)
+    model = PlayedModel(text_reply("noon it is"))
+    assert await outcomes_of(Agent(session, model), 1) == ["answered"]
+    assert "it is noon" in str(model.requests[0].messages) and session.headless
 
 
 @pytest.mark.proves("P-10")

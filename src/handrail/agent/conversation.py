@@ -84,6 +84,11 @@ class Conversation:
         """The last reply, while calls of it have no answer. Nothing else may be said before they have."""
         return self._open
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether calls have no answer, or what was said last has none."""
+        return self._open is not None or (bool(self._messages) and not isinstance(self._messages[-1], AssistantMessage))
+
     async def load(self) -> None:
         """Read what was said before, once.
 

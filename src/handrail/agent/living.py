@@ -8,11 +8,13 @@ from contextlib import aclosing
 from typing import Any, Protocol
 
 from handrail.agent.dispatch import Session
-from handrail.agent.events import LoopEvent, RunFinished, Waiting
+from handrail.agent.events import LoopEvent, RunFinished, RunStatus, Waiting
 from handrail.contract.session import StopReason
 
 LONGEST_PAUSE_S = 60.0
 """Pauses between attempts to go on, while the provider is away or calls wait for a person."""
+LONGEST_AGAIN_S = 3600.0
+"""Where nothing new has come, until the provider is asked again for what it gave no whole answer to: that may cost each time."""
 
 
 class Worker(Protocol):
@@ -22,6 +24,8 @@ class Worker(Protocol):
     def session(self) -> Session: ...
 
     def run(self, task: str | None) -> AsyncGenerator[LoopEvent, None]: ...
+
+    async def unanswered(self) -> bool: ...
 
     def cancel(self, reason: StopReason = "user") -> None: ...
 
@@ -58,35 +62,45 @@ class Life:
             ended()
 
     async def _events(self) -> AsyncGenerator[LoopEvent, None]:
-        in_vain = 0
+        in_vain, why = 0, None
+        owed = await self._agent.unanswered()  # what a process before heard, and did not come to
         while not self._stopped:
-            if not self._said:
+            if not self._said and (in_vain or not owed):
                 yield Waiting()
-                await self._comes(in_vain)
+                await self._comes(in_vain, _again_s(in_vain, why) if owed else None)
                 if self._stopped:
                     return
-            if not self._said and not await self._is_told():
+            if not self._said and not owed and not await self._is_told():
                 continue
             text = self._said.pop(0) if self._said else None
             async with aclosing(self._agent.run(text)) as events:
                 async for event in events:
                     yield event
                     if isinstance(event, RunFinished):
-                        in_vain = 0 if event.outcome.ok else in_vain + 1
+                        why = event.outcome.status
+            in_vain = 0 if why == "answered" else in_vain + 1
+            owed = why in ("failed", "parked") and await self._agent.unanswered()
 
     async def _is_told(self) -> bool:
         notices = self._agent.session.notices
         return notices is not None and bool(await notices.pending())
 
-    async def _comes(self, in_vain: int) -> None:
-        """Return when there is something to do: at once if something waits, later if the last attempts failed."""
+    async def _comes(self, in_vain: int, again_s: float | None) -> None:
+        """Return when there is something to do: at once if something waits, later if the last attempts failed.
+
+        :param again_s: seconds until what they left is tried again; None for never
+        """
         self._heard.clear()
         if self._said or self._stopped:
             return
-        if in_vain and await self._until(None, min(2.0 ** (in_vain - 1), LONGEST_PAUSE_S)):
+        pause_s = _pause_s(in_vain)
+        if in_vain and await self._until(None, pause_s):
+            return
+        if again_s is not None and again_s <= pause_s:
             return
         notices = self._agent.session.notices
-        await self._until(None if notices is None else notices.arrived(), None)
+        left_s = None if again_s is None else again_s - pause_s
+        await self._until(None if notices is None else notices.arrived(), left_s)
 
     async def _until(self, arrival: Coroutine[Any, Any, None] | None, seconds: float | None) -> bool:
         """Wait for a user's message, ``arrival``, or the time to pass. Gives whether it was a message."""
@@ -101,3 +115,13 @@ class Life:
         finally:
             for wait in waits:
                 wait.cancel()
+
+
+def _pause_s(in_vain: int) -> float:
+    """Seconds without any further attempt, after so many that failed."""
+    return min(2.0 ** min(in_vain - 1, 32), LONGEST_PAUSE_S) if in_vain else 0.0
+
+
+def _again_s(in_vain: int, why: RunStatus | None) -> float:
+    """Seconds until what they left is tried again. Whether a person has answered costs nothing to look up."""
+    return _pause_s(in_vain) if why == "parked" else min(2.0 ** min(in_vain - 1, 32), LONGEST_AGAIN_S)

@@ -31,7 +31,6 @@ from handrail.agent.events import (
 from handrail.agent.hearing import hear, is_attended
 from handrail.agent.living import Life
 from handrail.agent.model import (
-    AssistantMessage,
     BlockEvent,
     Message,
     Model,
@@ -119,7 +118,8 @@ class Agent:
 
     def live(self, task: str | None = None) -> AsyncGenerator[LoopEvent, None]:
         """Work on ``task``, and then on whatever comes until :meth:`stop`: messages by :meth:`say`, jobs that end, triggers
-        that fire. Each piece of work is a run of its own with its own budget; one that a trigger begins is headless.
+        that fire. Each piece of work is a run of its own with its own budget; one that a trigger begins is headless. What a
+        process before left unanswered is gone on with, and what the provider or a person has not answered is tried again.
 
         :raises UsageError: when it is alive already
         """
@@ -127,6 +127,11 @@ class Agent:
             raise UsageError("this agent lives already; say() tells it what to do next")
         self._life = Life(self)
         return self._life.events(task, lambda: setattr(self, "_life", None))
+
+    async def unanswered(self) -> bool:
+        """Whether calls have no answer, or what was said last has none: :meth:`run` without a task goes on with that."""
+        await self._conversation.load()
+        return self._conversation.unanswered
 
     def say(self, text: str) -> None:
         """Give a living agent the user's message ``text``.
@@ -238,9 +243,9 @@ class Agent:
                 await self._conversation.save()
                 await self._begin(run, text)
             return heard
-        messages, notices = self._conversation.messages, self.session.notices
+        notices = self.session.notices
         told = () if notices is None else await notices.pending()
-        ended = not messages or isinstance(messages[-1], AssistantMessage)
+        ended = not self._conversation.unanswered
         if ended and not told:
             raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")
         headless = self._conversation.headless or (ended and not is_attended(told))
