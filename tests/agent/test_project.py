@@ -89,6 +89,7 @@ async def test_files_above_the_workspace_are_told_up_to_the_top_of_its_repositor
     (repository / "part" / "CONTEXT.md").write_text("Of the part.")
     (repository / "part" / "AGENTS.md").symlink_to(tmp_path / "AGENTS.md")
     os.mkfifo(repository / "part" / "CLAUDE.md")
+    (repository / "CONTEXT.md").mkdir()
     async with temporary_kernel(repository / "part", secrets={"KEY": "hunter2hunter2"}) as kernel:
         (repository / "part" / "ws" / "AGENTS.md").write_text("Of the workspace.")
         system = await system_text(kernel)

@@ -68,6 +68,7 @@ def test_what_is_no_skill_is_named_with_the_reason_and_keeps_no_other_from_being
     put(skills, "pipe")
     (skills / "pipe" / "SKILL.md").unlink()
     os.mkfifo(skills / "pipe" / "SKILL.md")
+    (skills / "folder" / "SKILL.md").mkdir(parents=True)
     (skills / "Bad\nname").mkdir()
     (skills / "empty").mkdir()
     for name, content in {
@@ -90,6 +91,7 @@ def test_what_is_no_skill_is_named_with_the_reason_and_keeps_no_other_from_being
         "link-in": "is a link",
         "huge": "larger than 256 KiB",
         "pipe": "no regular file",
+        "folder": "no regular file",
         "Bad\nname": "no name of a skill",
         "empty": "has no SKILL.md",
         "bytes": "not UTF-8",

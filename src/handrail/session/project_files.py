@@ -55,9 +55,23 @@ def _in(folder: Path, permitted: Callable[[str], bool]) -> Iterator[tuple[str, s
         if not permitted(str(folder / name)):
             continue
         try:
-            file = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            content = _content(folder / name)
         except OSError:
             continue
-        with os.fdopen(file, "rb") as opened:
-            if stat.S_ISREG(os.fstat(file).st_mode):
-                yield name, opened.read(MAX_BYTES).decode("utf-8-sig", "replace")
+        if content is not None:
+            yield name, content.decode("utf-8-sig", "replace")
+
+
+def _content(path: Path) -> bytes | None:
+    """The beginning of a regular file; None for anything else.
+
+    :raises OSError: when it cannot be read
+    """
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # looked at first: a folder becomes no file object
+            return None
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            return opened.read(MAX_BYTES)
+    finally:
+        os.close(file)

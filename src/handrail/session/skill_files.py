@@ -176,11 +176,15 @@ def _content(layer: Layer, name: str) -> bytes:
         linked = (layer.folder / name).is_symlink() or (layer.folder / name / FILE).is_symlink()
         why = "is a link; put the file itself here" if linked else f"cannot be read: {error.strerror or error}"
         raise ValueError(why) from None
-    with os.fdopen(file, "rb") as opened:
-        found = os.fstat(opened.fileno())
-        if not stat.S_ISREG(found.st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(file).st_mode):  # looked at first: a folder becomes no file object
             raise ValueError("is no regular file")
-        content = opened.read(MAX_BYTES + 1)
+        with os.fdopen(file, "rb", closefd=False) as opened:
+            content = opened.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise ValueError(f"cannot be read: {error.strerror or error}") from None
+    finally:
+        os.close(file)
     if len(content) > MAX_BYTES:
         raise ValueError(f"is larger than {MAX_BYTES // 1024} KiB; put the rest into files beside it")
     return content
