@@ -93,6 +93,7 @@ class HeldSessions:
         except BaseException:
             session.news.end()
             self._forget(session)
+            rooms.store.sessions.abandon(session_id, time.time_ns())
             raise
         opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
         context.shelf.begin()

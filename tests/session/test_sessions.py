@@ -176,6 +176,23 @@ async def test_a_session_that_could_not_be_opened_can_be_opened_after_all(tmp_pa
         assert (await session.call("test.look", {})).ok
 
 
+async def test_a_session_whose_opening_was_cut_off_is_open_nowhere(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[look], rules=ALLOW) as kernel:
+        await (await kernel.session("ses_cut")).suspend()
+        for turns in range(40):
+            opening = asyncio.ensure_future(kernel.session("ses_cut"))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            opening.cancel()
+            await asyncio.wait({opening})
+            if not opening.cancelled():
+                await opening.result().suspend()
+        await kernel.rooms.store.database.writer.flush()
+        row = kernel.rooms.store.sessions.get("ses_cut")
+        assert row is not None and row.holder is None, "nobody would be let to go on with it elsewhere"
+        assert (await (await kernel.session("ses_cut")).call("test.look", {})).ok
+
+
 # ── closing a session ────────────────────────────────────────────────────────────────────────────
 
 

@@ -66,6 +66,10 @@ class Sessions:
         """
         await self._database.commit(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
 
+    def abandon(self, session_id: str, at_ns: int) -> None:
+        """Record soon that a session is not open after all: opening it was cut off, perhaps before it was recorded."""
+        self._database.append(_STATEMENTS, ("suspend", session_id, at_ns, self._database.token))
+
     async def fork(self, parent: str, row: SessionRow, paths: tuple[str, str]) -> None:
         """Record a session that begins with a copy of what was said in ``parent``, of what its tools keep and of what
         it has read; not of its rules. It is suspended until it is opened.
