@@ -69,6 +69,23 @@ async def test_who_waits_for_a_notice_hears_of_it_and_of_there_being_none_to_com
         assert not await idles
 
 
+async def test_what_a_session_that_was_left_had_to_wait_for_is_let_go_when_that_has_ended(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path) as kernel:
+        board = kernel.arrivals.notices
+        left = board.of("ses_left")
+        left.expect("bash_1")
+        left.expect("bash_2")
+        board.forget("ses_left")
+        left.forget("bash_1")
+        assert board.of("ses_left") is left, "opened again, it is still told of the other"
+        board.forget("ses_left")
+        left.forget("bash_2")
+        opened = board.of("ses_left")
+        assert opened is not left
+        left.forget("bash_2")
+        assert board.of("ses_left") is opened
+
+
 async def test_no_notice_is_kept_with_a_secret_and_none_without_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

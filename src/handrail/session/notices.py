@@ -32,13 +32,19 @@ class Noticeboard:
         found = self._sessions.get(session_id)
         if found is None:
             found = self._sessions[session_id] = SessionNotices(self, session_id)
+        found.left = False
         return found
 
     def forget(self, session_id: str) -> None:
         """The session is not open any more. What waits in it is kept."""
-        found = self._sessions.get(session_id)
-        if found is not None and not found.expects:
-            del self._sessions[session_id]
+        if (found := self._sessions.get(session_id)) is not None:
+            found.left = True
+            self.let_go(found)
+
+    def let_go(self, of: SessionNotices) -> None:
+        """Keep it no longer, where its session is not open and nothing runs that will leave one."""
+        if of.left and not of.expects and self._sessions.get(of.session_id) is of:
+            del self._sessions[of.session_id]
 
     async def post(self, notice: Notice, *along: Work) -> None:
         """See :meth:`handrail.contract.notices.NoticeBox.post`. The session need not be open.
@@ -64,8 +70,10 @@ class SessionNotices:
 
     def __init__(self, board: Noticeboard, session_id: str) -> None:
         self._board = board
-        self._session_id = session_id
+        self.session_id = session_id
         self._expected: set[str] = set()
+        self.left = False
+        """Whether its session is not open any more."""
         self._changed = asyncio.Event()
 
     @property
@@ -74,10 +82,10 @@ class SessionNotices:
         return bool(self._expected)
 
     async def pending(self) -> Sequence[Notice]:
-        return self._board.table.pending(self._session_id)
+        return self._board.table.pending(self.session_id)
 
     async def take(self, ids: Sequence[str]) -> None:
-        await self._board.table.take(self._session_id, ids)
+        await self._board.table.take(self.session_id, ids)
 
     async def arrived(self) -> None:
         while not await self._changes_until(self._any):
@@ -96,6 +104,7 @@ class SessionNotices:
 
     def forget(self, source: str) -> None:
         self._expected.discard(source)
+        self._board.let_go(self)
         self._ring()
 
     def has_come(self, source: str) -> None:
@@ -103,7 +112,7 @@ class SessionNotices:
         self.forget(source)
 
     def _any(self) -> bool:
-        return self._board.table.count(self._session_id) > 0
+        return self._board.table.count(self.session_id) > 0
 
     async def _changes_until(self, seen: Callable[[], bool]) -> bool:
         """Whether it is so now; if not, return after the next change."""
