@@ -10,6 +10,10 @@ from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
 
 SECOND_NS = 1_000_000_000
+_FIELDS = (
+    "minutes go from 0 to 59, hours from 0 to 23, days from 1 to 31 and no further than the months named have, months from 1 to "
+    "12, weekdays from 0 (Sunday) to 7"
+)
 
 
 def next_after(trigger: Trigger, now_ns: int) -> int | None:
@@ -64,7 +68,7 @@ def checked(cron: str, now_ns: int) -> str:
     try:
         CronSim(cron, datetime.fromtimestamp(now_ns / 1e9))
     except (CronSimError, ValueError) as error:
-        raise ToolError(f"{cron!r} is no schedule: {error}", kind="invalid_input") from None
+        raise ToolError(f"{cron!r} is no schedule: {error}; {_FIELDS}", kind="invalid_input") from None
     if _next_of(cron, now_ns) is None:
         raise ToolError(f"{cron!r} names a day that never comes; nothing was added", kind="invalid_input")
     return cron
