@@ -12,6 +12,7 @@ import pytest
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Capability, CapabilitySet, Layer, ShellRequires
 from handrail.contract.sandbox import Profile, Sandbox, Tier
+from handrail.runtime import shell
 from handrail.runtime.roots import Roots
 from handrail.runtime.shell import SandboxedShell
 from handrail.sandbox import tiers
@@ -160,6 +161,21 @@ async def test_a_cancelled_run_leaves_no_process_and_what_it_wrote(sandbox: Sand
     assert pieces == [b"begun\n"]
     lines = [entry / "cmdline" for entry in Path("/proc").iterdir() if entry.name.isdigit()]
     assert not any(marker.encode() in line.read_bytes() for line in lines if line.exists())
+
+
+async def test_whoever_hears_output_is_told_once_that_more_of_it_is_not_kept(
+    sandbox: Sandbox, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shell, "MAX_OUTPUT_BYTES", 100)
+    pieces: list[bytes] = []
+    done = await shell_on(sandbox, workspace, ANY).run(
+        "for n in 1 2 3 4 5; do printf %050d $n; done", on_output=pieces.append
+    )
+    assert (len(done.output), done.dropped) == (100, 150)
+    assert b"".join(pieces) == done.output + b"\n[the output goes on; its first 100 bytes are kept]\n"
+    pieces.clear()
+    await shell_on(sandbox, workspace, ANY).run("printf %0100d 1", on_output=pieces.append)
+    assert len(b"".join(pieces)) == 100, "nothing was left out"
 
 
 async def test_a_machine_that_cannot_confine_runs_nothing(workspace: Path) -> None:

@@ -64,7 +64,7 @@ class Shell(Protocol):
             decide where programs and libraries are found, where HOME is and how the network is reached stay as they are
         :param apart: keep stderr out of ``output``, for output that is parsed
         :param on_output: called with each piece of output that is kept, as it comes, so that a stopped run leaves what it
-            wrote
+            wrote; where there is more than is kept, a last time with a line that says so
         """
         ...
 

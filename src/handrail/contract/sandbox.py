@@ -164,7 +164,7 @@ class Process(Protocol):
     ) -> tuple[bytes, bytes, int]:
         """Feed stdin, wait for the *exit* (not for the pipes to close), then drain what is there.
 
-        :param on_output: told each kept piece of stdout as it comes
+        :param on_output: told each kept piece of stdout as it comes, and that there is more, where it is not kept
         :return: stdout, stderr (each cut at ``max_bytes``, then drained and counted), and the number of bytes dropped
         """
         ...

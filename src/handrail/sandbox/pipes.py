@@ -166,9 +166,12 @@ class Output:
                 break
             kept = part if self._cap is None else part[: max(0, self._cap - len(self._buffer))]
             self._buffer += kept
+            goes_on = not self._dropped and len(kept) < len(part)
             self._dropped += len(part) - len(kept)
             if kept and self._on_output is not None:
                 self._on_output(kept)
+            if goes_on and self._on_output is not None:  # else what was kept would pass for all that there is
+                self._on_output(f"\n[the output goes on; its first {self._cap:,} bytes are kept]\n".encode())
         if self._more is not None and not self._more.done():
             self._more.set_result(None)
         return more
