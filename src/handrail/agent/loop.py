@@ -118,8 +118,7 @@ class Agent:
 
     def live(self, task: str | None = None) -> AsyncGenerator[LoopEvent, None]:
         """Work on ``task``, and then on whatever comes until :meth:`stop`: messages by :meth:`say`, jobs that end, triggers
-        that fire. Each piece of work is a run of its own with its own budget; one that a trigger begins is headless. What a
-        process before left unanswered is gone on with, and what the provider or a person has not answered is tried again.
+        that fire. Each is a run with its own budget, headless where a trigger begins it. What has no answer is tried again.
 
         :raises UsageError: when it is alive already
         """
@@ -243,8 +242,7 @@ class Agent:
                 await self._conversation.save()
                 await self._begin(run, text)
             return heard
-        notices = self.session.notices
-        told = () if notices is None else await notices.pending()
+        told = () if (notices := self.session.notices) is None else await notices.pending()
         ended = not self._conversation.unanswered
         if ended and not told:
             raise UsageError("there is nothing to go on with: the last run ended with an answer; give a task")

@@ -1,0 +1,44 @@
+"""When a run asks its model for nothing further: its tokens are used up, or it is stopped before it asks."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail.agent.budget import Budget
+from handrail.agent.events import LoopEvent, RunFinished, TurnStarted
+from handrail.agent.loop import Agent
+from handrail.agent.model import Finished, StreamCut, TextDelta, Usage
+from handrail.testing.models import PlayedModel, text_reply
+
+
+@pytest.mark.proves("A-08")
+@pytest.mark.parametrize(
+    "first",
+    [
+        [Usage(90, 10), TextDelta("I look it up"), Finished("paused")],
+        [Usage(90, 10), TextDelta("I look"), StreamCut("gone")],
+    ],
+    ids=["paused", "cut"],
+)
+async def test_the_model_is_not_asked_again_once_the_tokens_are_used_up(first: list[Any]) -> None:
+    model = PlayedModel(first, text_reply("found"))
+    outcome = await Agent(RecordingSession(), model, budget=Budget(tokens=100)).complete("go")
+    assert (outcome.status, outcome.budget, len(model.requests)) == ("budget", "tokens", 1)
+
+
+@pytest.mark.proves("A-10")
+async def test_a_run_that_is_stopped_as_its_turn_starts_asks_the_model_nothing() -> None:
+    model = PlayedModel(text_reply("too late"))
+    agent = Agent(RecordingSession(), model)
+    events: list[LoopEvent] = []
+    async with aclosing(agent.run("go")) as running:
+        async for event in running:
+            events.append(event)
+            if isinstance(event, TurnStarted):
+                agent.cancel()
+    assert isinstance(events[-1], RunFinished)
+    assert (events[-1].outcome.status, model.requests) == ("cancelled", [])
