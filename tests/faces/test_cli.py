@@ -35,6 +35,12 @@ def test_help_lists_every_command_without_loading_one() -> None:
     assert done.stdout.endswith("LOADED 0 [] []\n")
 
 
+@pytest.mark.proves("F-02a")
+def test_the_command_runs_as_a_module_of_the_interpreter_too() -> None:
+    done = subprocess.run([sys.executable, "-m", "handrail", "cal"], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "") and "did you mean 'call'?" in done.stderr
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_explains_itself_and_takes_the_options_that_mean_something_to_it(
     name: str, capsys: pytest.CaptureFixture[str]
