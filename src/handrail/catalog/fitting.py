@@ -13,14 +13,25 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import count
 from typing import Any, cast
 
 from handrail.catalog.dialects import Dialect
-from handrail.catalog.joining import both_of, by_type, choice, is_number, kind_of, pushed_in, said, united
+from handrail.catalog.joining import bare, both_of, by_type, choice, is_number, kind_of, pushed_in, said, united
+from handrail.catalog.placing import (
+    LISTS_IN,
+    LOCAL,
+    SCHEMAS_IN,
+    Node,
+    found_at,
+    made_of,
+    names_in,
+    references_in,
+    schemas_in,
+)
 
 MAX_GROWTH = 4
 """How many times as long as the tool's own a fitted schema may be."""
@@ -28,20 +39,6 @@ ALWAYS_TAKEN = 4_000
 """Characters that a fitted schema may have, however short the tool's own is."""
 MAX_UNROLLED = 2
 """How often a definition that holds itself is written out inside itself."""
-_SCHEMAS_IN = (
-    "items",
-    "additionalProperties",
-    "contains",
-    "propertyNames",
-    "not",
-    "if",
-    "then",
-    "else",
-    "unevaluatedItems",
-    "unevaluatedProperties",
-)
-_LISTS_IN = ("prefixItems", "anyOf", "oneOf", "allOf")
-_MAPS_IN = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")
 _AT_ROOT = (
     "oneOf",
     "anyOf",
@@ -56,7 +53,9 @@ _AT_ROOT = (
     "$ref",
     "$dynamicRef",
 )
-_LOCAL = re.compile(r"#/(?:\$defs|definitions)/[^/]+\Z")
+_SAID_AT_ROOT = ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef")
+_UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
+"""What refuses more where a schema beside it names less."""
 _UNSAID = frozenset({"$schema", "$id", "$anchor", "$dynamicAnchor", "$vocabulary", "$comment", "$defs", "definitions"})
 
 _FORMATS = frozenset({"date-time", "date", "time", "duration", "int32", "int64", "float", "double"})
@@ -72,9 +71,9 @@ _TURNED_ROUND = (
     "dependentRequired",
     "dependentSchemas",
     "dependencies",
+    *_UNEVALUATED,
     "$dynamicRef",  # it names no place by itself
 )
-Node = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,11 +201,11 @@ class _Fitting:
         """Whether a reference was left because of ``levels``."""
         self.notes: list[str] = []
         self.names = _travel_names(root, dialect)
-        references = list(_references(root))
+        references = list(references_in(root))
         # A reference names a place in the schema as it was; only those to definitions still lead there.
-        self.defines = dialect.keywords is None and any(map(_LOCAL.match, references))
+        self.defines = dialect.keywords is None and any(map(LOCAL.match, references))
         self.loosens = (
-            dialect.keywords is not None or bool(self.names) or any(not _LOCAL.match(one) for one in references)
+            dialect.keywords is not None or bool(self.names) or any(not LOCAL.match(one) for one in references)
         )
 
     def done(self) -> Fitted:
@@ -226,28 +225,56 @@ class _Fitting:
     # --- the outermost schema ---------------------------------------------------------------------------------
 
     def _plain(self, root: Node) -> Node:
-        """The root as one plain object: alternatives become optional properties, and a note says which go together."""
+        """The root as one plain object: what alternatives and conditions name become optional properties, and notes say which
+        go together.
+        """
         flat = self._joined(root, ())
+        kept_apart = flat.pop("allOf", ())
+        own = {keyword: flat.pop(keyword) for keyword in _AT_ROOT if keyword in flat}
+        for part in (own, *kept_apart):
+            flat = self._taken_up(flat, part)
+        if own or kept_apart:  # what these name would count as not evaluated
+            for keyword in _UNEVALUATED:
+                if refused := flat.pop(keyword, False):
+                    self.notes.append(said(keyword, refused))
+        return flat
+
+    def _taken_up(self, flat: dict[str, Any], part: Node) -> dict[str, Any]:
+        """``flat`` with the properties that the alternatives and conditions in ``part`` name, and these said in words."""
         for keyword in ("anyOf", "oneOf"):
-            given = cast("list[Node | bool]", flat.pop(keyword, ()))
-            branches = [self._joined(branch, ()) for branch in given if not isinstance(branch, bool)]
-            if branches:
+            if branches := self._branches(part, keyword, ()):
                 flat = united(flat, branches)
                 self.notes.append(choice(keyword, branches))
-        for keyword in ("not", "if", "then", "else", "enum", "const", "dependentSchemas", "$dynamicRef"):
-            if keyword in flat:
-                self.notes.append(said(keyword, flat.pop(keyword)))
+        dependent: Node = part.get("dependentSchemas", {})
+        given = [part.get("then"), part.get("else"), *dependent.values()]
+        if further := [self._joined(cast("Node", one), ()) for one in given if isinstance(one, Mapping)]:
+            flat = united(flat, [*further, {}])
+        self.notes += [said(keyword, bare(part[keyword])) for keyword in _SAID_AT_ROOT if keyword in part]
         return flat
+
+    def _branches(self, node: Node, keyword: str, trail: Trail) -> list[dict[str, Any]]:
+        """The alternatives of ``node``, each with what its own alternatives name."""
+        found: list[dict[str, Any]] = []
+        for one in cast("list[Node | bool]", node.get(keyword, ())):
+            if not isinstance(one, bool):
+                flat = self._joined(one, trail)
+                further = (*trail, references) if (references := made_of(one)) else trail
+                for part in (flat, *flat.get("allOf", ())):
+                    for inner in ("anyOf", "oneOf"):
+                        if branches := self._branches(part, inner, further):
+                            flat = united(flat, branches)
+                found.append(flat)
+        return found
 
     def _joined(self, node: Node, trail: Trail) -> dict[str, Any]:
         """``node`` with its references followed and its ``allOf`` drawn into it."""
         flat = dict(node)
         reference = flat.pop("$ref", None)
         if isinstance(reference, str):
+            target = found_at(self.root, reference)
             if (why := self._unfollowed(reference, trail)) is not None:
-                return both_of(flat, {"description": why})
-            target = self._target(reference)
-            if isinstance(target, Mapping):
+                flat = both_of(flat, {"description": why})
+            elif isinstance(target, Mapping):
                 flat = both_of(flat, self._joined(cast("Node", target), (*trail, (reference,))))
         for part in flat.pop("allOf", ()):
             if isinstance(part, Mapping):
@@ -268,27 +295,8 @@ class _Fitting:
         """The references that ``node`` is made of and that the provider does not follow."""
         reference = node.get("$ref")
         if self.dialect.keywords is None:
-            return (reference,) if isinstance(reference, str) and not _LOCAL.match(reference) else ()
-        own = (reference,) if isinstance(reference, str) else ()
-        parts = cast("list[Node | bool]", node.get("allOf", ()))
-        return (*own, *(one for part in parts if not isinstance(part, bool) for one in self._written_out(part)))
-
-    def _target(self, reference: str) -> object:
-        found: Any = self.root
-        for part in reference.removeprefix("#").split("/")[1:] if reference.startswith("#") else [None]:
-            key = part.replace("~1", "/").replace("~0", "~") if part is not None else None
-            if isinstance(found, Mapping) and key is not None and key in found:
-                found = cast("Mapping[str, Any]", found)[key]
-            elif (
-                isinstance(found, list)
-                and key is not None
-                and key.isdecimal()
-                and int(key) < len(cast("list[Any]", found))
-            ):
-                found = cast("list[Any]", found)[int(key)]
-            else:
-                return None
-        return found
+            return (reference,) if isinstance(reference, str) and not LOCAL.match(reference) else ()
+        return made_of(node)
 
     # --- any schema -------------------------------------------------------------------------------------------
 
@@ -353,10 +361,10 @@ class _Fitting:
         fitted = {key: value for key, value in node.items() if key not in ("$defs", "definitions")}
         if self.loosens:
             self._without_what_loosening_turns_round(fitted, words)
-        for keyword in _SCHEMAS_IN:
+        for keyword in SCHEMAS_IN:
             if isinstance(fitted.get(keyword), Mapping):
                 fitted[keyword] = self._node(fitted[keyword], trail)
-        for keyword in _LISTS_IN:
+        for keyword in LISTS_IN:
             if keyword in fitted:
                 fitted[keyword] = [self._node(one, trail) for one in fitted[keyword]]
         for keyword in ("patternProperties", "dependentSchemas"):
@@ -373,8 +381,9 @@ class _Fitting:
 
     def _without_what_loosening_turns_round(self, node: dict[str, Any], words: list[str]) -> None:
         """What would refuse more when a schema within it takes more, or when a property travels under another name."""
-        if "oneOf" in node and "anyOf" not in node:
-            node["anyOf"] = node.pop("oneOf")
+        if "oneOf" in node:
+            any_of = {"anyOf": node.pop("oneOf")}
+            node.update({"allOf": [*node.get("allOf", ()), any_of]} if "anyOf" in node else any_of)
         for keyword in _TURNED_ROUND:
             if keyword in node:
                 words.append(said(keyword, node.pop(keyword)))
@@ -396,40 +405,10 @@ def _travel_names(root: Node, dialect: Dialect) -> dict[str, str]:
     if dialect.property_names is None:
         return {}
     allowed = dialect.property_names
-    every = {name for node in _schemas(root) for name in _names(node)}
+    every = {name for node in schemas_in(root) for name in names_in(node)}
     found: dict[str, str] = {}
     for name in sorted(every):
         if not allowed.match(name):
             slug = re.sub(r"[^A-Za-z0-9_]+", "_", name).strip("_")[:40]
             found[name] = f"p_{slug}_{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:8]}"
     return found
-
-
-def _names(node: Node) -> Iterable[str]:
-    properties: Any = node.get("properties")
-    return cast("Mapping[str, Any]", properties) if isinstance(properties, Mapping) else ()
-
-
-def _references(root: Node) -> Iterator[str]:
-    for node in _schemas(root):
-        for keyword in ("$ref", "$dynamicRef"):
-            if isinstance(node.get(keyword), str):
-                yield node[keyword]
-
-
-def _schemas(root: Node) -> Iterator[Node]:
-    """Every schema within one, itself first."""
-    rest: list[object] = [root]
-    while rest:
-        one = rest.pop()
-        if not isinstance(one, Mapping):
-            continue
-        node = cast("Node", one)
-        yield node
-        rest += [node.get(keyword) for keyword in _SCHEMAS_IN]
-        for keyword in _LISTS_IN:
-            rest += node.get(keyword) or ()
-        for keyword in _MAPS_IN:
-            inner: Any = node.get(keyword)
-            if isinstance(inner, Mapping):
-                rest += cast("Mapping[str, Any]", inner).values()

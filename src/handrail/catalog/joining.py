@@ -20,6 +20,8 @@ _BUNDLES = (
     ("items", "prefixItems", "additionalItems"),
 )
 """Keywords that change what each other mean, so that one schema's are never put beside another's."""
+_APART = ("anyOf", "oneOf", "not", "if", "dependentSchemas")
+"""Of two schemas that both have one of these, the other's stays a schema of its own: they name properties."""
 _ASKED_OF = {
     **dict.fromkeys(
         ("properties", "required", "additionalProperties", "patternProperties", "propertyNames", "minProperties"),
@@ -46,7 +48,7 @@ def both_of(one: Node, other: Node) -> dict[str, Any]:
     """What both ask, or less: of a keyword that both have, the first one's stays, which is never narrower than both."""
     both = dict(one)
     for keyword, value in other.items():
-        bundle = next((keywords for keywords in _BUNDLES if keyword in keywords), (keyword,))
+        bundle = _bundle(keyword)
         if not any(of in one for of in bundle):
             both[keyword] = value
         elif keyword == "properties":
@@ -59,6 +61,8 @@ def both_of(one: Node, other: Node) -> dict[str, Any]:
             both[keyword] = list(dict.fromkeys([*both[keyword], *value]))
         elif keyword in ("allOf", "description"):
             both[keyword] = [*both[keyword], *value] if keyword == "allOf" else f"{both[keyword]} {value}"
+    if apart := _kept_apart(one, other):
+        both["allOf"] = [*both.get("allOf", ()), apart]
     parts = (one, other)
     if any("patternProperties" in part for part in parts):
         for keyword in ("additionalProperties", "unevaluatedProperties"):
@@ -72,6 +76,16 @@ def both_of(one: Node, other: Node) -> dict[str, Any]:
     return both
 
 
+def _bundle(keyword: str) -> tuple[str, ...]:
+    return next((keywords for keywords in _BUNDLES if keyword in keywords), (keyword,))
+
+
+def _kept_apart(one: Node, other: Node) -> dict[str, Any]:
+    """The alternatives and conditions of ``other`` that have no place beside those of ``one``."""
+    clashing = (of for of in _APART if of in one and of in other and one[of] != other[of])
+    return {keyword: other[keyword] for of in clashing for keyword in _bundle(of) if keyword in other}
+
+
 def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
     """The root taking what any of its alternatives takes."""
     properties: dict[str, list[Any]] = {}
@@ -80,6 +94,12 @@ def united(root: dict[str, Any], branches: Sequence[Node]) -> dict[str, Any]:
             forms = properties.setdefault(name, [])
             if schema not in forms:
                 forms.append(schema)
+    if (
+        root.get("additionalProperties", False) is not False
+    ):  # where an alternative does not name it, anything may stand there
+        for name, forms in properties.items():
+            if {} not in forms and any(name not in part.get("properties", {}) for part in branches):
+                forms.append({})
     own: Node = root.get("properties", {})
     flat = dict(root)
     flat["properties"] = {
@@ -132,12 +152,22 @@ def by_type(node: dict[str, Any], types: Sequence[str]) -> dict[str, Any]:
 
 def pushed_in(node: dict[str, Any]) -> dict[str, Any]:
     """Alternatives that stand alone: what is asked beside them is asked in each."""
-    beside = {key: value for key, value in node.items() if key not in ("anyOf", *ANNOTATIONS)}
-    shown = {key: value for key, value in node.items() if key in ANNOTATIONS}
+    shown = {key: value for key, value in node.items() if key in ANNOTATIONS and key != "format"}
+    beside = {key: value for key, value in node.items() if key != "anyOf" and key not in shown}
     if beside:
         given = cast("list[Node | bool]", node["anyOf"])
         node["anyOf"] = [branch if isinstance(branch, bool) else both_of(branch, beside) for branch in given]
     return {**shown, "anyOf": node["anyOf"]}
+
+
+def bare(value: object) -> Any:
+    """A schema without what tells of its properties, for where they stand elsewhere too."""
+    if isinstance(value, list):
+        return [bare(one) for one in cast("list[object]", value)]
+    if not isinstance(value, Mapping):
+        return value
+    node = cast("Node", value)
+    return {key: bare(one) for key, one in node.items() if key not in ANNOTATIONS or not isinstance(one, str)}
 
 
 def kind_of(value: object) -> str:
