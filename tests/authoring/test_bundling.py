@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -267,3 +268,24 @@ def test_nothing_that_is_there_is_written_over(place: Path) -> None:
     assert [path.name for path in (place / "bundle").iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="there is no agent 'spaeker'; did you mean 'speaker'"):
         built(place, "other", "spaeker")
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        ('"agent" = "default"\nmode = "auto"\n', 'mode = "auto"'),
+        ('  agent = "default"  # who\nmode = "auto"\n', 'mode = "auto"'),
+        ("  [limits]\n  lock_wait_ms = 7000\n", "lock_wait_ms = 7000"),
+        ('rules = ["""\\\nagent = x"""]\nagent = "default"\n', "agent = x"),
+    ],
+    ids=["in quotes", "indented", "an indented table", "in a text"],
+)
+def test_however_the_settings_are_written_the_bundles_name_its_agent_once_and_keep_the_rest(
+    place: Path, written: str, kept: str
+) -> None:
+    settings = place / "config" / "handrail.toml"
+    settings.write_text(written)
+    built(place)
+    text = (place / "bundle" / "handrail.toml").read_text()
+    assert tomllib.loads(text) == {**tomllib.loads(written), "agent": "speaker"}
+    assert kept in text

@@ -12,10 +12,12 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from handrail.agents import all_agents, appoint, as_configured, equipped, sources_of
 from handrail.authoring.linting import nothing_runs
@@ -35,8 +37,7 @@ from handrail.store.folders import Folders
 
 HANDS_OVER, READS_SKILLS = "task", "skill"
 """Ids of the tools by which an agent hands work to others, and reads skills."""
-_AGENT_KEY = re.compile(r"^agent\s*=.*$", re.MULTILINE)
-_TABLE = re.compile(r"^\[", re.MULTILINE)
+_AGENT_KEY = re.compile(r"""^[ \t]*(?:agent|"agent"|'agent')[ \t]*=.*$""", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +201,24 @@ def _offered(folder: Path) -> Iterator[Path]:
 
 
 def _settings(config: Configuration, agent: str) -> str:
-    """The configuration's text with this agent as the one that sessions have."""
+    """The configuration's text with this agent as the one that sessions have.
+
+    :raises UsageError: where the line that names another cannot be told from the rest
+    """
     text = config.file.read_text(encoding="utf-8") if config.file is not None and config.file.exists() else ""
-    tables = _TABLE.search(text)
-    head, rest = (text, "") if tables is None else (text[: tables.start()], text[tables.start() :])
-    return f'agent = "{agent}"\n{_AGENT_KEY.sub("", head)}{rest}'
+    said = tomllib.loads(text)
+    if "agent" in said:
+        del said["agent"]
+        cut = (text[: line.start()] + text[line.end() :] for line in _AGENT_KEY.finditer(text))
+        rest = next((one for one in cut if _means(one, said)), None)
+        if rest is None:
+            raise UsageError(f'{config.file}: agent is not on a line of its own; write it there as agent = "{agent}"')
+        text = rest
+    return f'agent = "{agent}"\n{text}'
+
+
+def _means(text: str, said: dict[str, Any]) -> bool:
+    try:
+        return tomllib.loads(text) == said
+    except tomllib.TOMLDecodeError:
+        return False
