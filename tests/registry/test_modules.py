@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -239,3 +242,29 @@ def test_a_result_goes_out_as_a_card() -> None:
     assert to_card(Result.error("failed", "no")) == {"error": "no"}
     assert from_card({"error": "", "text": "fine"}) == Result.output({"text": "fine"})
     assert json.dumps(to_card(from_card({"error": 7})))
+
+
+@confined
+def test_a_module_runs_where_handrails_own_python_is_reached_by_a_link(place: Place, tmp_path: Path) -> None:
+    put(
+        place,
+        "METADATA = {'description': 'Says yes.', 'side_effect': 'read', 'locks': []}\ndef execute(topic, params):\n    return {'text': 'yes'}\n",
+        "yes",
+    )
+    (place.tools.parent / "handrail.toml").touch()
+    (tmp_path / "current").symlink_to(sys.prefix, target_is_directory=True)
+    script = f"""
+    import asyncio
+    from handrail import Kernel
+
+    async def main():
+        config = {str(place.tools.parent / "handrail.toml")!r}
+        async with Kernel.open({str(place.workspace)!r}, config=config, state={str(tmp_path / "state")!r}, rules=["allow yes"]) as kernel:
+            result = await (await kernel.session(headless=True)).call("yes", {{}})
+            print(result.data, result.error_text)
+
+    asyncio.run(main())
+    """
+    python = tmp_path / "current" / "bin" / Path(sys.executable).name
+    done = subprocess.run([python, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=False)
+    assert "'text': 'yes'" in done.stdout, done

@@ -39,7 +39,7 @@ class ModuleTool(ExecutableTool):
 
     def __init__(self, spec: ToolSpec, executable: str, folder: str, confinement: Confinement, **more: Any) -> None:
         super().__init__(spec, executable, folder, confinement, **more)
-        self.command = (sys.executable, "-I", "-c", _worker(), executable, *(["serve"] if spec.persistent else []))
+        self.command = (_python(), "-I", "-c", _worker(), executable, *(["serve"] if spec.persistent else []))
 
     def payload(self, args: dict[str, Any], runtime: Runtime) -> dict[str, Any]:
         surroundings = asdict(runtime.client or ClientContext())
@@ -60,6 +60,13 @@ class PersistentModuleTool(ModuleTool, PersistentTool):
 @lru_cache(maxsize=1)
 def _worker() -> str:
     return Path(__file__).with_name("module_worker.py").read_text(encoding="utf-8")
+
+
+@lru_cache(maxsize=1)
+def _python() -> str:
+    """This Python as the sandbox has it: an environment's own, in the folder that a link to the environment leads to."""
+    folder, name = os.path.split(sys.executable)
+    return str(Path(os.path.realpath(folder)) / name)
 
 
 @lru_cache(maxsize=1)
