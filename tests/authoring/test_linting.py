@@ -236,6 +236,64 @@ def test_tools_made_in_code_are_looked_at_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("K-12")
+def test_tools_in_a_list_are_looked_at_and_a_class_that_others_are_made_of_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    source = """
+    from handrail import Tool, ToolSpec, tool
+
+    def adding(number):
+        @tool(id=f"add.{number}", side_effect="read", locks=[])
+        def add(value: int, unused: str) -> int:
+            '''Add a fixed number to a value.'''
+            return value + number
+
+        return add
+
+    class Greeting(Tool):
+        async def execute(self, args, runtime):
+            return f"{self.word} {args['name']}"
+
+    class Hello(Greeting):
+        word = "hello"
+        spec = ToolSpec(
+            id="hello", description="Say hello to somebody by name.", side_effect="read", locks=(),
+            parameters={"type": "object", "properties": {"name": {"type": "string", "description": "whom"}}},
+        )
+
+    TOOLS = [adding(1), adding(2), Hello]
+    """
+    path.write_text(textwrap.dedent(source))
+    tools, findings = lint(path, SANDBOX)
+    assert sorted(tools) == ["add.1", "add.2", "hello"]
+    assert not [finding for finding in findings if finding.severity == "error"]
+    assert {finding.tool for finding in findings if finding.where == "parameters.unused"} == {"add.1", "add.2"}
+
+
+@pytest.mark.parametrize("name", ["accessToken", "api-key", "apiKey", "user_password", "GITHUB_TOKEN"])
+@pytest.mark.proves("K-12")
+def test_a_secret_is_known_by_its_name_however_that_is_spelled(tmp_path: Path, name: str) -> None:
+    told = said(manifest(tmp_path, llm=property_(name, type="string", description="what it is")))
+    assert any("looks like a secret" in text for _, text in told)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("page_token", "string"), ("nextToken", "string"), ("token_count", "integer"), ("show_password", "boolean")],
+)
+@pytest.mark.proves("K-12")
+def test_where_a_list_goes_on_and_what_no_text_can_be_is_no_secret(tmp_path: Path, name: str, kind: str) -> None:
+    told = said(manifest(tmp_path, llm=property_(name, type=kind, description="what it is")))
+    assert not any("looks like a secret" in text for _, text in told)
+
+
+@pytest.mark.proves("K-12")
+def test_a_file_that_ends_the_program_is_an_error_that_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("raise SystemExit(3)")
+    assert [text for _, text in said(path)] == [": cannot be imported: SystemExit: 3"]
+
+
+@pytest.mark.proves("K-12")
 def test_a_file_that_cannot_be_imported_is_an_error_and_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     path.write_text("import no_such_package\n")

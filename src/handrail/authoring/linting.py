@@ -44,7 +44,10 @@ SHORT_DESCRIPTION = 20
 MANY_TOKENS = 600
 """Of a model's context, for one tool, whenever it is in view."""
 MAX_SOURCE_BYTES = 1024 * 1024
-_SECRET_LIKE = re.compile(r"(?:^|_)(?:password|passwd|secret|token|api_?key|credentials?)(?:$|_)", re.IGNORECASE)
+_SECRET_LIKE = re.compile(r"(?:^|_)(?:passwords?|passwd|passphrase|secret|tokens?|api_?key|credentials?)(?:$|_)")
+_OF_PAGES = re.compile(r"(?:^|_)(?:page|next|prev|previous|continue|continuation|cursor|skip|sync|start|resume)_token$")
+"""Where a list goes on, which a model is given to hand it back."""
+_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[^A-Za-z0-9]+")
 _PATH_LIKE = re.compile(r"(?:^|_)(?:path|file|filename|folder|directory|dir)$", re.IGNORECASE)
 
 
@@ -186,21 +189,30 @@ def _imported(path: Path) -> Loaded:
         made.loader.exec_module(module)
     except LoadError as error:
         return Loaded(faults=tuple(error.faults))
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return Loaded(faults=(Fault(str(path), "", f"cannot be imported: {type(error).__name__}: {error}"),))
     finally:
         del sys.modules[name]
+    values: list[object] = []
+    for value in vars(module).values():
+        values += cast("Iterable[object]", value) if isinstance(value, (list, tuple)) else (value,)
     classes = [
-        value
-        for value in vars(module).values()
-        if inspect.isclass(value)
-        and issubclass(value, Tool)
-        and value.__module__ == name
-        and not inspect.isabstract(value)
+        value for value in values if inspect.isclass(value) and issubclass(value, Tool) and value.__module__ == name
     ]
-    given = [value for value in vars(module).values() if isinstance(value, Tool)]
+    bases = {base for one in classes for base in one.__mro__[1:]}
+    given = [value for value in values if isinstance(value, Tool)]
     made_of = {type(tool) for tool in given}
-    return tools_among([*dict.fromkeys(given), *(one for one in classes if one not in made_of)], str(path))
+    own = [
+        one
+        for one in classes
+        if one not in made_of and not inspect.isabstract(one) and (_has_spec(one) or one not in bases)
+    ]
+    return tools_among(list(dict.fromkeys([*given, *own])), str(path))
+
+
+def _has_spec(tool: type[Tool]) -> bool:
+    """Whether it says what tool it is; one that does not, and that others are made of, is none."""
+    return isinstance(getattr(tool, "spec", None), ToolSpec)
 
 
 def nothing_runs(_: object) -> NoReturn:
@@ -284,12 +296,18 @@ def _about_parameters(spec: ToolSpec, found: Found) -> Iterator[tuple[str, str]]
             yield place, "has no description; say what it is, with its unit or form"
         if not schema.keys() & {"type", "enum", "const", "$ref", "anyOf", "oneOf", "allOf"}:
             yield place, "has no type, so anything is taken"
-        if _SECRET_LIKE.search(name):
+        if _looks_secret(name, schema):
             yield place, "looks like a secret, which a model should never hold; declare it under secrets"
         if schema.get("type") == "string" and _PATH_LIKE.search(name) and not schema.get("format") and not spec.targets:
             yield place, 'looks like a path; with "format": "path" rules and locks know it'
         if text is not None and name not in text:
             yield place, "is named nowhere in the implementation; drop it if nothing reads it"
+
+
+def _looks_secret(name: str, schema: Mapping[str, Any]) -> bool:
+    words = _HUMP.sub("_", name).lower()
+    is_text = schema.get("type", "string") not in ("integer", "number", "boolean")
+    return is_text and bool(_SECRET_LIKE.search(words)) and not _OF_PAGES.search(words)
 
 
 def _about_providers(spec: ToolSpec) -> Iterator[tuple[str, str]]:
