@@ -5,13 +5,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy
 import pytest
+from tests.catalog.texts_of import ALL, STOCK, Directions
 
+from handrail.catalog.cache import Cache
 from handrail.catalog.embedders import GROUP, Chosen, encoder_of
+from handrail.catalog.encoding import Encoder
+from handrail.catalog.index import Index
+from handrail.catalog.texts import passage
 
 
 class Letters:
@@ -73,3 +79,56 @@ def test_one_that_cannot_be_had_leaves_a_search_by_words_and_says_why(
 
 def test_a_key_is_in_no_representation() -> None:
     assert "hunter2" not in repr(Chosen("endpoint", "https://x", "m", "hunter2"))
+
+
+class Faulty(Directions):
+    """Gives of one tool its vector times ``factor``, and vectors of ``wide`` numbers, the first few ``missing``."""
+
+    def __init__(self, factor: float = 1.0, wide: int = 64, missing: int = 0) -> None:
+        super().__init__(name="faulty")
+        self.factor, self.width, self.missing = factor, wide, missing
+
+    def encode(self, texts: Sequence[str]) -> Any:
+        rows = super().encode(texts)
+        rows[[passage(STOCK).startswith(text) for text in texts]] *= self.factor
+        return rows[self.missing :]
+
+
+@pytest.mark.parametrize("factor", [float("nan"), float("inf")])
+@pytest.mark.proves("D-07")
+def test_a_tool_whose_vector_is_no_number_is_searched_by_words_and_spoils_no_other(factor: float) -> None:
+    index = Index(ALL, encoder=Encoder(Faulty(factor)))
+    assert index.wait(60)
+    found = index.search("hotel room")
+    assert (found.means, found.hits[0].id, found.nothing_fits) == ("lexical and meaning", "book_hotel", False)
+    assert "1 tool is searched by words only" in found.note
+
+
+@pytest.mark.proves("D-07")
+def test_vectors_of_any_length_are_compared_by_their_direction() -> None:
+    found = [Index(ALL, encoder=Encoder(Faulty(factor))) for factor in (1.0, 1e30)]
+    assert all(index.wait(60) for index in found)
+    one, other = (index.search("price of a share").hits for index in found)
+    assert [hit.id for hit in one] == [hit.id for hit in other]
+
+
+@pytest.mark.proves("D-07")
+def test_an_embedder_that_gives_too_few_vectors_is_told_of() -> None:
+    index = Index(ALL, encoder=Encoder(Faulty(missing=1)))
+    assert not index.wait()
+    assert "it has to give one row for each" in index.search("hotel room").note
+
+
+@pytest.mark.proves("D-07")
+def test_another_model_under_the_same_name_is_told_and_the_next_start_makes_its_vectors(tmp_path: Path) -> None:
+    def notes(wide: int) -> str:
+        encoder = Encoder(Faulty(wide=wide), Cache(tmp_path))
+        index = Index(ALL, encoder=encoder)
+        index.wait(60)
+        found = index.search("hotel room")
+        encoder.close(60)
+        return found.note
+
+    assert notes(64) == ""
+    assert "vectors of 32 numbers and gave some of 64" in notes(32)
+    assert notes(32) == ""

@@ -91,6 +91,11 @@ class Cache:
             self._discard(path)
         return True
 
+    def forget_vectors(self, fingerprint: str) -> None:
+        """Keep none of this embedder's any more."""
+        for path in self._files(f"{self._vectors(fingerprint)}-"):
+            self._discard(path)
+
     def lexical(self, documents: Sequence[str]) -> Lexical | None:
         """The words of exactly these documents (their keys, in order), where they were kept."""
         head = self._words_head(documents)

@@ -47,6 +47,27 @@ class Embedder(Protocol):
         ...
 
 
+def sound(rows: Vectors, texts: int) -> Vectors:
+    """The rows that an embedder gave, each of length 1: one row that is none would spoil every comparison.
+
+    :raises TextsRefused: for some text there is no vector, only what is no number
+    :raises EmbedderError: they are not one row for each of so many ``texts``
+    """
+    import numpy
+
+    given = numpy.asarray(rows, numpy.float64)
+    if given.ndim != 2 or len(given) != texts or not given.shape[1]:
+        shape = " by ".join(map(str, given.shape))
+        raise EmbedderError(f"the embedder gave {shape} numbers for {texts} texts; it has to give one row for each")
+    largest = abs(given).max(axis=1, keepdims=True)
+    if not numpy.isfinite(largest).all():
+        raise TextsRefused("the embedder gave what is no number")
+    largest[largest == 0.0] = 1.0
+    given /= largest  # so that no square is beyond a float
+    lengths = numpy.linalg.norm(given, axis=1, keepdims=True)
+    return (given / numpy.maximum(lengths, 1e-9)).astype(numpy.float32)
+
+
 @runtime_checkable
 class Reading(Protocol):
     """An embedder that reads one language. Of others it is taken that they read what is asked."""

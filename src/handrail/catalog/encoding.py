@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from handrail.catalog.cache import Cache, key_of
-from handrail.catalog.embedder import Embedder, EmbedderError, Reading, TextsRefused, Turning
+from handrail.catalog.embedder import Embedder, EmbedderError, Reading, TextsRefused, Turning, sound
 from handrail.catalog.usual import REQUESTS, TOOLS
 from handrail.catalog.words import telling
 
@@ -257,9 +257,18 @@ class Encoder:
     def _encode(self, texts: Sequence[str]) -> Vectors:
         self._busy_since = time.monotonic()
         try:
-            return self._embedder.encode(texts)
+            rows = self._embedder.encode(texts)
         finally:
             self._busy_since = None
+        rows = sound(rows, len(texts))
+        if self._usual and rows.shape[1] != (before := self._usual["tools"].shape[1]):
+            if self._cache is not None:
+                self._cache.forget_vectors(self._embedder.fingerprint)
+            raise EmbedderError(
+                f"the embedder gives vectors of {rows.shape[1]} numbers and gave some of {before}, so another model has its "
+                "name by now; what was kept of it is made again at the next start"
+            )
+        return rows
 
     def _prepare(self) -> None:
         """The background, once."""
