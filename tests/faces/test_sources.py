@@ -121,6 +121,9 @@ def test_an_approval_can_be_taken_back_and_what_is_not_there_is_named(here: Here
     assert here("sources", "approve", "weather", "--yes").out.strip() == "nothing of weather waits to be approved"
     assert here("sources", "forget", "weather").out.strip() == "1 of weather is not approved any more"
     assert here(*CALL).code == 1
+    for words in (("weather",), ("wether",), ("weather", "rain")):
+        wrong = here("sources", "forget", *words)
+        assert wrong.code == 1 and f"of {words[-1]} nothing is approved" in wrong.err and not wrong.out
     wrong = here("sources", "review", "wether")
     assert wrong.code == 2 and "did you mean 'weather'" in wrong.err
     wrong = here("sources", "review", "weather", "rain")

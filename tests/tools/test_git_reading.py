@@ -192,6 +192,13 @@ async def test_blame_says_who_wrote_each_line(desk: Desk, repo: Repo) -> None:
     await refused(desk.call("git.blame", path="b"), "failed", "b")
 
 
+async def test_before_the_first_commit_blame_and_stash_say_that_there_is_none(desk: Desk, repo: Repo) -> None:
+    repo.put("a", "one\n")
+    repo.git("add", "a")
+    await refused(desk.call("git.blame", path="a"), "failed", "there are no commits yet")
+    await refused(desk.call("git.stash"), "failed", "there are no commits yet")
+
+
 async def test_branches_come_with_their_upstreams_and_the_remotes(desk: Desk, repo: Repo) -> None:
     head = repo.commit("first", a="1\n")
     repo.git("branch", "side")

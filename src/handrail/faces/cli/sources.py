@@ -108,9 +108,13 @@ def _forget(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
     count = StoredPins(folders.state).forget(source, tools or None)
     if setting.json:
         out_json({"source": source, "forgotten": count})
+    elif not count:
+        note(
+            f"nothing was taken back: of {spelled_out(', '.join(tools) or source)} nothing is approved; see handrail sources"
+        )
     else:
         out(f"{count} of {source} {'is' if count == 1 else 'are'} not approved any more")
-    return OUTPUT
+    return OUTPUT if count else ERROR
 
 
 def _looked(setting: Setting) -> tuple[Generation, StoredPins]:

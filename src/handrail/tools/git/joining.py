@@ -158,6 +158,11 @@ async def _push(repository: Repository, args: dict[str, Any]) -> dict[str, Any]:
             kind="unavailable",
         )
     state = forms.status(await repository.output(*STATUS, "--untracked-files=no"))
+    if state.headers.get("branch.oid") == "(initial)":
+        raise ToolError(
+            "there are no commits yet, and what is put aside is kept beside one; make the first with git.commit",
+            kind="failed",
+        )
     refuse_hidden(repository, await repository.hidden(one.path for one in state.changed if one.worktree != "."))
     before = len(await _list(repository))
     words = ["stash", "push", "--quiet"]

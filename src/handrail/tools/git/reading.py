@@ -187,6 +187,8 @@ class Blame(Tool):
         except ToolError as error:
             if "has only" in error.text:  # fewer lines than the first
                 raise ToolError(f"{path}: {error.text}; give a smaller `first`", kind="invalid_input") from None
+            if "no such ref: HEAD" in error.text:
+                raise ToolError("there are no commits yet, so no line was changed by one", kind="failed") from None
             raise
         found = list(forms.blamed(output))
         made: dict[str, Any] = {}
