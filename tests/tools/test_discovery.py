@@ -14,7 +14,7 @@ from tests.tools.desk import Memory
 
 from handrail.catalog.finding import Searches
 from handrail.catalog.interaction import Interaction, InteractionCatalog
-from handrail.catalog.view import CatalogOptions
+from handrail.catalog.view import MOST_GIVEN, CatalogOptions
 from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
 from handrail.contract.runtime import Runtime
@@ -205,6 +205,22 @@ async def test_a_tool_that_was_loaded_with_its_category_is_in_view_already(of: I
     }
     assert (await called(of, LoadTools(), {"category": "memory"})).data["message"] == "There are no memory tools here."
     assert (await called(of, LoadTools(), {"category": "files"})).data["message"] == "1 files tool is now available."
+
+
+@pytest.mark.proves("D-02", "D-03")
+async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Interaction) -> None:
+    there = generation(CORE, many(300, "stock"), many(100, "orders"), entry("taxi.order", description="Order a taxi."))
+    with pytest.raises(ToolError, match="stock would bring 300 tools into view") as refused:
+        await called(of, LoadTools(), {"category": "stock"}, there)
+    assert refused.value.kind == "conflict" and not of.active.first()
+    assert len((await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"]) == 100
+    for number in range(MOST_GIVEN - len(of.specs(there))):
+        await called(of, LoadTools(), {"tool": f"stock.t{number:04d}"}, there)
+    for tool, args in ((LoadTools(), {"tool": "stock.t0299"}), (FindTools(), {"query": "order a taxi"})):
+        with pytest.raises(ToolError, match=f"a model is given {MOST_GIVEN} at most"):
+            await called(of, tool, args, there)
+    assert len(of.specs(there)) == MOST_GIVEN
+    assert (await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"] == []
 
 
 async def test_without_an_index_a_search_says_what_to_do_instead() -> None:

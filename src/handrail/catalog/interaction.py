@@ -17,7 +17,7 @@ from handrail.catalog.categories import CORE, SHIPPED
 from handrail.catalog.manuals import ManualsRead, Values, manual_of
 from handrail.catalog.prompt import index_of
 from handrail.catalog.tokens import of_spec
-from handrail.catalog.view import CatalogOptions, View, view_of
+from handrail.catalog.view import MOST_GIVEN, CatalogOptions, View, view_of
 from handrail.contract.doors import BroughtIn, Category, Findings, Manual
 from handrail.contract.errors import HandrailError, ToolError
 from handrail.contract.names import nearest
@@ -249,6 +249,7 @@ class InteractionCatalog:
             if name == CORE:
                 return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
             ids = view.members.get(name, ())
+            self._check_room(name, ids)
             return BroughtIn(name, "category", tuple(ids), await self._bring(ids))
         entry = None if kind == "category" else self._generation.resolve(name)
         if entry is None:
@@ -257,12 +258,14 @@ class InteractionCatalog:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
         if entry.id in view.core:
             return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
+        self._check_room(entry.id, (entry.id,))
         return BroughtIn(entry.id, "tool", (entry.id,), await self._bring((entry.id,)))
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
         if not found.nothing_fits:
             found = replace(found, hits=tuple(hit for hit in found.hits if not hit.tail))
+            self._check_room("what was found", [hit.tool_id for hit in found.hits])
             await self._bring([hit.tool_id for hit in found.hits])
         return found
 
@@ -278,6 +281,19 @@ class InteractionCatalog:
         if self._of.manuals is not None:
             await self._of.manuals.note(entry)
         return manual_of(entry, self._of.look(self._generation))
+
+    def _check_room(self, what: str, ids: Iterable[str]) -> None:
+        """:raises ToolError: ``conflict`` where more would be in view than a provider takes"""
+        there = {spec.id for spec in self._of.specs(self._generation)}
+        new = [tool_id for tool_id in ids if tool_id not in there]
+        if new and len(there) + len(new) > MOST_GIVEN:
+            count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
+            raise ToolError(
+                f"{what} would bring {count} into view, where {len(there)} are, and a model is given {MOST_GIVEN} at most; nothing "
+                "was brought. find_tools brings the few that serve a need, load_tools with tool brings one; what is in view "
+                "is gone when the user is answered",
+                kind="conflict",
+            )
 
     async def _bring(self, ids: Iterable[str]) -> tuple[str, ...]:
         added = self._of.bring(self._generation, ids)

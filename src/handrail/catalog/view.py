@@ -19,6 +19,9 @@ from handrail.contract.native import AT_PROVIDER
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import BUILT_IN, Entry, Generation
 
+MOST_GIVEN = 128
+"""Tools that are in view at most, however many are brought: OpenAI refuses a request that has more."""
+
 MOST_IN_VIEW = 20
 """An agent with at most this many tools has all of them in view from the start."""
 FINDERS = ("browse_tools", "load_tools", "find_tools", "tool_search")
