@@ -214,8 +214,10 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
         await called(of, LoadTools(), {"category": "stock"}, there)
     assert refused.value.kind == "conflict" and not of.active.first()
     assert len((await called(of, LoadTools(), {"category": "orders"}, there)).data["tools_added"]) == 100
-    for number in range(MOST_GIVEN - len(of.specs(there))):
+    for number in range(MOST_GIVEN - len(of.specs(there)) - 1):
         await called(of, LoadTools(), {"tool": f"stock.t{number:04d}"}, there)
+    hits = (await called(of, FindTools(), {"query": "stock.t0299 stock.t0298"}, there)).data["tools"]
+    assert len(hits) == 1, "the best one still has a place"
     for tool, args in ((LoadTools(), {"tool": "stock.t0299"}), (FindTools(), {"query": "order a taxi"})):
         with pytest.raises(ToolError, match=f"a model is given {MOST_GIVEN} at most"):
             await called(of, tool, args, there)

@@ -264,8 +264,13 @@ class InteractionCatalog:
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
         if not found.nothing_fits:
-            found = replace(found, hits=tuple(hit for hit in found.hits if not hit.tail))
-            self._check_room("what was found", [hit.tool_id for hit in found.hits])
+            there = {spec.id for spec in self._of.specs(self._generation)}
+            hits = [hit for hit in found.hits if not hit.tail]
+            new = [hit.tool_id for hit in hits if hit.tool_id not in there]
+            fit = there.union(new[: max(0, MOST_GIVEN - len(there))])  # the best of them, where not all do
+            found = replace(found, hits=tuple(hit for hit in hits if hit.tool_id in fit))
+            if not found.hits:
+                self._check_room("what was found", new)
             await self._bring([hit.tool_id for hit in found.hits])
         return found
 
