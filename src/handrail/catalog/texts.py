@@ -44,11 +44,12 @@ class Document:
     @property
     def key(self) -> str:
         """The same for two documents exactly when everything that is searched is the same."""
-        told = [self.id, self.category, *self.aliases, "", *self.keywords, "", self.version]
-        if not self.version:
+        version = self.version
+        if not version:
             found = fields(self)
-            told += [found.description, found.parameter_names, found.parameter_texts]
-        return hashlib.blake2b("\0".join(told).encode("utf-8", "replace"), digest_size=16).hexdigest()
+            content = "\0".join((found.description, found.parameter_names, found.parameter_texts))
+            version = hashlib.blake2b(content.encode("utf-8", "replace"), digest_size=16).hexdigest()
+        return "\0".join((self.id, self.category, *self.aliases, "", *self.keywords, "", version))
 
 
 @dataclass(frozen=True, slots=True)
