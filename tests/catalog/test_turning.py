@@ -8,7 +8,6 @@ from typing import Any
 import numpy
 import pytest
 
-from handrail.catalog import turning
 from handrail.catalog.turning import Served, Turn
 
 WIDTH = 6
@@ -39,7 +38,7 @@ def test_a_request_like_none_that_was_served_stays_as_it_is() -> None:
     assert turn(-unit(0)) == pytest.approx(-unit(0))
 
 
-def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path) -> None:
     choose = numpy.random.default_rng(1)
     rows = choose.standard_normal((7, WIDTH)).astype(numpy.float32)
     rows /= numpy.linalg.norm(rows, axis=1, keepdims=True)
@@ -47,12 +46,7 @@ def test_it_is_kept_in_a_byte_a_component_and_read_again(tmp_path: Path, monkeyp
         plain(), [Served(rows, unit(3, 4), choose.integers(0, 2, 7)), Served(unit(1), unit(5), numpy.array([0]))]
     )
     turn.keep(tmp_path / "turn.npz")
-
-    def here(package: str) -> Path:
-        return tmp_path
-
-    monkeypatch.setattr(turning, "files", here)
-    again = Turn.shipped()
+    again = Turn.read(tmp_path / "turn.npz")
     assert (again(rows) * turn(rows)).sum(axis=1).min() > 0.999
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import secrets
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -34,7 +33,7 @@ def write(path: Path, head: Mapping[str, Any], blocks: Sequence[bytes | memoryvi
     line = json.dumps({**head, "sizes": sizes}).encode() + b"\n"
     digest = hashlib.blake2b(digest_size=_DIGEST)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}")
+    draft = path.with_name(f".{path.name}.{os.urandom(6).hex()}")
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0), 0o600)
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -12,14 +12,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from handrail.catalog.embedder import Vectors
 
 ALIKE = 32
@@ -83,7 +81,12 @@ class Turn:
     @classmethod
     def shipped(cls) -> Turn:
         """The one beside this file, for the local model."""
-        with files("handrail.catalog").joinpath("turn.npz").open("rb") as file:
+        return cls.read(Path(__file__).with_name("turn.npz"))
+
+    @classmethod
+    def read(cls, path: Path) -> Turn:
+        """One that was kept."""
+        with path.open("rb") as file:
             held: Any = numpy.load(file, allow_pickle=False)
             groups = len([name for name in held.files if name.startswith("whose")])
             served = [
@@ -93,7 +96,7 @@ class Turn:
             return cls(held["rows"].astype(numpy.float32), served)
 
     def keep(self, path: Path) -> None:
-        """Write it as :meth:`shipped` reads it: a component of a direction is one byte."""
+        """Write it as :meth:`read` reads it: a component of a direction is one byte."""
         out: dict[str, Any] = {"rows": self.rows.astype(numpy.float16)}
         for at, group in enumerate(self.served):
             out |= {f"requests{at}": _bytes(group.requests), f"tools{at}": _bytes(group.tools)}

@@ -10,7 +10,7 @@ that is, asks for that one. For the local model a thousand such are kept as vect
 
 from __future__ import annotations
 
-from importlib.resources import files
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def elsewhere() -> Vectors:
     """The local model's vectors of tools as there are everywhere, one a row, each of length 1."""
     import numpy
 
-    with files("handrail.catalog").joinpath("elsewhere.npy").open("rb") as file:
+    with Path(__file__).with_name("elsewhere.npy").open("rb") as file:
         rows: Any = numpy.load(file, allow_pickle=False).astype(numpy.float32)
     return rows / numpy.linalg.norm(rows, axis=1, keepdims=True)
 

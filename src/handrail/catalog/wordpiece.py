@@ -11,7 +11,7 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Iterable
 from functools import lru_cache
-from importlib.resources import files
+from pathlib import Path
 
 PAD, UNKNOWN, START, END = "[PAD]", "[UNK]", "[CLS]", "[SEP]"
 
@@ -80,7 +80,7 @@ class WordPiece:
     @classmethod
     def uncased(cls) -> WordPiece:
         """The tokenizer of bert-base-uncased, from the vocabulary shipped beside this file."""
-        text = files("handrail.catalog").joinpath("uncased.txt").read_text(encoding="utf-8")
+        text = Path(__file__).with_name("uncased.txt").read_text(encoding="utf-8")
         return cls(text.split("\n")[:-1])
 
     def __len__(self) -> int:
