@@ -99,7 +99,8 @@ async def test_a_link_that_takes_a_files_place_is_never_followed_out(
             session = await kernel.session(attendant=Agreeing())
             done, answered, result = 0, 0, None
             wanted = rounds // 10 if name in _SEARCHES else rounds
-            while done < wanted or swaps[0] < rounds:
+            # A busy machine may let none through for long.
+            while done < wanted or swaps[0] < rounds or (not answered and done < 50 * wanted):
                 for tool, arguments in _CALLS[name]:
                     numbered = {key: value.replace("#", str(done)) for key, value in arguments.items()}
                     result = await session.call(tool, numbered)
