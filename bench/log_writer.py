@@ -40,6 +40,9 @@ class FileSink:
         self._previous = GENESIS
         self._sequence = 0
 
+    def promise(self, batch: Sequence[Entry]) -> bool:
+        return False
+
     def write(self, batch: Sequence[Entry]) -> None:
         lines: list[bytes] = []
         headers: list[Header] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 from handrail import Session, tool
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
+from handrail.store.encoding import decode
+from handrail.store.journal import notes_of
 from handrail.testing.kernels import temporary_kernel
 
 PATIENCE_S = 300
@@ -56,6 +59,29 @@ async def main():
 asyncio.run(main())
 """
 
+KILLS_ITSELF = """
+import os, signal
+
+@tool(id="mail.burn", side_effect="external", locks=["outbox:X"])
+async def burn(last: bool) -> str:
+    '''Send what sends no answer.'''
+    with effects.open("a") as file:
+        file.write("burnt\\n")
+    if last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "sent"
+
+async def main():
+    before = int(sys.argv[2])
+    async with temporary_kernel(Path(sys.argv[1]), tools=[burn], rules=["allow mail.*"]) as opened:
+        session = await opened.session("ses_known")
+        for number in range(before):
+            await session.call("mail.burn", {"last": False}, key=f"k{number}")
+        await session.call("mail.burn", {"last": True}, key=f"k{before}")
+
+asyncio.run(main())
+"""
+
 FULL = """
 def bound(size):
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
@@ -84,29 +110,54 @@ asyncio.run(main())
 """
 
 
-def process(folder: Path, script: str) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", PRELUDE + script, str(folder)], stdout=subprocess.PIPE, text=True)
+def process(folder: Path, script: str, *arguments: str) -> subprocess.Popen[str]:
+    argv = [sys.executable, "-c", PRELUDE + script, str(folder), *arguments]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
 
 
 @pytest.mark.proves("G-01")
-async def test_an_intent_can_be_read_from_the_disk_while_its_call_runs_and_its_outcome_before_the_next(
-    tmp_path: Path,
-) -> None:
+async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_before_the_next(tmp_path: Path) -> None:
     @tool(id="look", side_effect="external", locks=["one:X"])
     async def look() -> list[list[str]]:
-        """Look at the log as another process would."""
-        with LogReader.at(next((tmp_path / "state").rglob("handrail.db"))) as reader:
-            return [[entry.call_id.rpartition("/")[2], entry.kind] for entry in reader.records() if entry.call_id]
+        """Look at the log as another process would, and at what is noted for it."""
+        database = next((tmp_path / "state").rglob("handrail.db"))
+        noted = [
+            (call, kind)
+            for path in database.parent.glob("journal-*")
+            for _, note in notes_of(path)
+            for _, (_, records) in decode(note)
+            for kind, _, call, _ in records
+        ]
+        with LogReader.at(database) as reader:  # later: what was noted before is there, or still noted
+            found = [(entry.call_id, entry.kind) for entry in reader.records()]
+        return [[call.rpartition("/")[2], kind] for call, kind in dict.fromkeys(found + noted) if call]
 
     # A read writes nothing before it runs, so what it finds on the disk is what its predecessor left there.
     peek = tool(id="peek", side_effect="read", locks=["one:S"])(look.function)
 
     async with temporary_kernel(tmp_path, tools=[look, peek], rules=["allow look", "allow peek"]) as kernel:
         session = await kernel.session()
-        first, second = await session.call_all([("look", {}), ("peek", {})])
-        assert first.ok and second.ok
-    assert [kind for call, kind in first.data if call == "1.0"] == ["proposed", "authorised", "intended"]
-    assert [kind for call, kind in second.data if call == "1.0"][-1] == "committed"
+        for turn in (1, 2, 3):
+            first, second = await session.call_all([("look", {}), ("peek", {})])
+            assert first.ok and second.ok
+            kinds = [kind for call, kind in first.data if call == f"{turn}.0"]
+            assert kinds == ["proposed", "authorised", "intended"]
+            assert [kind for call, kind in second.data if call == f"{turn}.0"][-1] == "committed"
+
+
+@pytest.mark.proves("G-01", "G-05")
+@pytest.mark.parametrize("before", [0, 1, 2, 5])
+async def test_a_process_killed_in_the_first_line_of_a_tool_has_its_call_on_record(tmp_path: Path, before: int) -> None:
+    with process(tmp_path, KILLS_ITSELF, str(before)) as killed:
+        assert killed.wait(PATIENCE_S) == -signal.SIGKILL
+    async with temporary_kernel(tmp_path) as kernel:
+        assert [lost.call_id for lost in kernel.interrupted] == [f"ses_known/key:k{before}"]
+        rows = list(kernel.log.reader.calls())
+        assert [row.state for row in rows] == ["output"] * before + ["interrupted"]
+        (proposal,) = kernel.log.reader.records(call=f"ses_known/key:k{before}", kind="proposed")
+        assert (proposal.body or {})["arguments"] == {"last": True}
+        assert verify(kernel.log.reader).ok
+    assert (tmp_path / "effects").read_text() == "burnt\n" * (before + 1)
 
 
 @pytest.mark.proves("G-05", "L-10")

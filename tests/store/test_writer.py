@@ -19,6 +19,8 @@ class Shelf:
         self.batches: list[list[str]] = []
         self.full = False
         self.taken_away = False
+        self.promises = False
+        self.promised: list[list[str]] = []
         self.reopened = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -27,6 +29,11 @@ class Shelf:
     @property
     def items(self) -> list[str]:
         return [item for batch in self.batches for item in batch]
+
+    def promise(self, batch: Sequence[str]) -> bool:
+        if self.promises:
+            self.promised.append(list(batch))
+        return self.promises
 
     def write(self, batch: Sequence[str]) -> None:
         self.entered.set()

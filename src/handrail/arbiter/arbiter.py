@@ -274,7 +274,7 @@ class Arbiter:
                 if call.granted:
                     await uninterrupted(self.authorisation.asking.use(call, records), call.execution)
                 else:
-                    await until_known(self.log.begin(records), call.execution)
+                    await until_known(self.log.promise(records), call.execution)
             except ToolError as error:  # a grant that cannot be used any more
                 call.records = [record for record in records if record.kind != "intended"]
                 raise Refusal("intend", error.kind, error.text) from None

@@ -37,8 +37,8 @@ from handrail.policy.rules import RuleBook
 from handrail.record.log import CommitLog, Kind, Record
 from handrail.registry.generation import Entry, Generation
 from handrail.runtime.surface import Surroundings
+from handrail.store.awaiting import Taken
 from handrail.store.jobs import JobRow
-from handrail.store.writer import Taken
 
 Step = Literal["resolve", "validate", "authorise", "lock", "intend", "execute"]
 

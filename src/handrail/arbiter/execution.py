@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session import StopReason
-from handrail.store.writer import Written
+from handrail.store.awaiting import Written
 
 T = TypeVar("T")
 

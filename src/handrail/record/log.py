@@ -23,10 +23,11 @@ from typing import Any, Literal, NamedTuple, TypeVar
 from handrail.contract.errors import UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.reading import LoggedRecord, LogReader
+from handrail.store.awaiting import Promised, Written
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import encode
-from handrail.store.writer import SinkUnavailable, Written
+from handrail.store.writer import SinkUnavailable
 
 T = TypeVar("T")
 
@@ -119,7 +120,7 @@ class CommitLog:
         self._post((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def commit(self, records: Sequence[Record]) -> Coroutine[Any, Any, None]:
-        """Record now: on return these records and all before them are durable.
+        """Record now: on return these records and all before them are durable and can be read.
 
         Cancelling the wait does not take the records back. A record that could not be committed is not written
         later; append it again if it is true nevertheless (an outcome is, an intent is not).
@@ -131,6 +132,10 @@ class CommitLog:
     def begin(self, records: Sequence[Record]) -> Written:
         """As :meth:`commit`, for a caller who may not go on, or be cancelled, before it is known whether they are durable."""
         return self._writer.begin((self._table, _new_entry(_Entry, (self._clock(), records))))
+
+    def promise(self, records: Sequence[Record]) -> Promised:
+        """As :meth:`begin`, for what is to be durable as soon as can be, and is read a moment later or after a crash."""
+        return self._writer.promise((self._table, _new_entry(_Entry, (self._clock(), records))))
 
     def work(self, records: Sequence[Record]) -> Work:
         """The records as one of several works that are written whole or not at all
@@ -180,6 +185,7 @@ class CommitLog:
 
         :raises LogUnavailable: when the log cannot take the records
         """
+        await self._database.catch_up()
         await self._writer.flush()
         found, head = self._read(lambda reader: (reader.unfinished(), reader.head()))
         began = head.sequence
@@ -254,6 +260,8 @@ class _Redaction(NamedTuple):
 class _RecordTable:
     """Encodes, salts, hashes and inserts, in the writer's thread."""
 
+    journalled_as = "record"
+
     def __init__(self, database: Database, clock: Callable[[], int]) -> None:
         self._database = database
         self._writer = database.writer
@@ -283,6 +291,13 @@ class _RecordTable:
         self._durable = (self._sequence, self._previous)
         self._reported_lost = self._confirmed_lost
         self._was_read = True
+
+    def packed(self, payload: _Entry | _Mark | _Redaction) -> Any:
+        return [payload.at_ns, [tuple(record) for record in payload.records]] if isinstance(payload, _Entry) else None
+
+    def unpacked(self, packed: Any) -> _Entry:
+        at_ns, records = packed
+        return _Entry(at_ns, [Record(*record) for record in records])
 
     def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
         statements: list[Statement] = []

@@ -15,8 +15,8 @@ from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record
 from handrail.session.provided import split
 from handrail.session.skills import SessionSkills
+from handrail.store.awaiting import Taken
 from handrail.store.messages import Messages
-from handrail.store.writer import Taken
 
 
 class SessionHistory:

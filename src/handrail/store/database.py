@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
+from handrail.store import journal
+from handrail.store.awaiting import Taken
 from handrail.store.connection import abandon, connect, explained, open_reader, start_error, token_of
+from handrail.store.encoding import decode, encode
+from handrail.store.engines import OWN, name_of
 from handrail.store.folders import Folders
-from handrail.store.writer import SinkLost, SinkUnavailable, Taken, Writer
+from handrail.store.journal import Journal
+from handrail.store.writer import SinkLost, SinkUnavailable, Writer
 
 Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
@@ -50,6 +54,21 @@ class Table(Protocol):
 Work = tuple[Table, Any]
 
 
+class Journalled(Table, Protocol):
+    """A table whose payloads can be noted in the journal before they are written."""
+
+    journalled_as: str
+    """What the table is called there."""
+
+    def packed(self, payload: Any) -> Any:
+        """A payload as JSON-able, or None for one that is not noted."""
+        ...
+
+    def unpacked(self, packed: Any) -> Any:
+        """The payload again, in another process."""
+        ...
+
+
 class Fence(Protocol):
     """What says who may write: the workspace's lease."""
 
@@ -87,7 +106,7 @@ class Database:
     def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
         self.path = folders.database
         self.token = fence.token
-        self._sink = _DatabaseSink(folders.database, connection, fence)
+        self._sink = _DatabaseSink(folders, connection, fence)
         self._reading: sqlite3.Connection | None = None
         self.writer: Writer[Work] = Writer(self._sink)
 
@@ -101,9 +120,9 @@ class Database:
         path = folders.database
         try:
             connection = connect(path)
+            return Database(folders, connection, fence)
         except (sqlite3.Error, OSError, TypeError) as error:
             raise start_error(path, error) from None
-        return Database(folders, connection, fence)
 
     def fenced(self, value: str) -> str:
         """An SQL expression that is ``value`` while the token is still ours, and NULL from then on: in a column that
@@ -124,6 +143,20 @@ class Database:
         except (sqlite3.Error, SinkUnavailable) as error:
             raise start_error(self.path, error) from None
         self._sink.tables.append(table)
+        if hasattr(table, "journalled_as"):
+            self.journal(cast("Journalled", table))
+
+    def journal(self, table: Journalled) -> None:
+        """Let what is handed over for a table be noted before it is written; a table that is attached is known already."""
+        self._sink.journalled[table.journalled_as] = table
+
+    async def catch_up(self) -> None:
+        """At the start, once all tables are known: write what a former holder has noted and not come to write.
+
+        :raises LogUnavailable: when it cannot be written
+        """
+        if self._sink.former:
+            await self.commit_together([])
 
     @property
     def reading(self) -> sqlite3.Connection:
@@ -160,13 +193,42 @@ class Database:
 
 
 class _DatabaseSink:
-    def __init__(self, path: Path, connection: sqlite3.Connection, fence: Fence) -> None:
-        self._path = path
+    def __init__(self, folders: Folders, connection: sqlite3.Connection, fence: Fence) -> None:
+        self._path = folders.database
+        self._folder = folders.own
         self._connection: sqlite3.Connection | None = connection
         self._fence = fence
         self._fenced = _fence(fence.token)
         self._lost: str | None = None
         self.tables: list[Table] = []
+        self.journalled: dict[str, Journalled] = {}
+        self.former = journal.left_behind(folders.own)
+        """The journals of former holders that are still to be written, with their tokens."""
+        self._journal: Journal | None = None
+        self._marked = 0
+        """The number of the latest note that the database has."""
+        self._asked = 0
+        self._notes = journal.SUPPORTED and name_of(folders.database) == OWN  # what another engine hides stays hidden
+
+    def promise(self, batch: Sequence[Work]) -> bool:
+        if self._connection is None or self.former or not self._notes:
+            return False
+        packed: list[tuple[str, Any]] = []
+        for table, payload in batch:
+            name = getattr(table, "journalled_as", None)
+            if name is None or (noted := cast("Journalled", table).packed(payload)) is None:
+                return False
+            packed.append((name, noted))
+        try:
+            if self._journal is None:
+                self._asked += 1
+                if self._asked == 1:  # many a process makes one such call, which is not worth a file
+                    return False
+                self._journal = Journal(self._folder, self._fence.token)
+            return self._journal.note(encode(packed, max_bytes=2 * journal.CAPACITY))
+        except OSError:  # the database may still take it
+            self._notes = False
+            return False
 
     def write(self, batch: Sequence[Work]) -> None:
         connection = self._connection
@@ -174,34 +236,40 @@ class _DatabaseSink:
             raise self._superseded() if self._lost else SinkUnavailable(f"the database {self._path} is closed")
         if any(table is _TOGETHER for table, _ in batch):
             batch = [work for item in batch for work in (item[1] if item[0] is _TOGETHER else (item,))]
-        first = batch[0][0]
-        by_table: dict[Table, list[Any]] = {first: [payload for table, payload in batch if table is first]}
-        if len(by_table[first]) < len(batch):
-            for table, payload in batch:
-                if table is not first:
-                    by_table.setdefault(table, []).append(payload)
         try:
-            statements = [s for table, payloads in by_table.items() for s in table.statements(payloads)]
-            if len(statements) == 1 and self._fenced in statements[0][0]:
-                _execute(connection, statements[0])
-            elif statements:
-                afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
-                connection.execute("BEGIN IMMEDIATE")
-                # A statement that looks at the token by itself speaks for all that stand or fall with it.
-                fenced = any(self._fenced in statement[0] for statement in statements)
-                if not fenced and token_of(connection) != self._fence.token:
-                    raise self._superseded()
-                for statement in statements:
-                    if statement not in afterwards:
-                        _execute(connection, statement)
-                connection.execute("COMMIT")
-                for statement in afterwards:
-                    connection.execute(*statement).fetchall()
+            if self.former:
+                self._catch_up(connection)
+            statements = _statements(batch)
+            if self._journal is not None and self._marked < (noted := self._journal.last):
+                statements.append(_mark(self._fence.token, noted))
+            self._write(connection, statements)
         except Exception as error:
             unavailable = self._undo(connection, error)
             if unavailable is not None:
                 raise unavailable from error
             raise
+        if self._journal is not None:
+            self._marked = self._journal.last
+            self._journal.reuse()
+
+    def _write(self, connection: sqlite3.Connection, statements: Sequence[Statement]) -> None:
+        if len(statements) == 1 and self._fenced in statements[0][0]:
+            _execute(connection, statements[0])
+        elif statements:
+            afterwards = [s for s in statements if s[0].startswith("PRAGMA")]
+            connection.execute("BEGIN IMMEDIATE")
+            # A statement that looks at the token by itself speaks for all that stand or fall with it.
+            fenced = any(self._fenced in statement[0] for statement in statements)
+            if not fenced and token_of(connection) != self._fence.token:
+                raise self._superseded()
+            for statement in statements:
+                if statement not in afterwards:
+                    _execute(connection, statement)
+            connection.execute("COMMIT")
+            for statement in afterwards:
+                connection.execute(*statement).fetchall()
+            if afterwards and self._journal is not None:
+                self._journal.erase()
 
     def reopen(self) -> None:
         self._drop()
@@ -228,6 +296,33 @@ class _DatabaseSink:
 
     def close(self) -> None:
         self._drop()
+        if self._journal is not None:
+            if self._marked == self._journal.last:
+                self._journal.remove()
+            else:
+                self._journal.close()
+
+    def _catch_up(self, connection: sqlite3.Connection) -> None:
+        """Write what former holders were told is durable, and did not come to write."""
+        row = connection.execute("SELECT value FROM meta WHERE key = 'journalled'").fetchone()
+        marked = (0, 0) if row is None else tuple(map(int, str(row[0]).split(":")))
+        works: list[Work] = []
+        for token, path in self.former:
+            try:
+                notes = [content for number, content in journal.notes_of(path) if (token, number) > marked]
+                for name, noted in (work for content in notes for work in decode(content)):
+                    table = self.journalled[name]
+                    works.append((table, table.unpacked(noted)))
+            except FileNotFoundError:
+                continue
+            except StartError as error:
+                raise SinkUnavailable(str(error)) from None
+            except (LookupError, TypeError, ValueError) as error:
+                raise SinkUnavailable(journal.unreadable(path)) from error
+        self._write(connection, [*_statements(works), _mark(self._fence.token, 0)])
+        for _, path in self.former:
+            path.unlink(missing_ok=True)
+        self.former = []
 
     def _undo(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
         """Roll back, and tell a failure of the store from a fault of an item."""
@@ -260,6 +355,27 @@ class _DatabaseSink:
                 connection.close()
             except sqlite3.Error:
                 pass
+
+
+def _statements(batch: Sequence[Work]) -> list[Statement]:
+    """Of each table together, in order."""
+    if not batch:
+        return []
+    first = batch[0][0]
+    by_table: dict[Table, list[Any]] = {first: [payload for table, payload in batch if table is first]}
+    if len(by_table[first]) < len(batch):
+        for table, payload in batch:
+            if table is not first:
+                by_table.setdefault(table, []).append(payload)
+    return [statement for table, payloads in by_table.items() for statement in table.statements(payloads)]
+
+
+def _mark(token: int, number: int) -> Statement:
+    """Keeps up to which note of which journal the database has all."""
+    sql = (
+        "INSERT INTO meta (key, value) VALUES ('journalled', ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+    )
+    return sql, (f"{token}:{number}",)
 
 
 def _execute(connection: sqlite3.Connection, statement: Statement) -> None:

@@ -2,7 +2,7 @@
 
 Below the state folder (``--state``, else ``HANDRAIL_STATE``, else the platform's)::
 
-    ws/<key>/                    database, holder, artifacts; nothing here is ever shown to a tool
+    ws/<key>/                    database, journal, holder, artifacts; nothing here is ever shown to a tool
     output/<key>/<session>/      sidecars: a read-only root of that session
     scratch/<key>/<session>/     HOME in that session's sandbox
     search/                      vectors of tools' texts and words of catalogues, for every workspace
@@ -48,7 +48,7 @@ class Folders:
 
     @property
     def own(self) -> Path:
-        """This workspace's private folder: database, holder, artifacts."""
+        """This workspace's private folder: database, journal, holder, artifacts."""
         return self.state / "ws" / self.key
 
     @property

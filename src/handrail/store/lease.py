@@ -27,6 +27,7 @@ from handrail.contract.errors import StartError
 from handrail.store.connection import abandon, connect, is_busy, migrate, start_error, token_of
 from handrail.store.folders import Folders
 from handrail.store.holder import STALE_NS, Holder, HolderFile, clear_former, holder_of, look
+from handrail.store.journal import set_aside
 
 RENEW_S = 0.5
 VALID_NS = STALE_NS * 3 // 4
@@ -264,7 +265,7 @@ def _acquired(folders: Folders, wanted: Holder, monotonic: Callable[[], int]) ->
         if not lease.held:
             lease.release()
             raise WorkspaceHeld(folders, holder_of(folders, monotonic) or Holder())
-    except (sqlite3.Error, TypeError) as error:
+    except (sqlite3.Error, OSError, TypeError) as error:
         connection.close()
         raise start_error(path, error) from None
     except BaseException:
@@ -302,6 +303,7 @@ def _counted(folders: Folders, connection: sqlite3.Connection, wanted: Holder, m
         now = monotonic()
         # Locked before anybody can see the token, so that nobody finds a token without its living holder.
         file = HolderFile.create(folders, ours, now)
+        set_aside(folders.own)
         connection.execute("UPDATE meta SET value = ? WHERE key = 'token'", (token + 1,))
         connection.execute("COMMIT")
     except BaseException:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from handrail.contract.history import Entry
+from handrail.store.awaiting import Taken
 from handrail.store.connection import not_as_written, open_reader, readable
 from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
-from handrail.store.writer import Taken
 
 _UNBOUNDED = 2**62
 
@@ -21,6 +21,7 @@ class Messages:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        database.journal(_STATEMENTS)
 
     def keep(self, session_id: str, entries: Sequence[Entry], at_ns: int) -> Taken:
         """Write messages, before all that is handed to the writer from now on; durable once that is awaited. What stood at
@@ -91,8 +92,17 @@ class _Batch(NamedTuple):
 class _Statements:
     """The table's part in the writer; nothing is kept in memory."""
 
+    journalled_as = "message"
+
     def opened(self, connection: sqlite3.Connection) -> None:
         pass
+
+    def packed(self, payload: _Batch) -> Any:
+        return list(payload)
+
+    def unpacked(self, packed: Any) -> _Batch:
+        session, at_ns, entries = packed
+        return _Batch(session, at_ns, tuple((position, body) for position, body in entries))
 
     def statements(self, batch: Sequence[_Batch]) -> Iterable[Statement]:
         for session, at_ns, entries in batch:

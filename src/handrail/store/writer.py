@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Generic, Protocol, TypeVar
 
 from handrail.contract.errors import LogUnavailable
+from handrail.store.awaiting import Kept, Promised, Taken, Waiting, Written, settle_all
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -29,6 +30,14 @@ class SinkLost(SinkUnavailable):
 
 class Sink(Protocol[T_contra]):
     """Where groups go. Used by the writer's thread only."""
+
+    def promise(self, batch: Sequence[T_contra]) -> bool:
+        """Make a batch durable in a quicker way, before it is written. It is given to :meth:`write` soon, as the first of a
+        group and behind what was promised before; if that never happens, whoever opens the sink next writes it.
+
+        Raises nothing: False where it cannot be, and then nothing is promised
+        """
+        ...
 
     def write(self, batch: Sequence[T_contra]) -> None:
         """Make the whole batch durable, or none of it.
@@ -48,61 +57,20 @@ class Sink(Protocol[T_contra]):
     def close(self) -> None: ...
 
 
-class Written(asyncio.Future[None]):
-    """Tells whether an item became durable. Whoever awaits it goes on only once that is known: a cancellation of their task
-    is raised then, and not before."""
-
-    def cancel(self, msg: object = None) -> bool:
-        """Refused: the item is with the writer, and what becomes of it has to be known."""
-        return False
-
-
-class Taken:
-    """An item that has its place in the queue, and will be written with its neighbours soon. Whoever awaits it, as often as
-    they like, hurries it along and goes on once it and everything before it is durable.
-
-    :raises LogUnavailable: when awaited, where it could not be written; it will not be written later
-    """
-
-    __slots__ = ("_hurry", "_written")
-
-    def __init__(self, written: asyncio.Future[None], hurry: Callable[[], None]) -> None:
-        self._written = written
-        self._hurry = hurry
-        written.add_done_callback(_seen)  # nobody has to await it
-
-    @property
-    def failure(self) -> BaseException | None:
-        """Why it was not written, once that is known."""
-        return self._written.exception() if self._written.done() else None
-
-    @property
-    def durable(self) -> bool:
-        """Whether it is known to be."""
-        return self._written.done() and self._written.exception() is None
-
-    def written(self) -> asyncio.Future[None]:
-        """Hurry it along, and give what tells that it is durable."""
-        if not self._written.done():
-            self._hurry()
-        return asyncio.shield(self._written)
-
-    def __await__(self) -> Generator[Any, None, None]:
-        return self.written().__await__()
-
-
-def _seen(written: asyncio.Future[None]) -> None:
-    written.exception()
-
-
 class _Flush:
     """Stands in the queue for a caller who waits for what is before it."""
 
 
+class _Promise:
+    """Stands in the place of a caller who went on when an item was promised."""
+
+
 _FLUSH = _Flush()
+_PROMISE = _Promise()
 _CLOSED = "the log is closed: the kernel has been shut down"
-_Waiting = asyncio.Future[None]
-_Entry = tuple[T | _Flush, _Waiting | None]
+_MOST_PROMISED = 256
+"""Items that are durable and not written yet."""
+_Entry = tuple[T | _Flush, Waiting | _Promise | None]
 
 
 class Writer(Generic[T]):
@@ -135,11 +103,12 @@ class Writer(Generic[T]):
         self._bell.acquire()
         self._asleep = False
         self._urgent = False
+        self._promising = False
         self._closing = False
         self._ended = False
         self._refusal: str | None = None
         self._sink_lost = False
-        self._low_water: deque[tuple[int, _Waiting]] = deque()
+        self._low_water: deque[tuple[int, Waiting]] = deque()
         self.transactions = 0
         """Groups made durable."""
         self.commits = 0
@@ -175,13 +144,13 @@ class Writer(Generic[T]):
             self._give_up()
 
     async def commit(self, item: T) -> None:
-        """Take an item, and return when it and everything before it is durable.
+        """Take an item, and return when it and everything before it is durable and can be read.
 
         Cancelling the wait does not take the item back.
 
         :raises LogUnavailable: when it could not be written; it will not be written later
         """
-        await self._wait_for(item, urgent=True)
+        await self._wait_for(item)
 
     def begin(self, item: T) -> Written:
         """The first half of :meth:`commit`, for callers who may not go on before they know what became of it."""
@@ -189,9 +158,18 @@ class Writer(Generic[T]):
         self._queue_for(item, written, urgent=True)
         return written
 
+    def promise(self, item: T) -> Promised:
+        """As :meth:`begin`, for who needs it durable as soon as can be and does not read it back at once."""
+        promised = Promised(loop=asyncio.get_running_loop())
+        self._promising = True
+        self._queue_for(item, promised, urgent=True)
+        return promised
+
     def take(self, item: T) -> Taken:
         """Take an item now that need not be durable before somebody awaits it."""
-        return Taken(self._wait_for(item, urgent=False), self._hurry)
+        kept = Kept(loop=asyncio.get_running_loop())
+        self._queue_for(item, kept, urgent=False)
+        return Taken(kept, self._hurry)
 
     async def flush(self) -> None:
         """Return when everything taken so far is durable; while refusing, try whether writing works again.
@@ -200,7 +178,7 @@ class Writer(Generic[T]):
         """
         if self._refusal is None and not self.backlog:
             return
-        await self._wait_for(_FLUSH, urgent=True)
+        await self._wait_for(_FLUSH)
 
     async def backlog_below(self, count: int) -> None:
         """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses.
@@ -210,7 +188,7 @@ class Writer(Generic[T]):
         if self.backlog < count or self._refusal is not None:
             return
         self._check_open()
-        waiting: _Waiting = asyncio.get_running_loop().create_future()
+        waiting: Waiting = asyncio.get_running_loop().create_future()
         self._low_water.append((count, waiting))
         self._urgent = True
         self._ring()
@@ -224,12 +202,12 @@ class Writer(Generic[T]):
         self._ring()
         self._thread.join()
 
-    def _wait_for(self, item: T | _Flush, *, urgent: bool) -> _Waiting:
-        waiting: _Waiting = asyncio.get_running_loop().create_future()
-        self._queue_for(item, waiting, urgent=urgent)
+    def _wait_for(self, item: T | _Flush) -> Waiting:
+        waiting: Waiting = asyncio.get_running_loop().create_future()
+        self._queue_for(item, waiting, urgent=True)
         return waiting
 
-    def _queue_for(self, item: T | _Flush, waiting: _Waiting, *, urgent: bool) -> None:
+    def _queue_for(self, item: T | _Flush, waiting: Waiting, *, urgent: bool) -> None:
         try:
             self._check_open()
         except LogUnavailable as closed:
@@ -243,7 +221,7 @@ class Writer(Generic[T]):
         if self._ended:  # by another thread, since it was looked at
             self._give_up()
 
-    def _hurry_if_waiting(self, waiting: _Waiting) -> None:
+    def _hurry_if_waiting(self, waiting: Waiting) -> None:
         if not waiting.done():
             self._hurry()
 
@@ -278,11 +256,16 @@ class Writer(Generic[T]):
             if not self._urgent and not self._closing:
                 bell.acquire(timeout=self._linger_s if self._refusal is None else self._retry_s)
             self._urgent = False
+            bell.acquire(blocking=False)  # who has rung by now is served by this round
             closing = self._closing
+            promising, self._promising = self._promising, False
             # Counted before they leave the queue, so that no moment shows fewer than there are.
             self._in_flight = min(len(self._queue), self._max_batch)
             batch = [self._queue.popleft() for _ in range(self._in_flight)]
-            if batch:
+            if promising and not closing and self._promised(batch):
+                self._queue.extendleft((item, _PROMISE) for item, _ in reversed(batch))
+                self._in_flight = 0
+            elif batch:
                 full = len(batch) == self._max_batch
                 self._retain(self._write(batch))
                 if self._refusal is not None and (full or self._sink_lost):
@@ -298,10 +281,26 @@ class Writer(Generic[T]):
         self._give_up()
         self._sink.close()
 
+    def _promised(self, batch: list[_Entry[T]]) -> bool:
+        """Make a batch durable without writing it, if that is enough for everybody who waits for it."""
+        new = [entry for entry in batch if entry[1] is not _PROMISE]
+        waiting = _callers(new)
+        if (
+            self._refusal is not None
+            or len(batch) > _MOST_PROMISED
+            or not all(isinstance(future, (Promised, Kept)) for future in waiting)
+            or not any(isinstance(future, Promised) for future in waiting)
+            or not self._sink.promise([item for item, _ in new if not isinstance(item, _Flush)])
+        ):
+            return False
+        self.commits += len(waiting)
+        settle_all(waiting, None)
+        return True
+
     def _write(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
         """Write a batch, answer its callers, and return what is to be kept for another try."""
         items: list[T] = [item for item, _ in batch if not isinstance(item, _Flush)]
-        waiting = [future for _, future in batch if future is not None]
+        waiting = _callers(batch)
         try:
             if self._refusal is not None:
                 self._sink.reopen()
@@ -310,28 +309,30 @@ class Writer(Generic[T]):
                 self.transactions += 1
         except SinkUnavailable as error:
             self._refusal = str(error) or "the log cannot be written"
-            _settle_all(waiting, self._refusal)
+            settle_all(waiting, self._refusal)
             self._sink_lost = isinstance(error, SinkLost)
-            return [entry for entry in batch if entry[1] is None]
+            return _left(batch)
         except Exception as error:
-            if len(batch) > 1:
+            if len(batch) > 1 and batch[-1][1] is not _PROMISE:
                 return self._write_singly(batch)
-            self.lost += not waiting
-            _settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
+            self.lost += len(batch) - len(waiting)
+            settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
             return []
         self._refusal = None
         self.commits += len(waiting)
-        _settle_all(waiting, None)
+        settle_all(waiting, None)
         return []
 
     def _write_singly(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
-        """One item is faulty: find it, so that it takes none of its neighbours with it."""
-        for index, entry in enumerate(batch):
-            kept = self._write([entry])
+        """One item is faulty: find it, so that it takes none of its neighbours with it. What was promised stays together."""
+        promised = sum(waiter is _PROMISE for _, waiter in batch)
+        begins = [0, *range(promised or 1, len(batch))]
+        for begin, end in zip(begins, [*begins[1:], len(batch)], strict=True):
+            kept = self._write(batch[begin:end])
             if self._refusal is not None:
-                rest = batch[index + 1 :]
-                _settle_all([future for _, future in rest if future is not None], self._refusal)
-                return kept + [other for other in rest if other[1] is None]
+                rest = batch[end:]
+                settle_all(_callers(rest), self._refusal)
+                return kept + _left(rest)
         return []
 
     def _retain(self, kept: list[_Entry[T]]) -> None:
@@ -345,17 +346,17 @@ class Writer(Generic[T]):
     def _refuse_rest(self, refusal: str) -> None:
         """Callers behind more than a batch of what is kept would never be reached; for a lost sink nothing is kept."""
         rest = [self._queue.popleft() for _ in range(len(self._queue))]
-        kept = [entry for entry in rest if entry[1] is None]
+        kept = _left(rest)
         if self._sink_lost:
-            self.lost += len(kept)
+            self.lost += sum(waiter is None for _, waiter in kept)  # what was promised, a successor writes
         else:
             self._queue.extendleft(reversed(kept))
-        _settle_all([future for _, future in rest if future is not None], refusal)
+        settle_all(_callers(rest), refusal)
 
     def _tell_low_water(self) -> None:
         if not self._low_water:
             return
-        reached: list[_Waiting] = []
+        reached: list[Waiting] = []
         for _ in range(len(self._low_water)):
             count, future = self._low_water.popleft()
             if self._refusal is not None or self._closing or len(self._queue) < count:
@@ -363,14 +364,24 @@ class Writer(Generic[T]):
             else:
                 self._low_water.append((count, future))
                 self._urgent = True
-        _settle_all(reached, None)
+        settle_all(reached, None)
 
     def _give_up(self) -> None:
         """At the end: whoever still waits is told, whatever could not be written is counted. Any thread may come here."""
         left, low_water = list(_emptied(self._queue)), list(_emptied(self._low_water))
-        self.lost += sum(future is None for _, future in left)
-        _settle_all([future for _, future in left if future is not None], "the log is closed")
-        _settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
+        self.lost += sum(waiter is None for _, waiter in left)
+        settle_all(_callers(left), "the log is closed")
+        settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
+
+
+def _callers(batch: Sequence[_Entry[Any]]) -> list[Waiting]:
+    """Those who wait for entries of a batch."""
+    return [waiter for _, waiter in batch if isinstance(waiter, asyncio.Future)]
+
+
+def _left(batch: Sequence[_Entry[T]]) -> list[_Entry[T]]:
+    """What is kept for another try of a batch that could not be written: all that nobody waits for any more."""
+    return [entry for entry in batch if not isinstance(entry[1], asyncio.Future)]
 
 
 def _emptied(queue: deque[Q]) -> Iterator[Q]:
@@ -380,24 +391,3 @@ def _emptied(queue: deque[Q]) -> Iterator[Q]:
             yield queue.popleft()
         except IndexError:
             return
-
-
-def _settle_all(waiting: list[_Waiting], failure: str | None) -> None:
-    """Answer the callers: one wake-up per event loop, not one per caller."""
-    loops: dict[asyncio.AbstractEventLoop, list[_Waiting]] = {}
-    for future in waiting:
-        loops.setdefault(future.get_loop(), []).append(future)
-    for loop, futures in loops.items():
-        try:
-            loop.call_soon_threadsafe(_settle, futures, failure)
-        except RuntimeError:  # that loop has been closed, and its callers with it
-            pass
-
-
-def _settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
-    for future in futures:
-        if not future.done():
-            if failure is None:
-                future.set_result(None)
-            else:
-                future.set_exception(LogUnavailable(failure))

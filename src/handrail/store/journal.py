@@ -1,0 +1,181 @@
+"""What is durable before the database has it: a small file beside it, of one length, written in place.
+
+A call with side effects waits until its intent is on the disk. A transaction of the database takes two to three times as
+long for that as the one sync which nothing can do without, so what a call waits for is noted here first, in one write
+and one sync. The database has it moments later, mostly in one transaction with the call's outcome; after a crash, whoever
+opens the workspace next puts into it what stands only here.
+
+Notes are numbered from 1 and follow each other from the file's beginning. Once the database has them all, the next one is
+written over the first: older ones may stand behind it, and are told by their numbers. A note that was only partly written
+ends what is read; nobody was told that it is durable.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import struct
+from collections.abc import Iterator
+from contextlib import suppress
+from hashlib import blake2b
+from pathlib import Path
+
+from handrail.contract.errors import StartError
+
+CAPACITY = 256 * 1024
+"""Bytes of the file. What does not fit goes to the database at once."""
+
+SPARE = 32 * 1024 * 1024
+"""Free bytes on the disk below which nothing is noted: the database is to find out first whether it still has room."""
+
+_FORMAT = b"HRJ1\0\0\0\0"
+"""What the file begins with."""
+_HEAD = struct.Struct("<QI")
+"""Of a note: its number, and the bytes of its content."""
+_DIGEST = 16
+_EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
+_IN_USE = re.compile(r"journal-\d+")
+_LEFT = re.compile(r"journal-(\d+)\.left")
+_sync = getattr(os, "fdatasync", os.fsync)
+
+SUPPORTED = hasattr(os, "pwrite")
+
+
+class Journal:
+    """The file of one holder of the workspace, by its fencing token. For one thread.
+
+    Whoever counts the next token puts it aside first (:func:`set_aside`), and reads it after that. So a holder which was only
+    paused finds that it is superseded, or its note is found.
+
+    :raises OSError: when it cannot be made
+    """
+
+    def __init__(self, folder: Path, token: int) -> None:
+        self.path = folder / f"journal-{token}"
+        self.last = 0
+        """The number of the latest note."""
+        self._end = len(_FORMAT)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
+        self._name = str(self.path)
+        self._descriptor = os.open(self._name, flags, 0o600)
+        try:
+            # Zeros, not a hole: what is written in place later needs nothing but its own blocks.
+            os.pwrite(self._descriptor, _EMPTY, 0)
+            os.fsync(self._descriptor)
+            beside = os.open(folder, os.O_RDONLY)
+            try:
+                os.fsync(beside)  # its name as well
+            finally:
+                os.close(beside)
+            self._inode = os.fstat(self._descriptor).st_ino
+        except BaseException:
+            self.remove()
+            raise
+
+    def note(self, content: bytes) -> bool:
+        """Make ``content`` durable. False when it does not fit, the disk is nearly full, or somebody else has counted a token
+        by now.
+
+        :raises OSError: when it cannot be made durable; use it no more
+        """
+        head = _HEAD.pack(self.last + 1, len(content))
+        whole = head + _digest(head, content) + content
+        disk = os.fstatvfs(self._descriptor)
+        if self._end + len(whole) > CAPACITY or disk.f_bavail * disk.f_frsize < SPARE:
+            return False
+        self.last += 1  # also where it fails: part of it may stand there, so its number is used up
+        written = os.pwrite(self._descriptor, whole, self._end)
+        if written != len(whole):
+            raise OSError(f"{written} of {len(whole)} bytes were written to {self.path}")
+        _sync(self._descriptor)
+        self._end += len(whole)
+        try:
+            return os.stat(self._name, follow_symlinks=False).st_ino == self._inode  # noqa: PTH116 - a fifth of the time
+        except FileNotFoundError:
+            return False
+
+    def reuse(self) -> None:
+        """The database has all notes: the next one is written over the first."""
+        self._end = len(_FORMAT)
+
+    def erase(self) -> None:
+        """Leave nothing of the notes in the file, of which the database has all.
+
+        :raises OSError: when it cannot be written
+        """
+        os.pwrite(self._descriptor, _EMPTY, 0)
+        _sync(self._descriptor)
+        self._end = len(_FORMAT)
+
+    def close(self) -> None:
+        """Leave it to whoever opens the workspace next."""
+        with suppress(OSError):
+            os.close(self._descriptor)
+
+    def remove(self) -> None:
+        """Close it, and leave nothing."""
+        self.close()
+        with suppress(OSError):
+            self.path.unlink()
+
+
+def set_aside(folder: Path) -> None:
+    """Take the journals away from who has held the workspace up to now. To be called by whoever is about to count a token,
+    before anybody can see that token.
+
+    :raises OSError: when they cannot be renamed
+    """
+    with os.scandir(folder) as entries:
+        in_use = [entry.path for entry in entries if _IN_USE.fullmatch(entry.name)]
+    for path in in_use:
+        Path(path).rename(f"{path}.left")
+
+
+def left_behind(folder: Path) -> list[tuple[int, Path]]:
+    """The journals that were put aside, with their holders' tokens, the oldest first.
+
+    :raises OSError: when the folder cannot be read
+    """
+    with os.scandir(folder) as entries:
+        named = [(entry.path, _LEFT.fullmatch(entry.name)) for entry in entries]
+    return sorted((int(name[1]), Path(path)) for path, name in named if name)
+
+
+def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The notes in a journal, with their numbers.
+
+    :raises OSError: when it cannot be read
+    :raises StartError: when it is none, or of a newer handrail
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise StartError(f"{path} should be a file of notes; see who put something else there, and move it away")
+        content = file.read(CAPACITY)
+    if (begun := content[: len(_FORMAT)]) != _FORMAT:
+        if begun.strip(b"\0"):
+            raise StartError(unreadable(path))
+        return  # nothing was ever noted
+    at, expected = len(_FORMAT), None
+    while len(content) - at >= _HEAD.size + _DIGEST:
+        head = content[at : at + _HEAD.size]
+        number, length = _HEAD.unpack(head)
+        begin = at + _HEAD.size + _DIGEST
+        noted = content[begin : begin + length]
+        if expected not in (None, number) or _digest(head, noted) != content[at + _HEAD.size : begin]:
+            return
+        yield number, noted
+        at, expected = begin + length, number + 1
+
+
+def unreadable(path: Path) -> str:
+    """What to do about a journal that this handrail cannot read."""
+    return (
+        f"{path} holds what another version of handrail noted for the log. Start that version once, which takes it over, "
+        "or move the file away for inspection; calls that had just begun may then be missing in the log"
+    )
+
+
+def _digest(head: bytes, content: bytes) -> bytes:
+    return blake2b(content, digest_size=_DIGEST, key=head).digest()

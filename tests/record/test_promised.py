@@ -1,0 +1,233 @@
+"""A promised record is in the log whatever happens next: a crash, a pause, a redaction, a disk that fails."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+from tests.store.places import Place
+from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[reportUnusedImport]
+
+from handrail.contract.errors import LogUnavailable, StartError
+from handrail.record.log import CommitLog, Record
+from handrail.record.reading import LogReader
+from handrail.record.verification import verify
+from handrail.store import journal
+from handrail.store.opening import Store
+
+pytestmark = pytest.mark.proves("G-01")
+
+BEGUN = """
+import asyncio, sqlite3, sys
+from handrail.record.log import CommitLog, Record
+from handrail.store.opening import Store
+
+async def main():
+    store = Store.open(sys.argv[1], sys.argv[2])
+    log = CommitLog(store.database)
+    await log.recover()
+    await log.promise([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet
+    other = sqlite3.connect(store.folders.database, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
+    said = {"role": "assistant", "parts": [{"text": "I begin"}]}
+    kept = store.messages.keep("ses_1", [(0, said)], 1)
+    log.append([Record("proposed", "ses_1", "second", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
+    await log.promise([Record("intended", "ses_1", "second", {"locks": ["a"]})])
+    await log.promise([Record("intended", "ses_1", "third", {"locks": []})])
+    assert kept.durable
+    print("begun", flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+"""Begins three calls, of which the database gets to know one."""
+
+
+def journals(place: Place) -> list[str]:
+    return sorted(path.name for path in place.folders.own.glob("journal-*"))
+
+
+def intents(place: Place) -> list[str]:
+    with LogReader.at(place.folders.database) as reader:
+        assert verify(reader).ok
+        return [entry.call_id for entry in reader.records() if entry.kind == "intended"]
+
+
+def intended(call: str) -> list[Record]:
+    return [Record("intended", "ses_1", call, {"text": f"what {call} is about"})]
+
+
+def killed(place: Place) -> None:
+    with place.process(BEGUN) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begun\n"
+        process.kill()
+        process.wait(timeout=300)
+
+
+@pytest.mark.proves("G-05")
+async def test_what_only_the_journal_has_is_in_the_log_after_a_crash(place: Place) -> None:
+    killed(place)
+    assert intents(place) == ["first"] and journals(place) == ["journal-1"]
+    store = place.open()
+    log = CommitLog(store.database)
+    assert [call.call_id for call in await log.recover()] == ["first", "second", "third"]
+    proposal = await log.proposal_of("second")
+    assert proposal is not None and proposal.body == {"tool": "write", "arguments": {"path": "a\ud800"}}
+    said = await store.messages.read("ses_1")
+    assert said == [(0, {"role": "assistant", "parts": [{"text": "I begin"}]})]
+    assert journals(place) == []
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third"]
+
+
+@pytest.mark.proves("G-05")
+@pytest.mark.parametrize("at", ["before it is in the database", "before the journal is removed"])
+async def test_a_crash_while_a_crash_is_made_good_doubles_nothing(
+    place: Place, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    killed(place)
+    unlink = Path.unlink
+
+    def cut(path: Path, missing_ok: bool = False) -> None:
+        if not path.name.endswith(".left"):
+            return unlink(path, missing_ok)
+        raise OSError("the power is cut")
+
+    store = place.open()
+    if at == "before it is in the database":
+        await store.aclose()  # nobody has caught up
+    else:
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "unlink", cut)
+            with pytest.raises(LogUnavailable, match="the power is cut"):
+                await CommitLog(store.database).recover()
+        await store.aclose()
+    assert journals(place) == ["journal-1.left"]
+    store = place.open()
+    log = CommitLog(store.database)
+    await log.recover()
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third"] and journals(place) == []
+
+
+async def test_nothing_is_written_before_what_a_former_holder_left(place: Place) -> None:
+    killed(place)
+    store = place.open()
+    log = CommitLog(store.database)
+    await asyncio.gather(log.promise(intended("fourth")), log.promise(intended("fifth")))
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third", "fourth", "fifth"] and journals(place) == []
+
+
+async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(place: Place) -> None:
+    killed(place)
+    path = place.folders.own / "journal-1"
+    content = path.read_bytes()
+    path.write_bytes(b"HRJ9" + content[4:])
+    store = place.open()
+    log = CommitLog(store.database)
+    with pytest.raises(LogUnavailable, match=r"journal-1\.left holds what another version of handrail noted"):
+        await log.recover()
+    with pytest.raises(LogUnavailable):
+        await log.commit(intended("fourth"))
+    (place.folders.own / "journal-1.left").write_bytes(content)
+    await log.recover()
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third"]
+
+
+async def test_who_is_superseded_promises_nothing(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "second"):
+        await log.promise(intended(call))
+    assert journals(place) == ["journal-1"]
+    journal.set_aside(place.folders.own)  # as somebody does who is about to count a token
+    connection = sqlite3.connect(place.folders.database)
+    connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
+    connection.commit()
+    connection.close()
+    with pytest.raises(LogUnavailable, match="has taken over this workspace"):
+        await log.promise(intended("third"))
+    await store.aclose()
+    assert intents(place) == ["first"] and journals(place) == ["journal-1.left"]
+    successor = place.open()
+    await CommitLog(successor.database).recover()
+    await successor.aclose()
+    assert intents(place)[:2] == ["first", "second"]
+
+
+async def test_a_redaction_leaves_nothing_in_the_journal(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "secret"):
+        await log.promise(intended(call))
+    path = place.folders.own / "journal-1"
+    assert b"what secret is about" in path.read_bytes()
+    await log.flush()
+    await log.redact([2], reason="asked for")
+    assert b"secret" not in path.read_bytes()
+    await log.promise(intended("third"))
+    assert b"what third is about" in path.read_bytes()
+    await store.aclose()
+    assert journals(place) == [] and intents(place) == ["first", "secret", "third"]
+
+
+async def test_where_the_journal_fails_the_database_takes_it_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "second"):
+        await log.promise(intended(call))
+
+    def failing(descriptor: int) -> None:
+        raise OSError("a bad sector")
+
+    monkeypatch.setattr(journal, "_sync", failing)
+    for call in ("third", "fourth"):
+        await log.promise(intended(call))
+        assert intents(place)[-1] == call  # it was not only promised
+    noted = [content for _, content in journal.notes_of(place.folders.own / "journal-1")]
+    assert b"third" in noted[-1]  # though nobody was told so
+    left = tmp_path / "left"
+    left.write_bytes((place.folders.own / "journal-1").read_bytes())
+    await store.aclose()
+    (place.folders.own / "journal-1.left").write_bytes(left.read_bytes())
+    store = place.open()
+    await CommitLog(store.database).recover()
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third", "fourth"]
+
+
+async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) -> None:
+    store = Store.open(place.workspace, place.state, engine="large")
+    log = CommitLog(store.database)
+    for call in ("first", "second", "third"):
+        await log.promise(intended(call))
+        assert intents(place)[-1] == call
+    assert journals(place) == []
+    await store.aclose()
+
+
+async def test_where_no_journal_can_be_made_the_database_takes_it(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    (place.folders.own / "journal-1").symlink_to(os.devnull)
+    for call in ("first", "second", "third"):
+        await log.promise(intended(call))
+        assert intents(place)[-1] == call
+    await store.aclose()
+
+
+async def test_a_journal_put_where_none_belongs_is_refused_at_the_start(place: Place) -> None:
+    await place.open().aclose()
+    (place.folders.own / "journal-1.left").mkdir()
+    (place.folders.own / "journal-1").mkdir()
+    (place.folders.own / "journal-1.left" / "full").touch()
+    with pytest.raises(StartError):
+        place.open()

@@ -1,0 +1,125 @@
+"""What the writer promises: durable before it is written, written before what comes later, and never given up."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from tests.store.test_writer import Shelf
+
+from handrail.contract.errors import LogUnavailable
+from handrail.store.writer import Writer
+
+pytestmark = pytest.mark.proves("G-01")
+
+
+@pytest.fixture
+def shelf() -> Shelf:
+    shelf = Shelf()
+    shelf.promises = True
+    return shelf
+
+
+async def test_who_needs_an_item_durable_goes_on_before_it_is_written(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    writer.append("before")
+    taken = writer.take("said")
+    await writer.promise("intent")
+    assert shelf.promised == [["before", "said", "intent"]] and shelf.batches == [] and writer.backlog == 3
+    assert taken.durable and taken.failure is None
+    await writer.promise("second")
+    assert shelf.promised[1:] == [["second"]] and shelf.batches == []
+    await writer.commit("outcome")
+    assert shelf.batches == [["before", "said", "intent", "second", "outcome"]]
+    assert (writer.transactions, writer.backlog) == (1, 0)
+    writer.close()
+
+
+async def test_what_is_promised_is_written_before_long_by_itself(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    await writer.promise("intent")
+    await asyncio.to_thread(shelf.entered.wait, 30)
+    await writer.flush()
+    assert shelf.items == ["intent"]
+    writer.close()
+
+
+async def test_nothing_is_promised_while_somebody_waits_to_read(shelf: Shelf) -> None:
+    writer = Writer(shelf)
+    shelf.gate.clear()
+    first = asyncio.ensure_future(writer.commit("first"))
+    await asyncio.to_thread(shelf.entered.wait)
+    promised, read = writer.promise("intent"), asyncio.ensure_future(writer.commit("to be read"))
+    await asyncio.sleep(0)
+    shelf.gate.set()
+    await asyncio.gather(first, promised, read)
+    assert shelf.batches == [["first"], ["intent", "to be read"]] and shelf.promised == []
+    writer.close()
+
+
+async def test_what_cannot_be_promised_is_written(shelf: Shelf) -> None:
+    shelf.promises = False
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("intent")
+    assert shelf.batches == [["intent"]]
+    writer.close()
+
+
+@pytest.mark.proves("G-10")
+async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60, retry_s=60, max_retained=2)
+    await writer.promise("intent")
+    shelf.full = True
+    with pytest.raises(LogUnavailable, match="the disk is full"):
+        await writer.commit("never")
+    for number in range(4):
+        writer.append(f"n{number}")
+    with pytest.raises(LogUnavailable, match="still full"):
+        await writer.promise("refused")  # nothing is promised by a log that cannot write
+    shelf.full = False
+    await writer.commit("after")
+    assert shelf.items == ["intent", "n0", "n1", "n2", "n3", "after"] or shelf.items[0] == "intent"
+    assert "never" not in shelf.items and "refused" not in shelf.items
+    assert shelf.promised == [["intent"]]
+    writer.close()
+
+
+async def test_a_faulty_item_does_not_tear_what_was_promised_apart(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("intent")
+    await writer.promise("another")
+    writer.append("neighbour")
+    with pytest.raises(LogUnavailable, match="poisoned"):
+        await writer.commit("poison")
+    assert shelf.batches == [["intent", "another"], ["neighbour"]] and writer.lost == 0
+    writer.close()
+
+
+async def test_what_was_promised_is_no_loss_when_a_successor_writes_it(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("intent")
+    shelf.taken_away = True
+    with pytest.raises(LogUnavailable, match="somebody else's"):
+        await writer.commit("too late")
+    writer.append("dropped")
+    with pytest.raises(LogUnavailable):
+        await writer.flush()
+    assert writer.lost == 1 and shelf.batches == []
+    await asyncio.to_thread(writer.close)
+    assert writer.lost == 1
+
+
+async def test_closing_writes_what_was_promised(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("intent")
+    await asyncio.to_thread(writer.close)
+    assert shelf.items == ["intent"]
+
+
+async def test_a_producer_who_waits_for_a_short_backlog_is_not_held_up_by_promises(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("intent")
+    waiting = asyncio.ensure_future(writer.backlog_below(1))
+    await asyncio.wait_for(waiting, 300)
+    assert shelf.items == ["intent"]
+    writer.close()
