@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from handrail import Session, tool
+from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store.encoding import decode
-from handrail.store.journal import notes_of
 from handrail.testing.kernels import temporary_kernel
 
 PATIENCE_S = 300
@@ -121,16 +120,11 @@ async def test_an_intent_is_on_the_disk_while_its_call_runs_and_its_outcome_befo
     async def look() -> list[list[str]]:
         """Look at the log as another process would, and at what is noted for it."""
         database = next((tmp_path / "state").rglob("handrail.db"))
-        noted = [
-            (call, kind)
-            for path in database.parent.glob("journal-*")
-            for _, note in notes_of(path)
-            for _, (_, records) in decode(note)
-            for kind, _, call, _ in records
-        ]
-        with LogReader.at(database) as reader:  # later: what was noted before is there, or still noted
+        with LogReader.at(database) as reader:
+            before = noted(reader.connection, database.parent)
             found = [(entry.call_id, entry.kind) for entry in reader.records()]
-        return [[call.rpartition("/")[2], kind] for call, kind in dict.fromkeys(found + noted) if call]
+        found += [(record.call_id, record.kind) for record in before]
+        return [[call.rpartition("/")[2], kind] for call, kind in dict.fromkeys(found) if call]
 
     # A read writes nothing before it runs, so what it finds on the disk is what its predecessor left there.
     peek = tool(id="peek", side_effect="read", locks=["one:S"])(look.function)

@@ -12,7 +12,10 @@ from tests.store.places import Place
 from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[reportUnusedImport]
 
 from handrail.contract.errors import LogUnavailable, StartError
+from handrail.doctor import check_up
+from handrail.faces.cli.app import OUTPUT, run
 from handrail.record.log import CommitLog, Record
+from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.store import journal
@@ -112,6 +115,28 @@ async def test_a_crash_while_a_crash_is_made_good_doubles_nothing(
     await log.recover()
     await store.aclose()
     assert intents(place) == ["first", "second", "third"] and journals(place) == []
+
+
+async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
+    place: Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    killed(place)
+    with LogReader.at(place.folders.database) as reader:
+        missing = noted(reader.connection, place.folders.own)
+    assert [(record.kind, record.call_id) for record in missing] == [
+        ("proposed", "second"),
+        ("intended", "second"),
+        ("intended", "third"),
+    ]
+    (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
+    assert told.detail.startswith("first, second, third: begun before the last stop")
+    where = ["--workspace", str(place.workspace), "--state", str(place.state)]
+    for command in (["log"], ["log", "verify"]):
+        assert run([*command, *where]) == OUTPUT
+        assert "3 records are noted and not in the log yet (second, third)" in capsys.readouterr().err
+    await place.open().aclose()
+    (place.folders.own / "journal-1.left").write_bytes(b"HRJ9")
+    assert run(["log", *where]) == OUTPUT and "another version of handrail" in capsys.readouterr().err
 
 
 async def test_nothing_is_written_before_what_a_former_holder_left(place: Place) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.prefork import command as prefork
 
+from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.testing.kernels import temporary_kernel
@@ -117,13 +118,16 @@ def die_by_itself(folder: Path, script: str, *arguments: str) -> str:
 
 
 def records_of(folder: Path) -> dict[str, list[tuple[str, dict[str, Any]]]]:
-    """Each call's records as another process finds them."""
+    """Each call's records as another process finds them, in the log or on their way into it."""
     found: dict[str, list[tuple[str, dict[str, Any]]]] = {}
     (database,) = (folder / "state").rglob("handrail.db")
     with LogReader.at(database) as reader:
         for record in reader.records():
             if record.call_id:
                 found.setdefault(record.call_id, []).append((record.kind, dict(record.body or {})))
+        for kind, _, call_id, body in noted(reader.connection, database.parent):
+            if call_id:
+                found.setdefault(call_id, []).append((kind, dict(body)))
     return found
 
 

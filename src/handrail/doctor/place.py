@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from handrail.doctor.check import Check, alone
+from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.store.database import open_reader
 from handrail.store.folders import Folders
@@ -117,6 +118,8 @@ def _interrupted(folders: Folders) -> Iterator[Check]:
     try:
         with LogReader.at(folders.database) as reader:
             ids = [entry.call_id for entry in reader.unfinished()]
+            only_noted = noted(reader.connection, folders.own)
+            ids += [record.call_id for record in only_noted if record.kind == "intended"]
     except Exception:  # why the log cannot be read is said by the check of the log
         return
     if ids:

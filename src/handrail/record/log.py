@@ -26,7 +26,7 @@ from handrail.record.reading import LoggedRecord, LogReader
 from handrail.store.awaiting import Promised, Written
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
-from handrail.store.encoding import encode
+from handrail.store.encoding import decode, encode
 from handrail.store.writer import SinkUnavailable
 
 T = TypeVar("T")
@@ -55,6 +55,8 @@ Kind = Literal[
 _ENDS = frozenset({"committed", "refused", "interrupted"})
 """Kinds that end what was intended."""
 _SETTLED_EVERY = 4096
+_NOTED_AS = "record"
+"""What the table of records is called in the journal."""
 
 
 class Record(NamedTuple):
@@ -260,7 +262,7 @@ class _Redaction(NamedTuple):
 class _RecordTable:
     """Encodes, salts, hashes and inserts, in the writer's thread."""
 
-    journalled_as = "record"
+    journalled_as = _NOTED_AS
 
     def __init__(self, database: Database, clock: Callable[[], int]) -> None:
         self._database = database
@@ -372,6 +374,11 @@ class _RecordTable:
             sql = f"INSERT INTO record ({columns}) VALUES {', '.join(places)}"  # noqa: S608
             self._inserts[rows] = sql
         return sql
+
+
+def records_noted(note: bytes) -> list[Record]:
+    """The records in a note of the journal."""
+    return [Record(*record) for name, packed in decode(note) if name == _NOTED_AS for record in packed[1]]
 
 
 def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:

@@ -39,6 +39,19 @@ def token_of(connection: sqlite3.Connection) -> int:
     return row[0]
 
 
+def journalled(connection: sqlite3.Connection) -> tuple[int, int]:
+    """Whose journal was used last, by its token, and up to which note the database has it.
+
+    :raises sqlite3.Error: when it cannot be read
+    """
+    row = connection.execute("SELECT value FROM meta WHERE key = 'journalled'").fetchone()
+    try:
+        token, number = (0, 0) if row is None else map(int, str(row[0]).split(":"))
+    except ValueError:
+        raise sqlite3.DatabaseError("up to where the journal is written is no number") from None
+    return token, number
+
+
 def open_reader(path: Path) -> sqlite3.Connection:
     """A connection that cannot write, usable while another process holds the lease, from any thread.
 

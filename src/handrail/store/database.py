@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol, cast
 from handrail.contract.errors import StartError
 from handrail.store import journal
 from handrail.store.awaiting import Taken
-from handrail.store.connection import abandon, connect, explained, open_reader, start_error, token_of
+from handrail.store.connection import abandon, connect, explained, journalled, open_reader, start_error, token_of
 from handrail.store.encoding import decode, encode
 from handrail.store.engines import OWN, name_of
 from handrail.store.folders import Folders
@@ -304,21 +304,16 @@ class _DatabaseSink:
 
     def _catch_up(self, connection: sqlite3.Connection) -> None:
         """Write what former holders were told is durable, and did not come to write."""
-        row = connection.execute("SELECT value FROM meta WHERE key = 'journalled'").fetchone()
-        marked = (0, 0) if row is None else tuple(map(int, str(row[0]).split(":")))
         works: list[Work] = []
-        for token, path in self.former:
-            try:
-                notes = [content for number, content in journal.notes_of(path) if (token, number) > marked]
-                for name, noted in (work for content in notes for work in decode(content)):
-                    table = self.journalled[name]
-                    works.append((table, table.unpacked(noted)))
-            except FileNotFoundError:
-                continue
-            except StartError as error:
-                raise SinkUnavailable(str(error)) from None
-            except (LookupError, TypeError, ValueError) as error:
-                raise SinkUnavailable(journal.unreadable(path)) from error
+        try:
+            for path, content in journal.outstanding(self.former, journalled(connection)):
+                try:
+                    for name, noted in decode(content):
+                        works.append((self.journalled[name], self.journalled[name].unpacked(noted)))
+                except (LookupError, TypeError, ValueError) as error:
+                    raise SinkUnavailable(journal.unreadable(path)) from error
+        except StartError as error:
+            raise SinkUnavailable(str(error)) from None
         self._write(connection, [*_statements(works), _mark(self._fence.token, 0)])
         for _, path in self.former:
             path.unlink(missing_ok=True)

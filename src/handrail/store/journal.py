@@ -16,7 +16,7 @@ import os
 import re
 import stat
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
@@ -34,9 +34,10 @@ _FORMAT = b"HRJ1\0\0\0\0"
 _HEAD = struct.Struct("<QI")
 """Of a note: its number, and the bytes of its content."""
 _DIGEST = 16
+_LEFT = ".left"
+"""The end of the name of a journal that was put aside."""
 _EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
-_IN_USE = re.compile(r"journal-\d+")
-_LEFT = re.compile(r"journal-(\d+)\.left")
+_NAME = re.compile(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
 SUPPORTED = hasattr(os, "pwrite")
@@ -61,7 +62,8 @@ class Journal:
         self._descriptor = os.open(self._name, flags, 0o600)
         try:
             # Zeros, not a hole: what is written in place later needs nothing but its own blocks.
-            os.pwrite(self._descriptor, _EMPTY, 0)
+            if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
+                raise OSError(f"there is no room for {self.path}")
             os.fsync(self._descriptor)
             beside = os.open(folder, os.O_RDONLY)
             try:
@@ -126,10 +128,9 @@ def set_aside(folder: Path) -> None:
 
     :raises OSError: when they cannot be renamed
     """
-    with os.scandir(folder) as entries:
-        in_use = [entry.path for entry in entries if _IN_USE.fullmatch(entry.name)]
-    for path in in_use:
-        Path(path).rename(f"{path}.left")
+    for _, path in journals(folder):
+        if path.suffix != _LEFT:
+            path.rename(f"{path}{_LEFT}")
 
 
 def left_behind(folder: Path) -> list[tuple[int, Path]]:
@@ -137,8 +138,16 @@ def left_behind(folder: Path) -> list[tuple[int, Path]]:
 
     :raises OSError: when the folder cannot be read
     """
+    return [(token, path) for token, path in journals(folder) if path.suffix == _LEFT]
+
+
+def journals(folder: Path) -> list[tuple[int, Path]]:
+    """All journals of a workspace, with their holders' tokens, the oldest first.
+
+    :raises OSError: when the folder cannot be read
+    """
     with os.scandir(folder) as entries:
-        named = [(entry.path, _LEFT.fullmatch(entry.name)) for entry in entries]
+        named = [(entry.path, _NAME.fullmatch(entry.name)) for entry in entries]
     return sorted((int(name[1]), Path(path)) for path, name in named if name)
 
 
@@ -167,6 +176,20 @@ def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
             return
         yield number, noted
         at, expected = begin + length, number + 1
+
+
+def outstanding(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> Iterator[tuple[Path, bytes]]:
+    """The notes in ``kept`` that the database has not got, in order.
+
+    :param marked: the token, and the number of the latest note in that holder's journal, that the database has
+    :raises OSError: when one cannot be read; one that has gone meanwhile is none
+    :raises StartError: see :func:`notes_of`
+    """
+    for token, path in kept:
+        with suppress(FileNotFoundError):
+            for number, content in notes_of(path):
+                if (token, number) > marked:
+                    yield path, content
 
 
 def unreadable(path: Path) -> str:

@@ -253,10 +253,10 @@ class Writer(Generic[T]):
                 if not self._queue and not self._closing:
                     bell.acquire()
                 self._asleep = False
-            if not self._urgent and not self._closing:
-                bell.acquire(timeout=self._linger_s if self._refusal is None else self._retry_s)
+            while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
+                if not bell.acquire(timeout=self._linger_s if self._refusal is None else self._retry_s):
+                    break
             self._urgent = False
-            bell.acquire(blocking=False)  # who has rung by now is served by this round
             closing = self._closing
             promising, self._promising = self._promising, False
             # Counted before they leave the queue, so that no moment shows fewer than there are.
