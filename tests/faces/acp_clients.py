@@ -18,7 +18,8 @@ from handrail.agent.model import Model
 from handrail.agent.providers import open_model
 from handrail.contract.agent import AgentManifest
 from handrail.contract.errors import UsageError
-from handrail.faces.acp.agent import Serving, serve
+from handrail.faces.acp.agent import serve
+from handrail.faces.acp.opening import Serving
 from handrail.kernel import Kernel
 from handrail.record.reading import LogReader
 from handrail.session.facts import SessionReader

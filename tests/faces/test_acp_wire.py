@@ -17,7 +17,8 @@ from tests.faces.acp_clients import Desk, Editor, ask, call, played
 from tests.faces.conftest import Program
 
 from handrail.agent.budget import Budget
-from handrail.faces.acp.agent import Serving, serve
+from handrail.faces.acp.agent import serve
+from handrail.faces.acp.opening import Serving
 from handrail.faces.acp.transport import Checked, Piped, as_line
 
 pytestmark = pytest.mark.proves("F-05")

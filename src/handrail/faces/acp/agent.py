@@ -11,8 +11,6 @@ import logging
 import os
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -22,24 +20,14 @@ from acp import PROTOCOL_VERSION, schema
 from acp.agent.connection import AgentSideConnection
 from acp.exceptions import RequestError
 
-from handrail.agent.loop import Agent
 from handrail.contract.errors import HandrailError, LogUnavailable, StartError
-from handrail.contract.spec import ToolSpec
-from handrail.faces.acp.asking import Person
-from handrail.faces.acp.buffers import Editor
 from handrail.faces.acp.conversation import INTERNAL_ERROR, INVALID_PARAMS, Block, Conversation, asked_of
-from handrail.faces.acp.places import McpServer, Opening, Places, remarks_on
-from handrail.faces.acp.screens import Screens, how_shown
-from handrail.faces.acp.telling import Telling, Update
+from handrail.faces.acp.opening import Serving, converse
+from handrail.faces.acp.places import McpServer, Places, remarks_on
 from handrail.faces.acp.transport import INVALID_REQUEST, Checked, Messages
-from handrail.policy.modes import read_mode
 
 if TYPE_CHECKING:
-    from handrail.agent.budget import Budget
-    from handrail.agent.model import Model
-    from handrail.contract.agent import AgentManifest
-    from handrail.kernel import Kernel
-    from handrail.session.facts import SessionFacts, SessionReader
+    from handrail.session.facts import SessionFacts
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -47,30 +35,6 @@ T = TypeVar("T")
 PAGE = 50
 """Sessions on one page of their list."""
 _log = logging.getLogger("handrail.acp")
-
-
-@dataclass(frozen=True, slots=True)
-class Serving:
-    """How clients are served.
-
-    :param opening: opens a workspace
-    :param reading: what is kept of a workspace's sessions, whoever holds it
-    :param model: the model that an agent works with; raises ``HandrailError`` where there is none
-    :param budget: bounds of each prompt
-    :param only: the one workspace that may be worked in, canonical; None for any
-    :param headless: nobody is asked
-    :param models: the names of those that an editor may choose from, for an agent; the one that it begins with first
-    :param named: opens one of them
-    """
-
-    opening: Opening
-    reading: Callable[[str], AbstractContextManager[SessionReader]]
-    model: Callable[[AgentManifest], Model]
-    budget: Callable[[AgentManifest], Budget]
-    only: str | None = None
-    headless: bool = False
-    models: Callable[[AgentManifest], Sequence[str]] = lambda _: ()
-    named: Callable[[str], Model] | None = None
 
 
 def answered(handler: Callable[P, Awaitable[T]]) -> Callable[P, Awaitable[T]]:
@@ -137,11 +101,8 @@ class Desk:
 
     async def aclose(self) -> None:
         """Suspend every session and close every workspace."""
-        for session_id in list(self._open):
-            try:
-                await self._leave(session_id)
-            except Exception as error:
-                _log.warning("session %s could not be left in order: %s", session_id, error)
+        for conversation in list(self._open.values()):
+            await self._let_go(conversation)
         await self._places.aclose()
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
@@ -200,7 +161,14 @@ class Desk:
     ) -> schema.LoadSessionResponse:
         folder = self._folder(cwd, additional_directories)
         conversation = await self._again(folder, session_id, mcp_servers)
-        await conversation.replay()
+        try:
+            await conversation.replay()
+        except BaseException as error:
+            await through(self._let_go(conversation))
+            if isinstance(error, HandrailError):
+                again = "the session is not open now; session/resume goes on with it and tells nothing of it"
+                raise RequestError(INTERNAL_ERROR, f"{error}; {again}") from None
+            raise
         return schema.LoadSessionResponse(modes=conversation.modes, config_options=conversation.options)
 
     @answered
@@ -371,7 +339,7 @@ class Desk:
             try:
                 if fork is not None:
                     session_id = await kernel.fork(fork)
-                conversation = await self._converse(kernel, folder, session_id, model, offered, client)
+                conversation = await converse(kernel, folder, session_id, model, serving, offered, client)
             except BaseException:
                 await model.aclose()
                 raise
@@ -383,66 +351,22 @@ class Desk:
         asyncio.get_running_loop().call_soon(conversation.announce)  # once the client knows which session it is of
         return conversation
 
-    async def _converse(
-        self,
-        kernel: Kernel,
-        folder: str,
-        session_id: str | None,
-        model: Model,
-        offered: schema.ClientCapabilities,
-        client: AgentSideConnection,
-    ) -> Conversation:
-        def spec_of(name: str) -> ToolSpec | None:
-            entry = kernel.generation.resolve(name)
-            return None if entry is None else entry.spec
-
-        async def send(update: Update) -> None:
-            await client.session_update(person.session_id, update)
-
-        screens = Screens(client, how_shown(offered))
-        telling = Telling(send, spec_of, kernel.workdir, screens)
-        forms = offered.elicitation is not None and offered.elicitation.form is not None
-        person = Person(
-            client, kernel.workdir, spec_of, forms=forms, introduce=telling.introduce, decided=telling.decided
-        )
-        editor = Editor(client) if offered.fs is not None and offered.fs.read_text_file else None
-        try:
-            session = await kernel.session(
-                session_id,
-                peer=editor,
-                headless=self._serving.headless,
-                attendant=None if self._serving.headless else person,
-            )
-        except BaseException:
-            await telling.aclose()
-            raise
-        person.session_id = screens.session_id = session.id
-        if editor is not None:
-            editor.session_id = session.id
-        session.watch(telling.happened)
-        serving, manifest = self._serving, kernel.agent
-
-        def working(model: Model) -> Agent:
-            bounds = serving.budget(manifest)
-            return Agent(session, model, workspace=session.workdir, instructions=manifest.prompt, budget=bounds)
-
-        def other(name: str) -> tuple[Agent, Model]:
-            assert serving.named is not None
-            opened = serving.model(manifest) if name == models[0] else serving.named(name)
-            return working(opened), opened
-
-        models = tuple(serving.models(manifest) if serving.named is not None else ()) or ("",)
-        mode, begins_with = read_mode(kernel.rules.mode), models[0]
-        return Conversation(
-            session, working(model), model, telling, folder, mode, models=models, working=other, named=begins_with
-        )
-
     async def _leave(self, session_id: str) -> None:
         conversation = self._open.pop(session_id)
         try:
             await conversation.leave()
         finally:
             await self._places.leave(conversation.folder)
+
+    async def _let_go(self, conversation: Conversation) -> None:
+        """Leave a session that nobody will leave, unless it has been left meanwhile."""
+        session_id = conversation.session.id
+        if self._open.get(session_id) is not conversation:
+            return
+        try:
+            await self._leave(session_id)
+        except Exception as error:
+            _log.warning("session %s could not be left in order: %s", session_id, error)
 
 
 def _info(folder: str, facts: SessionFacts) -> schema.SessionInfo:

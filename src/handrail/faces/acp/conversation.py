@@ -195,7 +195,7 @@ class Conversation:
     async def replay(self) -> None:
         """Send the client the whole conversation, and the calls that wait in it.
 
-        :raises HandrailError: when it cannot be read
+        :raises HandrailError: when it cannot be read, or not all of it can be told
         """
         history = self.session.history
         found = restored([] if history is None else await history.read())
@@ -222,6 +222,10 @@ class Conversation:
         if (update := showing.plan_of(plan)) is not None:
             self.telling.tell(update)
         await self.telling.flush()
+        if (failure := self.telling.failure) is not None:
+            raise UsageError(f"something in the conversation cannot be told: {type(failure).__name__}: {failure}")
+        if self.telling.gone:
+            raise UsageError("the session was closed, or its client has gone, before all of it was told")
 
     def _shown(self, message: AssistantMessage, call_ids: Sequence[str]) -> dict[str, tuple[str, CallPart]]:
         ids = iter(call_ids)
@@ -248,7 +252,7 @@ class Conversation:
         try:
             wire: Any = json.loads(text)
             result = Result.from_dict(cast("Mapping[str, Any]", wire))
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             result = Result.output(text)
         self.telling.result(call_id, self._id_of(call.name), result, "failed" if failed else "completed")
         data: Any = result.data

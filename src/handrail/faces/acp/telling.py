@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, cast
@@ -33,6 +34,7 @@ Update = (
 Send = Callable[[Update], Awaitable[None]]
 MOST_PROGRESS = 1_000
 """Updates that wait to be told; of more, progress is dropped."""
+_log = logging.getLogger("handrail.acp")
 
 
 class Telling:
@@ -59,13 +61,18 @@ class Telling:
         self._below: dict[str, str] = {}
         """Calls of sub-agents that were asked about, with their tools."""
         self.gone = False
+        """Nothing is told any more: the client has gone, or this was closed."""
+        self.failure: Exception | None = None
+        """Why something could not be told though the client is there: it has no form in JSON."""
         self._pump = asyncio.create_task(self._tell())
 
     async def aclose(self) -> None:
         await self._screens.aclose()
         await self.flush()
+        self.gone = True
         self._pump.cancel()
         await asyncio.wait((self._pump,))
+        self._told.set()
 
     async def flush(self) -> None:
         """Return when the client has been told everything so far, or has gone."""
@@ -75,15 +82,17 @@ class Telling:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            try:
-                while self._waiting and not self.gone:
+            while self._waiting and not self.gone:
+                try:
                     await self._send(self._waiting.popleft())
-            except OSError:  # ConnectionError, and what a pipe gives that was closed at the other end
-                self.gone = True
-            finally:
-                if self.gone:
-                    self._waiting.clear()
-                self._told.set()
+                except OSError:  # ConnectionError, and what a pipe gives that was closed at the other end
+                    self.gone = True
+                except Exception as error:
+                    self.failure = error
+                    _log.warning("an editor could not be told something: %s: %s", type(error).__name__, error)
+            if self.gone:
+                self._waiting.clear()
+            self._told.set()
 
     def tell(self, update: Update) -> None:
         """Have it told, after what waits already."""

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from handrail.agent.model import Model
     from handrail.contract.agent import AgentManifest
-    from handrail.faces.acp.agent import Serving
+    from handrail.faces.acp.opening import Serving
     from handrail.kernel import Kernel
     from handrail.session.facts import SessionReader
 
@@ -54,7 +54,7 @@ def command(
     if find_spec("acp") is None:
         raise click.UsageError("the ACP agent needs the extra 'acp': pip install 'handrail[acp]'")
     from handrail.agent.providers import FORMS
-    from handrail.faces.acp.agent import Serving
+    from handrail.faces.acp.opening import Serving
 
     def chosen(manifest: AgentManifest) -> Model:
         return asked.opened(
