@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os.path
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -24,6 +25,11 @@ MOST_PLACES = 20
 _HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _ONE_ARGUMENT = re.compile(r"\{(\w+)\}")
 _NO_NEWLINE = "\\ "
+_WRITTEN = ("output", "content", "text", "head")
+"""Where a result has what was written or read: the first of these that is a text."""
+_ENDS = {"exit_code", "signal", "limit", "dropped_bytes", "notes"}
+"""What a result says of a program beside that."""
+NO_OUTPUT = "(no output)"
 _PLAIN = str.maketrans({code: f"\\x{code:02x}" for code in (*range(32), *range(127, 160)) if code not in (9, 10)})
 
 
@@ -151,7 +157,7 @@ def content_of(result: Result, workdir: str) -> tuple[list[Content], list[schema
     """A result as an editor shows it, and the places that it names more exactly than the call did."""
     data: Any = result.data
     if not result.ok:
-        return [text(result.error_text or "it failed without words"), *_partial(data)], []
+        return [text(result.error_text or "it failed without words"), *_written(data)], []
     if isinstance(data, dict):
         fields = cast("dict[str, Any]", data)
         diff, path = fields.get("diff"), fields.get("path")
@@ -160,21 +166,97 @@ def content_of(result: Result, workdir: str) -> tuple[list[Content], list[schema
             found = differences(diff, where)
             left_out = [] if found.whole else [text("not all of the change is shown")]
             return [*found.parts, *left_out], [schema.ToolCallLocation(path=where, line=found.line)]
-    return _partial(cast("object", data)), []
+        if (inner := _waited_for(fields)) is not None:
+            content, places = content_of(inner, workdir)
+            return [fenced(f"{fields['job_id']}: {fields['state']}"), *content], places
+    shown, cut = _written(cast("object", data)), result.metadata.get("output_path")
+    if _says_nothing(cast("object", data)):
+        shown.insert(0, text(NO_OUTPUT))
+    return [*shown, *([text(f"it is cut; the whole is in {cut}")] if isinstance(cut, str) else [])], []
 
 
-def _partial(data: object) -> list[Content]:
-    if data is None:
+def _waited_for(fields: Mapping[str, Any]) -> Result | None:
+    """The result of a job that stands in the result of a call which waited for it."""
+    found: object = fields.get("result")
+    if not isinstance(found, dict) or not {"job_id", "state"} <= fields.keys():
+        return None
+    inner = cast("dict[str, Any]", found)
+    match inner.get("type"), inner.get("error_text"):
+        case "output", _:
+            return Result("output", inner.get("data"))
+        case "error", str() as words:
+            return Result("error", inner.get("data"), words)
+        case _:
+            return None
+
+
+def _says_nothing(data: object) -> bool:
+    """Whether there is nothing to read in it. An editor that is given no content shows the result's JSON."""
+    return data in (None, "", [], {}) or run_of(data).output == ""
+
+
+def _written(data: object) -> list[Content]:
+    """What somebody reads of data: the text in it, and how the program ended that wrote it."""
+    if data in (None, "", [], {}):
         return []
     if isinstance(data, dict):
-        fields = cast("dict[str, Any]", data)
-        for name in ("output", "content", "text"):
-            if isinstance(fields.get(name), str):
-                code = fields.get("exit_code")
-                ended = [text(f"exit code {code}")] if isinstance(code, int) and code else []
-                return [*([fenced(fields[name])] if fields[name] else []), *ended]
+        fields, run = cast("dict[str, Any]", data), run_of(cast("dict[str, Any]", data))
+        if run.output is not None or fields.keys() <= _ENDS:
+            return [*([fenced(run.output)] if run.output else []), *_end(run), *run.remarks]
+        if all(isinstance(value, (str, int, float)) for value in fields.values()):
+            return [fenced("\n".join(f"{name}: {value}" for name, value in fields.items()))]
     words = data if isinstance(data, str) else json.dumps(data, ensure_ascii=False, indent=1, default=str)
-    return [fenced(words)] if words else []
+    return [fenced(words)]
+
+
+class Run(NamedTuple):
+    """A program that was run, as a result tells of it.
+
+    :param output: what it wrote, or the beginning of that; None where the result has none
+    :param code: its exit code; None where a signal ended it or that is not known
+    :param by: the signal that ended it, by name
+    :param remarks: what else a person is to know of it
+    """
+
+    output: str | None
+    code: int | None
+    by: str | None
+    remarks: list[Content]
+
+
+def run_of(data: object) -> Run:
+    """What a result's data tells of a program."""
+    fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
+    output: str | None = next((fields[name] for name in _WRITTEN if isinstance(fields.get(name), str)), None)
+    code, number, by = _number(fields.get("exit_code")), _number(fields.get("signal")), None
+    if number is not None or (code is not None and code < 0):
+        code, by = None, _signal(-(code or 0) if number is None else number)
+    remarks: list[Content] = []
+    if isinstance(limit := fields.get("limit"), str):
+        remarks.append(text(limit))
+    if dropped := _number(fields.get("dropped_bytes")):
+        remarks.append(text(f"{dropped:,} bytes of the output are not kept"))
+    if isinstance(notes := fields.get("notes"), list):
+        remarks += [fenced(one) for one in cast("list[Any]", notes) if isinstance(one, str)]  # they name files
+    return Run(output, code, by, remarks)
+
+
+def _end(run: Run) -> list[Content]:
+    """A good one goes without saying where there is an output."""
+    if run.by is not None:
+        return [text(f"ended by {run.by}")]
+    return [text(f"exit code {run.code}")] if run.code or (run.code is not None and not run.output) else []
+
+
+def _number(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def plan_of(todos: object) -> schema.AgentPlanUpdate | None:

@@ -56,8 +56,10 @@ class Telling:
         self._known: set[str] = set()
         """Calls that it has been told of."""
         self._parked: set[str] = set()
-        self._jobs: set[str] = set()
-        """Calls that were answered with a job and go on."""
+        self._jobs: dict[str, bool] = {}
+        """Calls that go on as a job, and whether they have been answered so."""
+        self._over: set[str] = set()
+        """Those that ended before they were."""
         self._below: dict[str, str] = {}
         """Calls of sub-agents that were asked about, with their tools."""
         self.gone = False
@@ -175,17 +177,20 @@ class Telling:
             case "parked":
                 self._parked.add(call_id)
             case "detached":
-                self._jobs.add(call_id)
+                self._jobs[call_id] = False
             case "finished":
                 ended = "completed" if event.data.get("type") == "output" else "failed"
                 if call_id in self._parked:  # it has no outcome yet
                     self._parked.discard(call_id)
                 else:
                     self._change(call_id, event.tool_id, status=ended)
-                if call_id in self._jobs:
-                    self._jobs.discard(call_id)
+                if (answered := self._jobs.pop(call_id, None)) is not None:
+                    if not answered:
+                        self._over.add(call_id)
                     if (screen := self._screens.end(call_id)) is not None:
                         screen.end(0 if ended == "completed" else 1, None)
+                        if screen.content is None and not screen.shown:
+                            self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
             case _:
                 pass
 
@@ -211,8 +216,19 @@ class Telling:
     def answered(self, answer: Answer) -> None:
         """A call's one answer, as people may see it."""
         result = answer.result
+        if answer.call_id in self._over:  # all of it has been shown: only that it was a job has not
+            self._over.discard(answer.call_id)
+            self._change(answer.call_id, answer.tool_id, raw_output=result.to_dict())
+            return
         if answer.call_id in self._jobs and result.ok:
-            self._change(answer.call_id, answer.tool_id, status="in_progress", raw_output=result.to_dict())
+            self._jobs[answer.call_id] = True
+            screen = self._screens.get(answer.call_id)
+            told = (
+                None if screen is not None and (screen.shown or screen.content) else showing.content_of(result, "")[0]
+            )
+            self._change(
+                answer.call_id, answer.tool_id, status="in_progress", content=told, raw_output=result.to_dict()
+            )
             return
         parked = result.metadata.get("parked")
         self.result(answer.call_id, answer.tool_id, result, "pending" if parked else None)
@@ -253,16 +269,16 @@ class Telling:
         self._change(call_id, tool_id, status="in_progress", content=screen.content, field_meta=meta)
 
     def _ended(self, screen: Screen, result: Result) -> list[showing.Content] | None:
-        """The rest of what a command wrote, and how it ended; the terminal, where there is one."""
-        data: object = result.data
-        fields = cast("dict[str, Any]", data) if isinstance(data, dict) else {}
-        output, code, signal = fields.get("output"), fields.get("exit_code"), fields.get("signal")
-        if screen.how != "text" and not screen.shown and isinstance(output, str):
-            screen.write(output)
-        screen.end(code if isinstance(code, int) else None, signal if isinstance(signal, str) else None)
-        if screen.content is None or result.ok:
-            return screen.content
-        return [*screen.content, showing.text(result.error_text or "it failed without words")]
+        """The rest of what a command wrote, and how it ended; the terminal, where there is one. None where the result says it
+        all: it has no terminal, or wrote nothing into it because it is no program."""
+        run = showing.run_of(result.data)
+        if screen.how != "text" and not screen.shown and run.output is not None:
+            screen.write(run.output)
+        screen.end(run.code, run.by)
+        if screen.content is None or (run.output is None and not screen.shown and result.ok):
+            return None
+        failed = [] if result.ok else [showing.text(result.error_text or "it failed without words")]
+        return [*screen.content, *failed, *run.remarks]
 
     def _change(self, call_id: str, tool_id: str, **fields: Any) -> None:
         if call_id not in self._known:  # one that was proposed before this client was there
