@@ -1,22 +1,39 @@
-"""When a trigger that goes by the clock fires: by its interval, or by its cron expression in the machine's local time."""
+"""When a trigger that goes by the clock fires: by its interval, or by its cron expression in the machine's local time.
+
+Where the clocks change, a schedule of every hour (its hour is ``*``) comes each time that the clock shows what it names: twice
+where they are put back, not at all for what they pass over as they are put forward. Any other comes once for each time that it
+names: at the first of two, and for one that is passed over as late as if the clocks had not been put forward yet.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable
 from datetime import datetime, timedelta
-from itertools import islice
 
 from handrail.contract.arrivals import Trigger
 from handrail.contract.errors import ToolError
 
 SECOND_NS = 1_000_000_000
+_EPOCH = datetime(1970, 1, 1)
+_NEAR_S = 26 * 3600
+"""So many seconds before and after a clock in UTC shows something, any zone's time is that before and after a change which is
+near where its own clocks show it: they are 14 hours ahead at most, and changes lie days apart."""
+_EVERY_HOUR = set(range(24))
 _FIELDS = (
     "minutes go from 0 to 59, hours from 0 to 23, days from 1 to 31 and no further than the months named have, months from 1 to "
     "12, weekdays from 0 (Sunday) to 7"
 )
+Zone = Callable[[int], int]
+"""How many seconds clocks are ahead of UTC, at a time in seconds."""
 
 
-def next_after(trigger: Trigger, now_ns: int) -> int | None:
+def local(at_s: int) -> int:
+    """The machine's."""
+    return time.localtime(at_s).tm_gmtoff
+
+
+def next_after(trigger: Trigger, now_ns: int, zone: Zone = local) -> int | None:
     """When it fires after ``now_ns``; None for never again."""
     if trigger.every_ns is not None:
         if trigger.once and (trigger.next_ns is None or trigger.next_ns <= now_ns):
@@ -24,34 +41,47 @@ def next_after(trigger: Trigger, now_ns: int) -> int | None:
         begun = trigger.next_ns if trigger.next_ns is not None else trigger.created_ns
         return begun + max((now_ns - begun) // trigger.every_ns + 1, 1) * trigger.every_ns
     if trigger.cron is not None:
-        return _next_of(trigger.cron, now_ns)
+        return _next_of(trigger.cron, now_ns, trigger.created_ns, zone)
     return None
 
 
-def _next_of(cron: str, now_ns: int) -> int | None:
-    from cronsim import CronSimError
+def _next_of(cron: str, now_ns: int, created_ns: int, zone: Zone) -> int | None:
+    from cronsim import CronSim, CronSimError
 
-    now = datetime.fromtimestamp(now_ns / 1e9)
+    now, found = now_ns // SECOND_NS, None
     try:
-        # Where clocks were put back, the time that is found may have been an hour ago, and comes once more.
-        following = next(at for at in _times(cron, now) if at * SECOND_NS > now_ns)
-        if cron.split(" ")[1] == "*" and (again_s := now.replace(fold=1).timestamp() - now.timestamp()) > 0:
-            # They will be put back: what comes each hour comes in the hour that is shown again, too.
-            before = now - timedelta(seconds=again_s)
-            repeated = (at for at in islice(_times(cron, before, fold=1), 60) if at * SECOND_NS > now_ns)
-            following = min(following, next(repeated, following))
-    except (CronSimError, StopIteration, OverflowError, ValueError):
+        begin = now + min(zone(now - _NEAR_S), zone(now), zone(now + _NEAR_S))
+        times = CronSim(cron, _EPOCH + timedelta(seconds=begin))
+        hourly = times.hours == _EVERY_HOUR
+        for shown in times:
+            wall = int((shown - _EPOCH).total_seconds())
+            before, after = zone(wall - _NEAR_S), zone(wall + _NEAR_S)
+            if found is not None and wall - max(before, after) >= found:
+                break
+            for at in _fires(wall, before, after, zone, created_ns // SECOND_NS, hourly=hourly):
+                if at > now and (found is None or at < found):
+                    found = at
+            if found is not None and before == after:
+                break
+    except (CronSimError, OverflowError, ValueError, OSError):
         return None
-    return following * SECOND_NS
+    return None if found is None else found * SECOND_NS
 
 
-def _times(cron: str, after: datetime, fold: int = 0) -> Iterator[int]:
-    """When it comes after what the clock shows, in seconds: each of the times that are shown twice."""
-    from cronsim import CronSim
+def _fires(wall: int, before: int, after: int, zone: Zone, created: int, *, hourly: bool) -> list[int]:
+    """When a schedule fires for what a clock shows, all in seconds.
 
-    for found in CronSim(cron, after):
-        for one in range(fold, 2):
-            yield int(found.replace(fold=one).timestamp())
+    :param before: how far clocks are ahead of UTC before a change that is near, and ``after`` it
+    :param created: since when there is the schedule: the second of two times counts where the first was before that
+    """
+    if before == after:
+        return [wall - before]
+    shown = sorted({wall - ahead for ahead in (before, after) if zone(wall - ahead) == ahead})
+    if hourly:
+        return shown
+    if not shown:
+        return [wall - before]
+    return shown[1:] if len(shown) > 1 and shown[0] <= created else shown[:1]
 
 
 def checked(cron: str, now_ns: int) -> str:
@@ -66,10 +96,10 @@ def checked(cron: str, now_ns: int) -> str:
         text = f"{cron[:80]!r} is no schedule: five fields, minute hour day month weekday, as in '30 8 * * 1-5'"
         raise ToolError(text, kind="invalid_input")
     try:
-        CronSim(cron, datetime.fromtimestamp(now_ns / 1e9))
+        CronSim(cron, _EPOCH)
     except (CronSimError, ValueError) as error:
         raise ToolError(f"{cron!r} is no schedule: {error}; {_FIELDS}", kind="invalid_input") from None
-    if _next_of(cron, now_ns) is None:
+    if _next_of(cron, now_ns, now_ns, local) is None:
         raise ToolError(f"{cron!r} names a day that never comes; nothing was added", kind="invalid_input")
     return cron
 
