@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from handrail.arbiter.call import Lane
@@ -69,7 +70,8 @@ def lane_of(rooms: Rooms, lasting: Lasting, opening: Opening, row: SessionRow) -
         own_mode, book = read_mode(book.mode), within(book, parent.rules)
         authority = authority.within(parent.authority.passes_on(under.parent.family.manifest))
     lane = Lane(around, authority, book, opening.people, own_mode)
-    lane.catalog = Interaction(session_id, context.catalog, around.values, rooms.finder)
+    options = replace(context.catalog, above=tuple(one.delegable.agents for one in above(under)))
+    lane.catalog = Interaction(session_id, options, around.values, rooms.finder)
     lane.skills = SessionSkills(session_id, workdir, rooms.config.folder, around.values)
     lane.agent_types = lambda: agent_types(rooms, context.manifest, *above(opening.under))
     if under is not None:

@@ -13,6 +13,7 @@ from tests.kernel.test_sub_agents import Agents, answers, kernel_of, models, tas
 
 from handrail import Kernel
 from handrail.agent.loop import Agent
+from handrail.agent.model import ResultsMessage
 from handrail.contract.people import ApprovalAnswer
 from handrail.contract.result import Result
 from handrail.testing.kernels import ScriptedPerson
@@ -59,6 +60,7 @@ async def test_an_agent_that_was_handed_work_hands_it_on_only_where_those_above_
         assert told.count("that takes work here. There are: nope, rec, wr") == 2
         assert (len(own.requests), len(rec.requests)) == (0, 2)
         assert "- rec" in wr.requests[0].system and "- own" not in wr.requests[0].system
+        assert [view["name"] for view in wr.requests[0].tools] == ["read", "task", "agent__rec"]
 
 
 @pytest.mark.proves("P-12")
@@ -108,3 +110,54 @@ async def test_nobody_is_asked_about_work_that_cannot_be_begun_and_what_they_giv
         assert [request.arguments["subagent_type"] for request in person.requests] == ["wr"]
         assert [result.error_kind for result in found] == ["invalid_input", "invalid_input"]
         assert not any(map(is_job, found)) and not await session.jobs.list()
+
+
+LOOKS = ["find_tools", "load_tools", "info", "browse_tools"]
+
+
+@pytest.mark.proves("P-12", "D-05")
+@pytest.mark.parametrize("joined", [False, True])
+async def test_an_agent_that_the_ones_above_rule_out_is_nowhere_offered_as_a_tool(tmp_path: Path, joined: bool) -> None:
+    wr = f'role = "all"\ntools = {[*LOOKS, "agent.*"]}\nmodel = "played:wr"'
+    agents = {
+        "default": f'tools = {[*LOOKS, "task"]}\n[delegable]\nagents = ["wr", "rec"]',
+        "wr": wr,
+        "rec": REC,
+        "own": OWN,
+    }
+    async with team(tmp_path, agents, joined=joined) as kernel:
+        looks = call_reply(
+            ("find_tools", {"query": "agent own"}),
+            ("load_tools", {"tool": "agent.own"}),
+            ("load_tools", {"tool": "agent.owm"}),
+            ("load_tools", {"category": "agent"}),
+            ("info", {"tool": "agent.own"}),
+            ("info", {"tool": "agent.owm"}),
+            ("agent__own", {"prompt": "Do it."}),
+        )
+        model = PlayedModel(looks, text_reply("."))
+        top = PlayedModel(call_reply(task("wr")), text_reply("."))
+        assert (await Agent(await kernel.session(), top, models=models(wr=model)).complete("Go.")).ok
+        assert "agent__own" not in str(model.requests[0].tools) + str(model.requests[1].tools)
+        assert "agent.own" not in model.requests[0].system
+        results = model.requests[1].messages[-1]
+        assert isinstance(results, ResultsMessage)
+        found, loaded, near, category, manual, unknown, called = (result.text for result in results.results)
+        assert "agent.own" not in found and "agent.own" not in category
+        assert "cannot be used here" in loaded and "cannot be used here" in manual
+        assert "agent.own" not in near and "agent.own" not in unknown
+        assert "that takes work here. There are: rec, wr" in called
+
+
+@pytest.mark.proves("A-03")
+async def test_an_agent_is_no_tool_where_it_would_be_a_level_too_many(tmp_path: Path) -> None:
+    deep = 'role = "all"\ntools = ["read", "task", "agent.deep"]'
+    async with kernel_of(tmp_path, {"deep": deep}) as kernel:
+        downwards = [call_reply(task("deep")) for _ in range(5)]
+        model = PlayedModel(
+            *downwards, call_reply(("agent__deep", {"prompt": "."})), *(text_reply(".") for _ in range(6))
+        )
+        assert (await Agent(await kernel.session(), model).complete("Go down.")).ok
+        views = [[view["name"] for view in request.tools] for request in model.requests[1:6]]
+        assert views == [["read", "task", "agent__deep"]] * 4 + [["read", "task"]]
+        assert "there are 5 agents above this one already" in str(model.requests[6].messages)

@@ -210,7 +210,7 @@ class Interaction:
         def source(entry: Entry) -> str:
             return "" if entry.foreign is None else view.category(entry.id)
 
-        return await self._finder.find(
+        found = await self._finder.find(
             generation,
             query,
             limit=limit,
@@ -219,12 +219,16 @@ class Interaction:
             patience_s=patience_s,
             by_words=by_words,
         )
+        if not view.barred:
+            return found
+        hits = tuple(hit for hit in found.hits if hit.tool_id not in view.barred)
+        return replace(found, hits=hits, nothing_fits=found.nothing_fits or all(hit.tail for hit in hits))
 
     def near(self, generation: Generation, name: str) -> list[str]:
         """The few tools that an unknown name may mean: by its spelling, then by its words."""
-        close = generation.nearest(name)
         spoken = [] if self._finder is None else self._finder.near(generation, name)
-        return [*close, *(tool_id for tool_id in spoken if tool_id not in close)][:_MOST_NEAR]
+        close, barred = dict.fromkeys([*generation.nearest(name), *spoken]), self.look(generation).barred
+        return [tool_id for tool_id in close if tool_id not in barred][:_MOST_NEAR]
 
 
 class InteractionCatalog:
@@ -254,8 +258,7 @@ class InteractionCatalog:
         entry = None if kind == "category" else self._generation.resolve(name)
         if entry is None:
             raise ToolError(self._unknown(name, view, kind), kind="invalid_input")
-        if entry.withheld is not None:
-            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        self._check_callable(entry, view)
         if entry.id in view.core:
             return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
         self._check_room(entry.id, (entry.id,))
@@ -281,11 +284,19 @@ class InteractionCatalog:
             hint = f"did you mean {' or '.join(close)}?" if close else "find_tools looks for one by what it does"
             hint = self._generation.awaited(tool) or hint
             raise ToolError(f"there is no tool {tool[:80]!r}; {hint}", kind="unknown_tool")
-        if entry.withheld is not None:
-            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        self._check_callable(entry, self._of.look(self._generation))
         if self._of.manuals is not None:
             await self._of.manuals.note(entry)
         return manual_of(entry, self._of.look(self._generation))
+
+    @staticmethod
+    def _check_callable(entry: Entry, view: View) -> None:
+        """:raises ToolError: ``unavailable`` for a tool that is of no use here, with why"""
+        if entry.withheld is not None:
+            raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
+        if entry.id in view.barred:
+            text = f"{entry.id} cannot be used here: the agents above may not hand work to it, or no further level is allowed"
+            raise ToolError(text, kind="unavailable")
 
     def _check_room(self, what: str, ids: Iterable[str]) -> None:
         """:raises ToolError: ``conflict`` where more would be in view than a provider takes"""
@@ -314,7 +325,7 @@ class InteractionCatalog:
         if kind == "category" and (entry := self._generation.resolve(name)) is not None:
             return f'{told}; there is a tool of that name: {{"tool": "{entry.id}"}} loads it'
         names = list(view.members)
-        tools = [] if kind == "category" else self._generation.nearest(name, 2)
+        tools = [] if kind == "category" else [i for i in self._generation.nearest(name, 2) if i not in view.barred]
         close = tools if kind == "tool" else [*nearest(name, names, 1), *tools]
         hint = f"; did you mean {' or '.join(close)}?" if close else ""
         if kind == "tool":

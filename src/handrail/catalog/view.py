@@ -7,17 +7,20 @@ the interaction's own matter (:mod:`handrail.catalog.interaction`).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
 
 from handrail.catalog.categories import CORE, SHIPPED, about, category_of
+from handrail.contract.agent import AGENT_TOOL, tool_matches
+from handrail.contract.delegation import MAX_DEPTH
 from handrail.contract.doors import Category
 from handrail.contract.names import OFFER_IDS
 from handrail.contract.native import AT_PROVIDER
 from handrail.contract.spec import ToolSpec
 from handrail.registry.generation import BUILT_IN, Entry, Generation
+from handrail.registry.sources.agents import SOURCE as AGENTS
 
 MOST_GIVEN = 128
 """Tools that are in view at most, however many are brought: OpenAI refuses a request that has more."""
@@ -38,6 +41,7 @@ class CatalogOptions:
     :param index_tokens: about how many tokens the list of names in the system text may take
     :param preload: how many tools are brought into view by a user's text, at the beginning of each interaction
     :param preload_tokens: about how many tokens these may take together
+    :param above: of each agent above a sub-agent, the nearest first, patterns of those that it may hand work to
     """
 
     core: tuple[str, ...] = ()
@@ -45,6 +49,7 @@ class CatalogOptions:
     index_tokens: int = 1_000
     preload: int = 0
     preload_tokens: int = 2_000
+    above: tuple[tuple[str, ...], ...] = ()
 
 
 class View:
@@ -57,16 +62,18 @@ class View:
     :ivar native: those that a model's provider carries out itself, which are none of these
     :ivar whole: everything is in view from the start
     :ivar first: the ids that are in view from the start beside the core: all, or the operator's own few
+    :ivar barred: the ids of agents as tools that may not be handed work here: the model is told of none, as if they were not there
     """
 
-    __slots__ = ("__weakref__", "_category", "core", "first", "members", "native", "ready", "texts", "whole")
+    __slots__ = ("__weakref__", "_category", "barred", "core", "first", "members", "native", "ready", "texts", "whole")
 
     def __init__(self, generation: Generation, options: CatalogOptions) -> None:
         idle = idle_in(generation)
+        self.barred = frozenset(_barred(generation, options.above))
         ready = {
             tool_id: entry
             for tool_id, entry in generation.entries.items()
-            if entry.withheld is None and tool_id not in idle
+            if entry.withheld is None and tool_id not in idle and tool_id not in self.barred
         }
         self.ready: Mapping[str, Entry] = MappingProxyType(ready)
         every = generation.entries.values()
@@ -131,6 +138,18 @@ _views: weakref.WeakKeyDictionary[Generation, dict[CatalogOptions, View]] = weak
 def idle_in(generation: Generation) -> Collection[str]:
     """Tools that are of no use, and no model is told of: those for offerings, where no source has anything beside tools."""
     return () if generation.offerings else OFFER_IDS
+
+
+def _barred(generation: Generation, above: Sequence[Sequence[str]]) -> Iterable[str]:
+    """Agents as tools that an agent with these above it may not hand work to, or that would be a level too many."""
+    if not above:
+        return
+    for tool_id, entry in generation.entries.items():
+        if entry.source == AGENTS:
+            agent = tool_id.removeprefix(AGENT_TOOL)
+            allowed = all(any(tool_matches(pattern, agent) for pattern in each) for each in above)
+            if not allowed or len(above) >= MAX_DEPTH:
+                yield tool_id
 
 
 def view_of(generation: Generation, options: CatalogOptions) -> View:
