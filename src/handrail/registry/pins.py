@@ -213,5 +213,12 @@ def reviews(source: str, specs: Iterable[ToolSpec], pins: Pins) -> dict[str, Rev
     return {spec.id: found for spec in specs if (found := review(spec, approved)) is not None}
 
 
+def hash_of(source: str, waiting: Mapping[str, Review]) -> str:
+    """By what a person says which definitions they have looked at: 32 hexadecimal digits, of all of them as they are now. As many
+    as that, since whoever writes the definitions could look for others that have the same few."""
+    said = [source, sorted((tool_id, one.now.hash) for tool_id, one in waiting.items())]
+    return hashlib.sha256(_canonical(said).encode("utf-8", "surrogatepass")).hexdigest()[:32]
+
+
 def _canonical(value: object) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=str)

@@ -27,25 +27,32 @@ _NOTHING = "nothing of {} waits to be approved"
 )
 @click.argument("source", required=False)
 @click.argument("tools", nargs=-1, metavar="[TOOL]...")
-@click.option("--yes", is_flag=True, help="approve: do not ask; you have reviewed them.")
+@click.option(
+    "--hash",
+    "known",
+    metavar="HASH",
+    help="approve: ask nobody; what waits is as it was when review printed this hash.",
+)
 @configured
-def command(setting: Setting, action: str | None, source: str | None, tools: tuple[str, ...], yes: bool) -> int:
+def command(setting: Setting, action: str | None, source: str | None, tools: tuple[str, ...], known: str | None) -> int:
     """List the sources of tools that are not your own; look at what they say, and approve it.
 
     What a foreign tool says of itself are words of somebody else that a model acts on. Its tools are off until you have
     approved them as they stand, and off again when one changes, until you have looked at the difference.
 
-    review shows what nobody has approved: new tools whole, changed ones as a difference. approve shows it and asks. forget
-    takes approvals back. Each is for all tools of a SOURCE or those named; what a running kernel has changes with its next
-    generation.
+    review shows what nobody has approved: new tools whole, changed ones as a difference, and a hash of all that it showed.
+    approve shows it and asks; with that hash it asks nobody, and approves nothing if anything is otherwise by now. forget takes
+    approvals back. Each is for all tools of a SOURCE or those named; what a running kernel has changes with its next generation.
     """
+    if known is not None and action != "approve":
+        raise click.UsageError("--hash belongs to approve")
     if action is None:
         return _list(setting)
     if source is None:
         raise click.UsageError(f"name a source: handrail sources {action} SOURCE; handrail sources lists them")
     if action == "review":
         return _review(setting, source, tools)
-    return _approve(setting, source, tools, yes=yes) if action == "approve" else _forget(setting, source, tools)
+    return _approve(setting, source, tools, known) if action == "approve" else _forget(setting, source, tools)
 
 
 def _list(setting: Setting) -> int:
@@ -68,16 +75,16 @@ def _review(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
     for fault in faults:
         (note if setting.json else out)(_told(fault))
     if setting.json:
-        out_json([_whole(tool_id, one) for tool_id, one in waiting.items()])
+        out_json(_reviewed(source, waiting))
         return OUTPUT
     _show(waiting)
-    note(
-        f"to approve them as they stand here: handrail sources approve {source}" if waiting else _NOTHING.format(source)
-    )
+    note(f"to approve exactly these: {_by_hash(source, tools, waiting)}" if waiting else _NOTHING.format(source))
     return OUTPUT
 
 
-def _approve(setting: Setting, source: str, tools: tuple[str, ...], *, yes: bool) -> int:
+def _approve(setting: Setting, source: str, tools: tuple[str, ...], known: str | None) -> int:
+    from handrail.registry.pins import hash_of
+
     waiting, pins, faults = _waiting(setting, source, tools)
     for fault in faults:
         note(_told(fault))
@@ -86,18 +93,45 @@ def _approve(setting: Setting, source: str, tools: tuple[str, ...], *, yes: bool
         return OUTPUT
     if not setting.json:
         _show(waiting)
-    if not yes:
-        if setting.headless or not sys.stdin.isatty():
-            raise click.UsageError("a person approves these; look at them with review, and say --yes")
+    if known is None:
+        if setting.headless or setting.json or not sys.stdin.isatty():
+            raise click.UsageError(
+                "a person approves these: look at them with review, and give the --hash that it prints"
+            )
         if not click.confirm(f"Approve {', '.join(waiting)} of {source} as shown?", default=False):
             note("nothing was approved")
             return ERROR
+    elif known.strip().lower() != hash_of(source, waiting):
+        if setting.json:
+            out_json(_reviewed(source, waiting))
+        note(
+            f"nothing was approved: what waits now is not what had the hash {spelled_out(known[:80])}. Look at it as it is "
+            f"shown here, then: {_by_hash(source, tools, waiting)}"
+        )
+        return ERROR
     pins.approve(source, [one.now for one in waiting.values()])
     if setting.json:
         out_json({"source": source, "approved": {tool_id: one.now.hash for tool_id, one in waiting.items()}})
     else:
         out(f"approved {len(waiting)} of {source}: {', '.join(waiting)}")
     return OUTPUT
+
+
+def _by_hash(source: str, tools: Sequence[str], waiting: Mapping[str, Review]) -> str:
+    """How what was shown is approved."""
+    from handrail.registry.pins import hash_of
+
+    return " ".join(("handrail sources approve", source, *tools, "--hash", hash_of(source, waiting)))
+
+
+def _reviewed(source: str, waiting: Mapping[str, Review]) -> dict[str, object]:
+    from handrail.registry.pins import hash_of
+
+    return {
+        "source": source,
+        "hash": hash_of(source, waiting) if waiting else None,
+        "tools": [_whole(tool_id, one) for tool_id, one in waiting.items()],
+    }
 
 
 def _forget(setting: Setting, source: str, tools: tuple[str, ...]) -> int:
