@@ -149,7 +149,7 @@ class JoinedKernel(Kernel):
     def _brought_in(self, told: Any) -> None:
         session = self._sessions.get(told["session_id"])
         if session is not None:
-            session.brought_in(told["interaction"], told["added"])
+            session.brought_in(told["interaction"], told["steps"])
 
     async def _approve(self, body: Any) -> Any:
         request = mirror.request_of(body)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from tests.catalog.stock import CORE, built_in, entry, generation, many
 from tests.tools.desk import Memory
 
-from handrail.catalog.active import ActiveSet
 from handrail.catalog.interaction import Interaction, InView
 from handrail.catalog.view import MOST_IN_VIEW, CatalogOptions, View, view_of
 from handrail.contract.errors import ToolError
@@ -140,7 +139,8 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
         if data.draw(st.booleans()):
             ids = data.draw(st.lists(st.sampled_from(known), max_size=5))
             before = set(history[-1])
-            added = of.bring(there, ids)
+            added, left = of.bring(there, ids)
+            assert not left
             assert set(added) == set(ids) - before - {"nowhere"} and len(set(added)) == len(added)
             now = shown(of, there)
             assert now == [*history[-1], *added]
@@ -153,12 +153,6 @@ def test_a_view_only_grows_at_its_end_until_the_next_interaction(data: st.DataOb
         assert len(set(now)) == len(now) and now[: len(NAMES)] == NAMES
         assert shown(of, there, of.turn(there)) == now
         assert all(of.was_shown(there, tool_id) for tool_id in now)
-
-
-def test_an_active_set_keeps_order_and_counts_each_once() -> None:
-    active = ActiveSet(["a"])
-    assert active.bring(["b", "a", "b", "c"]) == ("b", "c")
-    assert (active.first(), active.first(2), len(active), "c" in active, "d" in active) == (("a", "b", "c"), ("a", "b"), 3, True, False)  # fmt: skip
 
 
 def test_a_view_does_not_keep_its_generation() -> None:

@@ -11,6 +11,7 @@ from tests.kernel.doors import Opens, by_both_doors
 from tests.kernel.test_agents import put_agent
 
 from handrail import Kernel, Tool, tool
+from handrail.catalog import interaction
 from handrail.contract.call import ProposedCall
 from handrail.holding import HeldKernel
 from handrail.testing.kernels import temporary_kernel
@@ -169,6 +170,25 @@ async def test_what_is_found_is_in_view_by_itself(tmp_path: Path, kernel_in: Ope
             assert refused.error_kind == "invalid_input", wrong
         hits = await kernel.find("count mail", limit=1)
         assert [hit.tool_id for hit in hits.hits] == ["mail.t00"] and "name: mail" in hits.hits[0].reason
+
+
+@pytest.mark.proves("D-03", "D-05")
+async def test_in_a_full_view_what_was_found_and_never_called_makes_room_and_the_answer_says_so(
+    tmp_path: Path, kernel_in: Opens, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interaction, "MOST_GIVEN", len(CORE) + len(FINDERS) + 1 + 2)  # and task, where there is a model
+    async with kernel_in(tmp_path, tools=MANY) as kernel:
+        session = await kernel.session()
+        found = (await session.call("find_tools", {"query": "count sales", "limit": 2})).data["tools"]
+        first, second = (one["id"] for one in found)
+        before = session.turn()
+        assert (await session.call(first, {"at": 1})).ok
+        told = (await session.call("find_tools", {"query": "count stock number 7", "limit": 1})).data
+        assert told["no_longer_in_view"]["tools"] == [second]
+        now = [*CORE, *FINDERS, first, told["tools"][0]["id"]]
+        assert shown(session.view) == shown(session.turn().specs) == now
+        assert shown(before.specs)[-2:] == [first, second], "the turn that is under way keeps its own"
+        assert (await session.call(second, {"at": 1})).ok, "a call of what has left is carried out all the same"
 
 
 @pytest.mark.proves("D-06")

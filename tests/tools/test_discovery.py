@@ -218,7 +218,15 @@ async def test_no_more_tools_are_brought_into_view_than_a_provider_takes(of: Int
         await called(of, LoadTools(), {"tool": f"stock.t{number:04d}"}, there)
     hits = (await called(of, FindTools(), {"query": "stock.t0299 stock.t0298"}, there)).data["tools"]
     assert len(hits) == 1, "the best one still has a place"
-    for tool, args in ((LoadTools(), {"tool": "stock.t0299"}), (FindTools(), {"query": "order a taxi"})):
+    other = (await called(of, ToolSearch(), {"query": "order a taxi"}, there)).data
+    assert other["no_longer_in_view"]["tools"] == [hits[0]["id"]] and other["tools"][0]["id"] == "taxi.order"
+    asked = {"queries": ["stock.t0298", "stock.t0297"], "limit": 1}
+    both = (await called(of, FindTools(), asked, there)).data
+    assert both["no_longer_in_view"]["tools"] == ["taxi.order"] and len(both["tools"]) == 1
+    assert both["no_room_for"] == ["stock.t0297"]
+    loaded = (await called(of, LoadTools(), {"tool": "taxi.order"}, there)).data
+    assert loaded["no_longer_in_view"]["tools"] == [both["tools"][0]["id"]]
+    for tool, args in ((LoadTools(), {"tool": "stock.t0299"}), (FindTools(), {"query": "stock.t0298"})):
         with pytest.raises(ToolError, match=f"a model is given {MOST_GIVEN} at most"):
             await called(of, tool, args, there)
     assert len(of.specs(there)) == MOST_GIVEN

@@ -179,6 +179,8 @@ class Arbiter:
         if entry.withheld is not None:
             self._propose(call, proposed.arguments)
             raise Refusal("resolve", "unavailable", f"{entry.spec.id} is withheld: {entry.withheld}")
+        if call.parent is None and (catalog := call.lane.catalog) is not None:
+            catalog.called(entry.id)
 
     # ── 2 validate ───────────────────────────────────────────────────────────────────────────────
 

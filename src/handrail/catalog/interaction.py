@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from typing import Literal, Protocol, cast
 
-from handrail.catalog.active import ActiveSet
+from handrail.catalog.active import FOUND, LEFT, ActiveSet
 from handrail.catalog.categories import CORE, SHIPPED
 from handrail.catalog.manuals import ManualsRead, Values, manual_of
 from handrail.catalog.prompt import index_of
@@ -63,7 +63,9 @@ class Finder(Protocol):
 
 
 InView = tuple[ActiveSet, int]
-"""An active set, and how many of its tools were in view."""
+"""An active set, and after how many of its steps."""
+Changed = Callable[[tuple[str, ...], bool], None]
+"""Told of steps of the active set, and whether they change what is in view."""
 
 
 class Interaction:
@@ -80,14 +82,13 @@ class Interaction:
         self.active = ActiveSet()
         self.number = 0
         """The interaction's number, counted from the session's opening."""
-        self.shown = 0
-        """How much of the active set the last turn began with."""
+        self.shown: InView = (self.active, 0)
+        """What the last turn began with."""
         self.manuals = None if values is None else ManualsRead(session_id, values)
         self._session_id = session_id
         self._values = values
         self._kept: tuple[str, ...] = ()
-        self.changed: Callable[[tuple[str, ...]], None] | None = None
-        """Told what was brought into view."""
+        self.changed: Changed | None = None
         self._finder = finder
         self._last: weakref.ref[Generation] | None = None
         self._view: View | None = None
@@ -100,7 +101,7 @@ class Interaction:
         """
         self.number = self.number + 1 if number is None else number
         self.active = ActiveSet(brought)
-        self.shown = 0
+        self.shown = (self.active, 0)
         self._last = None
 
     async def restore(self) -> None:
@@ -111,15 +112,15 @@ class Interaction:
         kept: object = None if self._values is None else await self._values.get(self._session_id, *_KEPT)
         if isinstance(kept, list):
             self._kept = tuple(str(tool_id) for tool_id in cast("list[object]", kept))
-            self.active.bring(self._kept)
+            self.active.take(self._kept)
 
     async def keep(self) -> None:
         """Keep what was brought into view with the session. It is no loss where that cannot be kept."""
-        ids = self.active.first()
-        if self._values is not None and ids != self._kept:
+        steps = self.active.steps()
+        if self._values is not None and steps != self._kept:
             with contextlib.suppress(HandrailError):
-                await self._values.put(self._session_id, *_KEPT, list(ids))
-                self._kept = ids
+                await self._values.put(self._session_id, *_KEPT, list(steps))
+                self._kept = steps
 
     def arrange(self, options: CatalogOptions) -> None:
         """From now on tools are arranged by these."""
@@ -140,21 +141,22 @@ class Interaction:
             if left < 0:
                 break
             if not hit.weak:
-                self.bring(generation, (hit.tool_id,))
+                self.bring(generation, (hit.tool_id,), found=True)
         await self.keep()
 
     def look(self, generation: Generation) -> View:
         """How ``generation`` is arranged. What is in view from the start stays so, also when there come to be more tools."""
         if self._view is None or self._last is None or self._last() is not generation:
             self._view, self._last = view_of(generation, self.options), weakref.ref(generation)
-            self.active.bring(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
+            self.active.take(tool_id for tool_id in self._view.ready if tool_id in self._view.first)
         return self._view
 
     def turn(self, generation: Generation) -> InView:
         """A turn begins: what it has in view, for :meth:`specs`."""
         self.look(generation)
-        self.shown = len(self.active)
-        return self.active, self.shown
+        self.active = self.active.shortened()
+        self.shown = self.active, len(self.active)
+        return self.shown
 
     def specs(self, generation: Generation, in_view: InView | None = None) -> list[ToolSpec]:
         """The tools in view, in order.
@@ -175,15 +177,42 @@ class Interaction:
 
     def was_shown(self, generation: Generation, tool_id: str) -> bool:
         """Whether the last turn's model has seen this tool's schema."""
-        return tool_id in self.look(generation).core or tool_id in self.active.first(self.shown)
+        active, count = self.shown
+        return tool_id in self.look(generation).core or tool_id in active.first(count)
 
-    def bring(self, generation: Generation, ids: Iterable[str]) -> tuple[str, ...]:
-        """Bring tools into view, from the next turn on. Gives those that were not."""
+    def bring(
+        self, generation: Generation, ids: Iterable[str], *, found: bool = False, keep: Collection[str] = ()
+    ) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Bring tools into view, from the next turn on. Where more would be there than a provider takes, others make room.
+
+        :param found: by a search: they make room in their turn, as long as nobody calls them
+        :param keep: what makes no room
+        :returns: those that were not in view, and those that made room
+        """
+        view, active = self.look(generation), self.active
+        wanted = [i for i in dict.fromkeys(ids) if i in view.ready and i not in view.core]
+        added = tuple(i for i in wanted if i not in active)
+        left: tuple[str, ...] = ()
+        if added and (over := len(view.shown(active.first())) + len(added) - MOST_GIVEN) > 0:
+            left = self.leaving(generation, {*wanted, *keep})[:over]
+        steps = active.take((*(LEFT + i for i in left), *(FOUND + i if found else i for i in wanted)))
+        if steps and self.changed is not None:
+            self.changed(steps, bool(added or left))
+        return added, left
+
+    def leaving(self, generation: Generation, keep: Collection[str]) -> tuple[str, ...]:
+        """The tools in view that may make room: searches found them, and nobody has called them. What was found longest ago
+        comes first.
+
+        :param keep: those that may not
+        """
         view = self.look(generation)
-        added = self.active.bring(i for i in ids if i in view.ready and i not in view.core)
-        if added and self.changed is not None:
-            self.changed(added)
-        return added
+        return tuple(i for i in self.active.loose if i in view.ready and i not in view.core and i not in keep)
+
+    def called(self, tool_id: str) -> None:
+        """A model has called this tool, which stays in view then: the call is in its history."""
+        if self.active.may_leave(tool_id) and (steps := self.active.take((tool_id,))) and self.changed is not None:
+            self.changed(steps, False)
 
     def door(self, generation: Generation) -> InteractionCatalog:
         """The catalog for a call on ``generation``."""
@@ -234,11 +263,13 @@ class Interaction:
 class InteractionCatalog:
     """Implements :class:`~handrail.contract.doors.Catalog` for one call."""
 
-    __slots__ = ("_generation", "_of")
+    __slots__ = ("_found", "_generation", "_of")
 
     def __init__(self, of: Interaction, generation: Generation) -> None:
         self._of = of
         self._generation = generation
+        self._found: set[str] = set()
+        """What was found by it makes no room for what else is."""
 
     async def active(self) -> Sequence[str]:
         return [spec.id for spec in self._of.specs(self._generation)]
@@ -254,7 +285,8 @@ class InteractionCatalog:
                 return BroughtIn(CORE, "category", tuple(view.core), (), core=True)
             ids = view.members.get(name, ())
             self._check_room(name, ids)
-            return BroughtIn(name, "category", tuple(ids), await self._bring(ids))
+            added, left = await self._bring(ids)
+            return BroughtIn(name, "category", tuple(ids), added, left=left)
         entry = None if kind == "category" else self._generation.resolve(name)
         if entry is None:
             raise ToolError(self._unknown(name, view, kind), kind="invalid_input")
@@ -262,7 +294,8 @@ class InteractionCatalog:
         if entry.id in view.core:
             return BroughtIn(entry.id, "tool", (entry.id,), (), core=True)
         self._check_room(entry.id, (entry.id,))
-        return BroughtIn(entry.id, "tool", (entry.id,), await self._bring((entry.id,)))
+        added, left = await self._bring((entry.id,))
+        return BroughtIn(entry.id, "tool", (entry.id,), added, left=left)
 
     async def search(self, query: str, *, limit: int = 5, extensions_only: bool = False) -> Findings:
         found = await self._of.find(self._generation, query, limit=limit, extensions_only=extensions_only)
@@ -270,11 +303,14 @@ class InteractionCatalog:
             there = {spec.id for spec in self._of.specs(self._generation)}
             hits = [hit for hit in found.hits if not hit.tail]
             new = [hit.tool_id for hit in hits if hit.tool_id not in there]
-            fit = there.union(new[: max(0, MOST_GIVEN - len(there))])  # the best of them, where not all do
+            self._found.update(hit.tool_id for hit in hits)
+            room = MOST_GIVEN - len(there) + len(self._of.leaving(self._generation, self._found))
+            fit = there.union(new[: max(0, room)])  # the best of them, where not all do
             found = replace(found, hits=tuple(hit for hit in hits if hit.tool_id in fit))
             if not found.hits:
                 self._check_room("what was found", new)
-            await self._bring([hit.tool_id for hit in found.hits])
+            _, left = await self._bring([hit.tool_id for hit in found.hits], found=True)
+            found = replace(found, left=left)
         return found
 
     async def manual(self, tool: str) -> Manual:
@@ -298,23 +334,24 @@ class InteractionCatalog:
             text = f"{entry.id} cannot be used here: the agents above may not hand work to it, or no further level is allowed"
             raise ToolError(text, kind="unavailable")
 
-    def _check_room(self, what: str, ids: Iterable[str]) -> None:
+    def _check_room(self, what: str, ids: Collection[str]) -> None:
         """:raises ToolError: ``conflict`` where more would be in view than a provider takes"""
         there = {spec.id for spec in self._of.specs(self._generation)}
         new = [tool_id for tool_id in ids if tool_id not in there]
-        if new and len(there) + len(new) > MOST_GIVEN:
+        stay = len(there) - len(self._of.leaving(self._generation, {*ids, *self._found}))
+        if new and stay + len(new) > MOST_GIVEN:
             count = f"{len(new)} tools" if len(new) > 1 else "1 tool"
             raise ToolError(
-                f"{what} would bring {count} into view, where {len(there)} are, and a model is given {MOST_GIVEN} at most; nothing "
+                f"{what} would bring {count} into view, where {stay} stay, and a model is given {MOST_GIVEN} at most; nothing "
                 "was brought. find_tools brings the few that serve a need, load_tools with tool brings one; what is in view "
                 "is gone when the user is answered",
                 kind="conflict",
             )
 
-    async def _bring(self, ids: Iterable[str]) -> tuple[str, ...]:
-        added = self._of.bring(self._generation, ids)
+    async def _bring(self, ids: Iterable[str], *, found: bool = False) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        brought = self._of.bring(self._generation, ids, found=found, keep=self._found)
         await self._of.keep()
-        return added
+        return brought
 
     def _unknown(self, name: str, view: View, kind: _Kind | None) -> str:
         told = f"there is no {kind or 'category and no tool'} {name[:80]!r}"

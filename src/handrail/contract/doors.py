@@ -139,6 +139,7 @@ class BroughtIn:
     :param tools: all that it stands for and that can be called, by id
     :param added: those of them that were not in view before, in order
     :param core: it is a core tool, which is always in view
+    :param left: what is no longer in view, to make room: searches had found it, and nobody called it
     """
 
     name: str
@@ -146,6 +147,7 @@ class BroughtIn:
     tools: tuple[str, ...]
     added: tuple[str, ...]
     core: bool = False
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +181,14 @@ class Findings:
     :param means: what was compared, as an operator would say it: words only, or words and meaning
     :param unread: where nothing fits, why the query may not have been understood, and what to do, as half a sentence; else
         empty
+    :param left: what is no longer in view, to make room for what was found
     """
 
     hits: tuple[Hit, ...]
     nothing_fits: bool = False
     means: str = ""
     unread: str = ""
+    left: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

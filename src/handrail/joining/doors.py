@@ -90,7 +90,7 @@ _completed = shape(
 )
 _category = shape(Category, name=text, description=text, tool_count=whole)
 _kind = one_of("category", "tool")
-_brought_in = shape(BroughtIn, name=text, kind=_kind, tools=each(text), added=each(text), core=flag)
+_brought_in = shape(BroughtIn, name=text, kind=_kind, tools=each(text), added=each(text), core=flag, left=each(text))
 _hit = shape(
     Hit,
     tool_id=text,
@@ -102,7 +102,7 @@ _hit = shape(
     source=text,
     tail=flag,
 )
-findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text, unread=text)
+findings = shape(Findings, hits=each(_hit), nothing_fits=flag, means=text, unread=text, left=each(text))
 _manual = shape(
     Manual,
     id=text,

@@ -23,7 +23,7 @@ def told_of(session: HeldSession, context: Context, *, own: bool) -> Message:
     told: Message = {
         "turns": session.turns,
         "catalog": mirror.of_catalog_options(catalog.options),
-        "brought": list(catalog.active.first()),
+        "brought": list(catalog.active.steps()),
         "native": ruled_in(session),
         "skills": [asdict(skill) for skill in session.skills],
         "agents": [[one.id, one.description] for one in session.agents],

@@ -276,10 +276,10 @@ class Guest:
         await begun.begin(text, interaction, headless=headless)
         return ruled_in(begun)
 
-    def _brought_in(self, session_id: str, catalog: Interaction, added: Sequence[str]) -> None:
-        """On its way before the answer of the call that brought them."""
+    def _brought_in(self, session_id: str, catalog: Interaction, steps: Sequence[str]) -> None:
+        """On its way before the answer of the call that changed what is in view."""
         self._connection.notify(
-            "brought", {"session_id": session_id, "interaction": catalog.number, "added": list(added)}
+            "brought", {"session_id": session_id, "interaction": catalog.number, "steps": list(steps)}
         )
 
     def _session(self, session_id: str) -> HeldSession:

@@ -140,7 +140,7 @@ class JoinedSession(WithJobs, WithAgents):
             self._own = generation
 
     def _opening(self) -> Message:
-        view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.first())}
+        view = {"interaction": self._catalog.number, "brought": list(self._catalog.active.steps())}
         client = None if self.peer is None else kinds_offered(self.peer, "")
         return {"id": self.id, "rules": list(self._rules), **view, **self._wanted.to_dict(), "peer": client}
 
@@ -158,7 +158,7 @@ class JoinedSession(WithJobs, WithAgents):
             self._own = mirror.generation_of(told["generation"], self._tools)
         self._turns = max(self._turns, told["turns"])
         self._catalog.arrange(mirror.catalog_options_of(told["catalog"]))
-        self._catalog.active.bring(told["brought"])
+        self._catalog.active.take(told["brought"])
         self._ruled = dict(told["native"])
         self._told_of_agents(told)
 
@@ -188,10 +188,10 @@ class JoinedSession(WithJobs, WithAgents):
         number = self._catalog.number
         return {"session": self.id, "interaction": number, "text": text, "headless": self._unattended}
 
-    def brought_in(self, interaction: int, added: Iterable[str]) -> None:
-        """The holder has brought tools into view."""
+    def brought_in(self, interaction: int, steps: Iterable[str]) -> None:
+        """The holder has brought tools into view, or taken some out of it."""
         if interaction == self._catalog.number:
-            self._catalog.active.bring(added)
+            self._catalog.active.take(steps)
 
     # ── calls ────────────────────────────────────────────────────────────────────────────────────
 

@@ -22,7 +22,7 @@ class News:
         self._looking: set[asyncio.Task[None]] = set()
         self._watchers: list[Watchers] = []
         self.when_brought: Callable[[tuple[str, ...]], None] | None = None
-        """Told what was brought into view, at once."""
+        """Told at once how the active set has changed, by its steps."""
         if lane.catalog is not None:
             lane.catalog.changed = self._brought
 
@@ -51,10 +51,11 @@ class News:
             self._looking.add(task)
             task.add_done_callback(self._looking.discard)
 
-    def _brought(self, added: tuple[str, ...]) -> None:
+    def _brought(self, steps: tuple[str, ...], seen: bool) -> None:
         if self.when_brought is not None:
-            self.when_brought(added)
-        self._soon({})
+            self.when_brought(steps)
+        if seen:
+            self._soon({})
 
     def _soon(self, what: dict[str, Any]) -> None:
         if self._told is None:

@@ -84,7 +84,8 @@ class LoadTools(Tool):
             )
         kind = "category" if "category" in args else "tool"
         brought = await runtime.catalog.load(args[kind], kind=kind)
-        return {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
+        told = {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}
+        return told | _room_made(brought.left)
 
 
 class FindTools(Tool):
@@ -117,14 +118,16 @@ class FindTools(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         queries = _queries(args)
         limit = int(args.get("limit", 5))
-        found = [await runtime.catalog.search(query, limit=limit) for query in queries]
+        found = await _found_for(queries, limit, runtime)
         best: dict[str, Hit] = {}
         for findings in found:
             for hit in () if findings.nothing_fits else findings.hits:
                 if hit.tool_id not in best or hit.confidence > best[hit.tool_id].confidence:
                     best[hit.tool_id] = hit
         told: dict[str, Any] = {"tools": [_hit(hit) for hit in best.values()]}
-        missed = [query for query, findings in zip(queries, found, strict=True) if findings.nothing_fits]
+        missed = [query for query, findings in zip(queries, found, strict=False) if findings.nothing_fits]
+        if len(found) < len(queries):
+            told["no_room_for"] = queries[len(found) :]
         if missed:
             told["nothing_fits"] = missed if len(queries) > 1 else True
         near = [hit for one in found if one.nothing_fits for hit in one.hits[:_NEAREST]]
@@ -132,6 +135,7 @@ class FindTools(Tool):
         if named:
             told["nearest_not_in_view"] = list(named)
         told["message"] = _advice(found, len(best), len(missed))
+        told |= _room_made(dict.fromkeys(tool_id for findings in found for tool_id in findings.left))
         if missed:
             told |= await _unheard(runtime)
         return _with_sources(told, best.values())
@@ -153,6 +157,7 @@ class ToolSearch(Tool):
         findings = await runtime.catalog.search(args["query"], limit=MAX_HITS, extensions_only=True)
         hits = () if findings.nothing_fits else findings.hits[:MAX_HITS]
         told: dict[str, Any] = {"tools": [{"id": hit.tool_id, "description": _short(hit.description)} for hit in hits]}
+        told |= _room_made(findings.left)
         if hits and findings.means.startswith("words only"):
             told["message"] = "Compared by words only, not by meaning."
         if not hits:
@@ -231,6 +236,32 @@ def _message(brought: BroughtIn) -> str:
     if not brought.added:
         return f"All {count} {name} tools were in view already."
     return f"{count} {name} tools are now available." if count > 1 else f"1 {name} tool is now available."
+
+
+async def _found_for(queries: Sequence[str], limit: int, runtime: Runtime) -> list[Findings]:
+    """What fits each of several needs, as far as there is room for it in view.
+
+    :raises ToolError: as a search for the first one does
+    """
+    catalog = runtime.catalog  # one for all: what it has found for a need makes no room for the next
+    found: list[Findings] = []
+    for query in queries:
+        try:
+            found.append(await catalog.search(query, limit=limit))
+        except ToolError as full:
+            if full.kind != "conflict" or not found:
+                raise
+            break
+    return found
+
+
+def _room_made(left: Iterable[str]) -> dict[str, Any]:
+    """What there is no room for any longer, where that is the case."""
+    names = list(left)
+    if not names:
+        return {}
+    why = "found longest ago and never called, so they made room; a search or load_tools brings them back"
+    return {"no_longer_in_view": {"tools": names, "why": why}}
 
 
 def _hit(hit: Hit) -> dict[str, Any]:
