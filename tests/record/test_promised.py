@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -227,6 +228,30 @@ async def test_where_the_journal_fails_the_database_takes_it_once(
     await CommitLog(store.database).recover()
     await store.aclose()
     assert intents(place) == ["first", "second", "third", "fourth"]
+
+
+class Odd(Mapping[str, object]):
+    """No JSON, and what is asked of it fails."""
+
+    def __getitem__(self, key: str) -> object:
+        raise RuntimeError("changed meanwhile")
+
+    def __iter__(self) -> Iterator[str]:
+        raise RuntimeError("changed meanwhile")
+
+    def __len__(self) -> int:
+        return 1
+
+
+@pytest.mark.parametrize("odd", [pytest.param("a" * 700_000, id="long"), pytest.param(Odd(), id="no JSON")])
+async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd: object) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "second"):
+        await log.promise(intended(call))
+    await log.promise([Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")])
+    assert intents(place)[-1] == "third"  # it was not only promised
+    await store.aclose()
 
 
 async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) -> None:

@@ -93,6 +93,7 @@ class _Together:
 
 
 _TOGETHER = _Together()
+_UNBOUNDED = 2**62
 
 
 class Database:
@@ -213,20 +214,20 @@ class _DatabaseSink:
     def promise(self, batch: Sequence[Work]) -> bool:
         if self._connection is None or self.former or not self._notes:
             return False
-        packed: list[tuple[str, Any]] = []
-        for table, payload in batch:
-            name = getattr(table, "journalled_as", None)
-            if name is None or (noted := cast("Journalled", table).packed(payload)) is None:
-                return False
-            packed.append((name, noted))
+        try:
+            content = _noted(batch)
+        except Exception:  # of a faulty item: the database tells it from its neighbours
+            return False
+        if content is None:
+            return False
         try:
             if self._journal is None:
                 self._asked += 1
                 if self._asked == 1:  # many a process makes one such call, which is not worth a file
                     return False
                 self._journal = Journal(self._folder, self._fence.token)
-            return self._journal.note(encode(packed, max_bytes=2 * journal.CAPACITY))
-        except OSError:  # the database may still take it
+            return self._journal.note(content)
+        except Exception:  # the database may still take it
             self._notes = False
             return False
 
@@ -363,6 +364,18 @@ def _statements(batch: Sequence[Work]) -> list[Statement]:
             if table is not first:
                 by_table.setdefault(table, []).append(payload)
     return [statement for table, payloads in by_table.items() for statement in table.statements(payloads)]
+
+
+def _noted(batch: Sequence[Work]) -> bytes | None:
+    """A batch as it is noted in the journal; None where a part of it cannot be noted as it is."""
+    packed: list[tuple[str, Any]] = []
+    for table, payload in batch:
+        name = getattr(table, "journalled_as", None)
+        if name is None or (noted := cast("Journalled", table).packed(payload)) is None:
+            return None
+        packed.append((name, noted))
+    content = encode(packed, max_bytes=_UNBOUNDED)
+    return content if content.lstrip(b" ").startswith(b"[") else None  # else something stands there in its place
 
 
 def _mark(token: int, number: int) -> Statement:
