@@ -84,6 +84,21 @@ async def test_a_promise_outlives_a_failure_and_comes_first_when_it_is_over(shel
     writer.close()
 
 
+@pytest.mark.proves("G-10")
+async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60, retry_s=60, max_retained=3)
+    await writer.promise("intent")
+    shelf.full = True
+    for number in range(9):
+        writer.append(f"n{number}")
+    with pytest.raises(LogUnavailable, match="the disk is full"):
+        await writer.commit("never")
+    shelf.full = False
+    await writer.flush()
+    assert shelf.items == ["intent", "n7", "n8"] and writer.lost == 7
+    writer.close()
+
+
 async def test_a_faulty_item_does_not_tear_what_was_promised_apart(shelf: Shelf) -> None:
     writer = Writer(shelf, linger_s=60)
     await writer.promise("intent")

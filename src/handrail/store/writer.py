@@ -338,9 +338,10 @@ class Writer(Generic[T]):
     def _retain(self, kept: list[_Entry[T]]) -> None:
         queue = self._queue
         queue.extendleft(reversed(kept))
+        first = sum(waiter is _PROMISE for _, waiter in kept)  # what was promised stays
         # Callers who wait are never dropped: the next round, which their ring starts, answers them.
-        while len(queue) > self._max_retained and queue[0][1] is None and self._refusal is not None:
-            queue.popleft()
+        while len(queue) > max(self._max_retained, first) and queue[first][1] is None and self._refusal is not None:
+            del queue[first]
             self.lost += 1
 
     def _refuse_rest(self, refusal: str) -> None:
