@@ -19,7 +19,7 @@ from handrail.record.log import CommitLog, Record
 from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store import journal
+from handrail.store import database, journal
 from handrail.store.opening import Store
 
 pytestmark = pytest.mark.proves("G-01")
@@ -34,6 +34,8 @@ async def main():
     log = CommitLog(store.database)
     await log.recover()
     await log.promise([Record("intended", "ses_1", "first", {"locks": []})])  # makes no journal yet
+    await log.promise([])
+    await log.flush()
     other = sqlite3.connect(store.folders.database, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
     said = {"role": "assistant", "parts": [{"text": "I begin"}]}
@@ -185,6 +187,44 @@ async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     await CommitLog(successor.database).recover()
     await successor.aclose()
     assert intents(place)[:2] == ["first", "second"]
+
+
+async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    await log.promise(intended("first"))
+    assert journals(place) == []
+    connection = sqlite3.connect(place.folders.database, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    journal.set_aside(place.folders.own)  # there is none yet, and nobody comes back to look
+    connection.execute("UPDATE meta SET value = 2 WHERE key = 'token'")
+    connection.execute("COMMIT")
+    connection.close()
+    with pytest.raises(LogUnavailable, match="has taken over this workspace"):
+        await log.promise(intended("second"))
+    assert journals(place) == []
+    await store.aclose()
+
+
+async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    await log.promise(intended("first"))
+    other = sqlite3.connect(place.folders.database, isolation_level=None, timeout=0, check_same_thread=False)
+    refused: list[str] = []
+
+    def made(folder: Path, token: int) -> journal.Journal:
+        try:
+            other.execute("BEGIN IMMEDIATE")
+        except sqlite3.OperationalError as error:
+            refused.append(str(error))
+        return journal.Journal(folder, token)
+
+    monkeypatch.setattr(database, "Journal", made)
+    await log.promise(intended("second"))
+    assert refused == ["database is locked"] and journals(place) == ["journal-1"]
+    other.close()
+    await store.aclose()
 
 
 async def test_a_redaction_leaves_nothing_in_the_journal(place: Place) -> None:

@@ -212,7 +212,8 @@ class _DatabaseSink:
         self._notes = journal.SUPPORTED and name_of(folders.database) == OWN  # what another engine hides stays hidden
 
     def promise(self, batch: Sequence[Work]) -> bool:
-        if self._connection is None or self.former or not self._notes:
+        connection = self._connection
+        if connection is None or self.former or not self._notes:
             return False
         try:
             content = _noted(batch)
@@ -225,8 +226,8 @@ class _DatabaseSink:
                 self._asked += 1
                 if self._asked == 1:  # many a process makes one such call, which is not worth a file
                     return False
-                self._journal = Journal(self._folder, self._fence.token)
-            return self._journal.note(content)
+                self._journal = self._new_journal(connection)
+            return self._journal is not None and self._journal.note(content)
         except Exception:  # the database may still take it
             self._notes = False
             return False
@@ -319,6 +320,22 @@ class _DatabaseSink:
         for _, path in self.former:
             path.unlink(missing_ok=True)
         self.former = []
+
+    def _new_journal(self, connection: sqlite3.Connection) -> Journal | None:
+        """None where the database is locked, or somebody has counted a token. Nobody can do so meanwhile: they hold the lock
+        from the look for journals on, and a journal that is made behind that look would be nobody's to read.
+
+        :raises OSError: when it cannot be made
+        """
+        try:
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                ours = token_of(connection) == self._fence.token
+                return Journal(self._folder, self._fence.token) if ours else None
+            finally:
+                abandon(connection)
+        except sqlite3.Error:  # whoever writes next finds out what it is
+            return None
 
     def _undo(self, connection: sqlite3.Connection, error: Exception) -> SinkUnavailable | None:
         """Roll back, and tell a failure of the store from a fault of an item."""
