@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Coroutine, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.store.places import Place
@@ -20,6 +21,7 @@ from handrail.record.noted import noted
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.store import database, journal
+from handrail.store.database import Work
 from handrail.store.opening import Store
 
 pytestmark = pytest.mark.proves("G-01")
@@ -241,6 +243,33 @@ async def test_a_redaction_leaves_nothing_in_the_journal(place: Place) -> None:
     assert b"what third is about" in path.read_bytes()
     await store.aclose()
     assert journals(place) == [] and intents(place) == ["first", "secret", "third"]
+
+
+async def test_a_redaction_that_cannot_wipe_the_journal_removes_it_and_writes_nothing_twice(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "secret"):
+        await log.promise(intended(call))
+    await log.flush()
+
+    def failing(_: journal.Journal) -> None:
+        raise OSError("a bad sector")
+
+    def in_company(item: Work) -> Coroutine[Any, Any, None]:
+        log.append(intended("third"))
+        return commit(item)
+
+    commit = store.database.writer.commit
+    monkeypatch.setattr(journal.Journal, "erase", failing)
+    with monkeypatch.context() as patched:
+        patched.setattr(store.database.writer, "commit", in_company)
+        await log.redact([2], reason="asked for")
+    assert journals(place) == []
+    await log.promise(intended("fourth"))
+    assert intents(place) == ["first", "secret", "third", "fourth"]
+    await store.aclose()
 
 
 async def test_where_the_journal_fails_the_database_takes_it_once(

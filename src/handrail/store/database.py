@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, Protocol, cast
 
 from handrail.contract.errors import StartError
@@ -268,10 +269,21 @@ class _DatabaseSink:
                 if statement not in afterwards:
                     _execute(connection, statement)
             connection.execute("COMMIT")
-            for statement in afterwards:
+            if afterwards:
+                self._wipe(connection, afterwards)
+
+    def _wipe(self, connection: sqlite3.Connection, statements: Iterable[Statement]) -> None:
+        """Leave no traces of what was removed. Raises nothing: all is in the database, and who was told otherwise would
+        write it again. What cannot be wiped now goes with the closing."""
+        with suppress(sqlite3.Error):
+            for statement in statements:
                 connection.execute(*statement).fetchall()
-            if afterwards and self._journal is not None:
+        if self._journal is not None:
+            try:
                 self._journal.erase()
+            except OSError:
+                self._journal.remove()
+                self._journal, self._notes = None, False
 
     def reopen(self) -> None:
         self._drop()
