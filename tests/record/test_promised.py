@@ -170,6 +170,19 @@ async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(pl
     assert intents(place) == ["first", "second", "third"]
 
 
+async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "second"):
+        await log.promise(intended(call))
+    said = [(0, {"role": "user", "parts": [{"text": "begin"}]})]
+    kept = store.messages.keep("ses_1", said, 1)
+    await log.promise(intended("third"))  # of another session, say
+    assert kept.durable
+    assert await store.messages.read("ses_1") == said  # what it did not see it would write over
+    await store.aclose()
+
+
 async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)

@@ -37,8 +37,9 @@ class Messages:
 
         Read in a thread, since a long conversation takes tens of milliseconds.
 
-        :raises LogUnavailable: when the database cannot be read
+        :raises LogUnavailable: when the database cannot be read, or something that was said is not in it yet
         """
+        await self._database.writer.written()
         with readable(self._database.path):
             return await asyncio.to_thread(self._read, session_id)
 

@@ -104,6 +104,8 @@ class Writer(Generic[T]):
         self._asleep = False
         self._urgent = False
         self._promising = False
+        self._unwritten = 0
+        """Promised items that cannot be read yet."""
         self._closing = False
         self._ended = False
         self._refusal: str | None = None
@@ -179,6 +181,14 @@ class Writer(Generic[T]):
         if self._refusal is None and not self.backlog:
             return
         await self._wait_for(_FLUSH)
+
+    async def written(self) -> None:
+        """Return when all that was promised can be read.
+
+        :raises LogUnavailable: when it cannot be written now
+        """
+        if self._unwritten:
+            await self._wait_for(_FLUSH)
 
     async def backlog_below(self, count: int) -> None:
         """Return when fewer than ``count`` items wait to be written, or at once while the writer refuses.
@@ -293,6 +303,7 @@ class Writer(Generic[T]):
             or not self._sink.promise([item for item, _ in new if not isinstance(item, _Flush)])
         ):
             return False
+        self._unwritten = len(batch)  # before anybody is told
         self.commits += len(waiting)
         settle_all(waiting, None)
         return True
@@ -316,9 +327,11 @@ class Writer(Generic[T]):
             if len(batch) > 1 and batch[-1][1] is not _PROMISE:
                 return self._write_singly(batch)
             self.lost += len(batch) - len(waiting)
+            self._unwritten = 0
             settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
             return []
         self._refusal = None
+        self._unwritten = 0  # it stands in front
         self.commits += len(waiting)
         settle_all(waiting, None)
         return []
