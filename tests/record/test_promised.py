@@ -22,6 +22,7 @@ from handrail.record.reading import LogReader
 from handrail.record.verification import verify
 from handrail.store import database, journal
 from handrail.store.database import Work
+from handrail.store.encoding import encode
 from handrail.store.opening import Store
 
 pytestmark = pytest.mark.proves("G-01")
@@ -52,6 +53,13 @@ async def main():
 asyncio.run(main())
 """
 """Begins three calls, of which the database gets to know one."""
+
+FORGED: list[object] = [
+    {"$oversized": 1},
+    [["record", [1, [["intended", 5, None, {}]]]]],
+    [["record", [2**70, [["intended", "s", "c", {}]]]]],
+    [["message", ["s", 1, [[2**70, {}]]]]],
+]
 
 
 def journals(place: Place) -> list[str]:
@@ -142,6 +150,8 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
     await place.open().aclose()
     (place.folders.own / "journal-1.left").write_bytes(b"HRJ9")
     assert run(["log", *where]) == OUTPUT and "another version of handrail" in capsys.readouterr().err
+    (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
+    assert told.state == "problem" and "another version of handrail" in told.detail
 
 
 async def test_nothing_is_written_before_what_a_former_holder_left(place: Place) -> None:
@@ -181,6 +191,29 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
     assert kept.durable
     assert await store.messages.read("ses_1") == said  # what it did not see it would write over
     await store.aclose()
+
+
+@pytest.mark.parametrize("note", FORGED, ids=["no note", "no texts", "no time", "no position"])
+async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
+    place: Place, note: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await place.open().aclose()
+    forged = journal.Journal(place.folders.own, 1)
+    assert forged.note(encode(note))
+    forged.close()
+    assert run(["log", "--workspace", str(place.workspace), "--state", str(place.state)]) == OUTPUT
+    assert "Traceback" not in capsys.readouterr().err
+    store = place.open()
+    log = CommitLog(store.database)
+    with pytest.raises(LogUnavailable, match=r"journal-1\.left holds what another version.*move the file away"):
+        await log.recover()
+    log.append(intended("kept"))
+    with pytest.raises(LogUnavailable, match="move the file away"):
+        await log.commit(intended("refused"))
+    (place.folders.own / "journal-1.left").unlink()
+    await log.recover()
+    await store.aclose()
+    assert intents(place) == ["kept"]
 
 
 async def test_who_is_superseded_promises_nothing(place: Place) -> None:
@@ -361,5 +394,5 @@ async def test_a_journal_put_where_none_belongs_is_refused_at_the_start(place: P
     (place.folders.own / "journal-1.left").mkdir()
     (place.folders.own / "journal-1").mkdir()
     (place.folders.own / "journal-1.left" / "full").touch()
-    with pytest.raises(StartError):
+    with pytest.raises(StartError, match=r"journal-1 .*cannot be renamed to journal-1\.left.*move it away"):
         place.open()

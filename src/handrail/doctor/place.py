@@ -8,6 +8,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from handrail.contract.errors import StartError
 from handrail.doctor.check import Check, alone
 from handrail.record.noted import noted
 from handrail.record.reading import LogReader
@@ -118,7 +119,11 @@ def _interrupted(folders: Folders) -> Iterator[Check]:
     try:
         with LogReader.at(folders.database) as reader:
             ids = [entry.call_id for entry in reader.unfinished()]
-            only_noted = noted(reader.connection, folders.own)
+            try:
+                only_noted = noted(reader.connection, folders.own)
+            except StartError as error:
+                yield Check("interrupted calls", "problem", str(error))
+                return
             ids += [record.call_id for record in only_noted if record.kind == "intended"]
     except Exception:  # why the log cannot be read is said by the check of the log
         return

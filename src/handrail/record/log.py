@@ -18,7 +18,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from os import urandom
 from time import time_ns
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from handrail.contract.errors import UsageError
 from handrail.record.chain import GENESIS, MAX_GROUP, SALT_BYTES, Header, hash_of, new_commitment
@@ -299,7 +299,7 @@ class _RecordTable:
 
     def unpacked(self, packed: Any) -> _Entry:
         at_ns, records = packed
-        return _Entry(at_ns, [Record(*record) for record in records])
+        return _Entry(at_ns, [_record(*parts) for parts in records])
 
     def statements(self, batch: Sequence[_Entry | _Mark | _Redaction]) -> Iterable[Statement]:
         statements: list[Statement] = []
@@ -377,8 +377,17 @@ class _RecordTable:
 
 
 def records_noted(note: bytes) -> list[Record]:
-    """The records in a note of the journal."""
-    return [Record(*record) for name, packed in decode(note) if name == _NOTED_AS for record in packed[1]]
+    """The records in a note of the journal.
+
+    :raises ValueError, TypeError, LookupError: when it is no such note
+    """
+    return [_record(*parts) for name, packed in decode(note) if name == _NOTED_AS for parts in packed[1]]
+
+
+def _record(kind: Kind, session_id: str, call_id: str, body: Mapping[str, Any]) -> Record:
+    if not all(isinstance(text, str) for text in cast("tuple[object, ...]", (kind, session_id, call_id))):
+        raise TypeError("a record names no kind, session or call")
+    return Record(kind, session_id, call_id, body)
 
 
 def runs_of(sequences: Iterable[int]) -> list[tuple[int, int]]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sqlite3
 from pathlib import Path
 
+from handrail.contract.errors import StartError
 from handrail.record.log import Record, records_noted
 from handrail.store.connection import journalled
-from handrail.store.journal import journals, outstanding
+from handrail.store.journal import journals, outstanding, unreadable
 
 
 def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
@@ -15,8 +16,14 @@ def noted(connection: sqlite3.Connection, folder: Path) -> list[Record]:
 
     :param folder: the workspace's private one
     :raises sqlite3.Error: when the database cannot be read
-    :raises OSError: when a journal cannot be read
-    :raises StartError: when a journal is another version's
+    :raises OSError: when the folder cannot be read
+    :raises StartError: when a journal cannot be read
     """
     before = journals(folder)  # looked at first: what the database gets meanwhile is no longer missing
-    return [record for _, note in list(outstanding(before, journalled(connection))) for record in records_noted(note)]
+    records: list[Record] = []
+    for path, note in outstanding(before, journalled(connection)):
+        try:
+            records += records_noted(note)
+        except (LookupError, TypeError, ValueError):
+            raise StartError(unreadable(path)) from None
+    return records

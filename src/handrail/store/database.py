@@ -248,6 +248,8 @@ class _DatabaseSink:
             self._write(connection, statements)
         except Exception as error:
             unavailable = self._undo(connection, error)
+            if unavailable is None and self.former:  # a fault of none of these items
+                unavailable = SinkUnavailable(journal.unreadable(self.former[-1][1]))
             if unavailable is not None:
                 raise unavailable from error
             raise

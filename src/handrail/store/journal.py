@@ -37,6 +37,7 @@ _DIGEST = 16
 _LEFT = ".left"
 """The end of the name of a journal that was put aside."""
 _EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
+_MISSING = "calls that had just begun may then be missing in the log"
 _NAME = re.compile(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
 
@@ -126,11 +127,18 @@ def set_aside(folder: Path) -> None:
     """Take the journals away from who has held the workspace up to now. To be called by whoever is about to count a token,
     before anybody can see that token.
 
-    :raises OSError: when they cannot be renamed
+    :raises OSError: when the folder cannot be read
+    :raises StartError: when one cannot be renamed
     """
     for _, path in journals(folder):
         if path.suffix != _LEFT:
-            path.rename(f"{path}{_LEFT}")
+            try:
+                path.rename(f"{path}{_LEFT}")
+            except OSError as error:
+                raise StartError(
+                    f"{path} was left by a former process and cannot be renamed to {path.name}{_LEFT}: "
+                    f"{error.strerror or error}. See what stands there, and move it away for inspection"
+                ) from None
 
 
 def left_behind(folder: Path) -> list[tuple[int, Path]]:
@@ -154,14 +162,24 @@ def journals(folder: Path) -> list[tuple[int, Path]]:
 def notes_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """The notes in a journal, with their numbers.
 
-    :raises OSError: when it cannot be read
-    :raises StartError: when it is none, or of a newer handrail
+    :raises FileNotFoundError: when it has gone
+    :raises StartError: when it cannot be read, is none, or of a newer handrail
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise StartError(f"{path} should be a file of notes; see who put something else there, and move it away")
-        content = file.read(CAPACITY)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise StartError(
+                    f"{path} should be a file of notes; see who put something else there, and move it away"
+                )
+            content = file.read(CAPACITY)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise StartError(
+            f"{path} holds what was noted for the log, and cannot be read: {error.strerror or error}. Make it readable for "
+            f"this user, or move it away for inspection; {_MISSING}"
+        ) from None
     if (begun := content[: len(_FORMAT)]) != _FORMAT:
         if begun.strip(b"\0"):
             raise StartError(unreadable(path))
@@ -182,8 +200,7 @@ def outstanding(kept: Iterable[tuple[int, Path]], marked: tuple[int, int]) -> It
     """The notes in ``kept`` that the database has not got, in order.
 
     :param marked: the token, and the number of the latest note in that holder's journal, that the database has
-    :raises OSError: when one cannot be read; one that has gone meanwhile is none
-    :raises StartError: see :func:`notes_of`
+    :raises StartError: see :func:`notes_of`; one that has gone meanwhile is none
     """
     for token, path in kept:
         with suppress(FileNotFoundError):
@@ -196,7 +213,7 @@ def unreadable(path: Path) -> str:
     """What to do about a journal that this handrail cannot read."""
     return (
         f"{path} holds what another version of handrail noted for the log. Start that version once, which takes it over, "
-        "or move the file away for inspection; calls that had just begun may then be missing in the log"
+        f"or move the file away for inspection; {_MISSING}"
     )
 
 
