@@ -216,6 +216,19 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     assert intents(place) == ["kept"]
 
 
+async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Place) -> None:
+    store = place.open()
+    log = CommitLog(store.database)
+    for call in ("first", "second"):
+        await log.promise(intended(call))
+    kept = store.messages.keep("ses_1", [(2**63, {})], 1)
+    await log.promise(intended("third"))
+    with pytest.raises(LogUnavailable, match="cannot be written"):
+        await kept
+    await store.aclose()
+    assert intents(place) == ["first", "second", "third"]
+
+
 async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)

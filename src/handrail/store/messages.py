@@ -14,6 +14,7 @@ from handrail.store.database import Database, Statement
 from handrail.store.encoding import decode, encode
 
 _UNBOUNDED = 2**62
+_POSITIONS = 2**63
 
 
 class Messages:
@@ -99,7 +100,10 @@ class _Statements:
         pass
 
     def packed(self, payload: _Batch) -> Any:
-        return list(payload)
+        session, at_ns, entries = payload
+        packed = [(position, body) for position, body in entries]
+        sound = all(type(position) is int and 0 <= position < _POSITIONS for position, _ in packed)
+        return [session, at_ns, packed] if sound else None  # others the database refuses, apart from their neighbours
 
     def unpacked(self, packed: Any) -> _Batch:
         session, at_ns, entries = packed
