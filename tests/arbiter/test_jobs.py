@@ -89,7 +89,19 @@ async def outer(later: bool, runtime: Runtime) -> object:
     return (await runtime.call("job.either", {"name": "inner", "later": later})).to_dict()
 
 
-TOOLS = [long, either, quick, fail, tell, outer]
+@tool(id="job.heed", side_effect="read", locks=[], requires={"capabilities": ["call", "jobs"]})
+async def heed(job_id: str, fails: bool, runtime: Runtime) -> object:
+    """Wait for a job, by a call of its own and directly."""
+    told = (await runtime.call("wait", {"job_id": job_id})).data
+    assert await runtime.jobs.wait(job_id, timeout_ms=30_000) is not None
+    bench.entered.set()
+    await bench.open.wait()
+    if fails:
+        raise ToolError("it says nothing of the job", kind="failed")
+    return told
+
+
+TOOLS = [long, either, quick, fail, tell, outer, heed]
 SETTINGS = "[limits]\ngrace_ms = 20\n"
 
 
@@ -155,6 +167,20 @@ async def test_the_end_of_a_job_is_told_once_and_not_to_whoever_waited_for_it(se
     (notice,) = await session.notices.pending()
     assert (notice.id, notice.kind, notice.source) == (f"job/{second}", "job", second)
     assert "failed" in notice.text and "out of paper" in notice.text and notice.untrusted
+
+
+@pytest.mark.parametrize("fails", [False, True])
+async def test_the_end_of_a_job_is_told_until_the_answer_of_the_call_that_was_told_it_is_on_record(
+    session: Session, *, fails: bool
+) -> None:
+    job_id = job_of(await session.call("job.fail", {}))
+    heeding = asyncio.create_task(session.call("job.heed", {"job_id": job_id, "fails": fails}))
+    await bench.entered.wait()
+    assert session.notices is not None
+    assert [notice.source for notice in await session.notices.pending()] == [job_id], "a kill here loses nothing"
+    bench.open.set()
+    assert (await heeding).ok is not fails
+    assert [notice.source for notice in await session.notices.pending()] == ([job_id] if fails else [])
 
 
 @pytest.mark.proves("X-12")

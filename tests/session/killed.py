@@ -11,18 +11,20 @@ import asyncio
 import importlib
 import inspect
 import os
+import re
 import signal
 import sys
 import threading
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, cast
 
 from handrail import ApprovalAnswer, tool
 from handrail.agent.loop import Agent
-from handrail.agent.model import BlockEvent, Finished, TextDelta
+from handrail.agent.model import BlockEvent, CallArguments, Finished, ModelRequest, TextDelta
 from handrail.contract.tool import Tool
 from handrail.holding import HeldKernel
 from handrail.session.session import HeldSession
@@ -65,6 +67,10 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "job that may be run again": OF_A_JOB,
     "approval": OF_ASKING,
     "question": {step: at for step, at in OF_ASKING.items() if step != "running"},
+    "job that is waited for": {
+        "told": (AFTER, "handrail.tools.jobs:Wait.execute"),
+        "answer on record": (AFTER, f"{JOBS}.record_telling"),
+    },
     "task": {**OF_A_TASK, "answered": OF_A_JOB["answered"]},
     "task in the background": {
         **OF_A_TASK,
@@ -73,10 +79,12 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "task whose agent has a job": {step: OF_A_JOB[step] for step in ("detached", "running", "ended", "row ended")},
 }
 """By case, each step at which the process is killed."""
+THE_JOB = "the job"
 QUESTION = ("question", {"questions": [{"question": "Which colour?"}]})
 CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "job": ("once", {"name": "work"}),
     "job that may be run again": ("again", {"name": "work"}),
+    "job that is waited for": ("once", {"name": "work"}),
     "approval": ("pay", {"name": "work"}),
     "question": QUESTION,
     "task": ("task", {"subagent_type": "worker", "prompt": "Work."}),
@@ -99,6 +107,18 @@ class Death(Pause):
 
     async def wait(self) -> None:
         die()
+
+
+class Waiter(PlayedModel):
+    """Knows the job that its first call has become."""
+
+    async def stream(self, request: ModelRequest) -> AsyncGenerator[BlockEvent, None]:
+        job = re.search(r"once_[0-9a-f]{8}", str(request.messages))
+        async with aclosing(super().stream(request)) as events:
+            async for event in events:
+                if isinstance(event, CallArguments) and job is not None:
+                    event = replace(event, text=event.text.replace(THE_JOB, job[0]))  # noqa: PLW2901
+                yield event
 
 
 def tools_in(folder: Path, step: str = "") -> list[Tool]:
@@ -152,6 +172,8 @@ def agent_in(session: HeldSession, case: str, step: str = "") -> Agent:
         working.insert(1, Death())
     does = "again" if "has a job" in case else "pay"
     worker = PlayedModel(call_reply((does, {"name": "work"})), working)
+    if case == "job that is waited for":
+        return Agent(session, Waiter(replies[0], call_reply(("wait", {"job_id": THE_JOB})), *replies[1:]))
     return Agent(session, PlayedModel(*replies), models=lambda _: worker)
 
 

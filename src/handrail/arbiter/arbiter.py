@@ -352,10 +352,10 @@ class Arbiter:
     # ── 8 commit ─────────────────────────────────────────────────────────────────────────────────
 
     def _commit(self, call: Call, shaped: Shaped) -> Awaitable[None] | None:
-        """Record the outcome; with side effects it is durable before the locks go."""
+        """Record the outcome; with side effects it is durable before the locks go, and so is one that tells how jobs ended."""
         assert call.entry is not None
         call.note("committed", shaped.logged)
-        if call.entry.spec.side_effect != "read" or call.replayable:
+        if call.entry.spec.side_effect != "read" or call.replayable or call.heard_of:
             return self._commit_on_record(call, shaped)
         call.flush()
         return None
@@ -363,7 +363,10 @@ class Arbiter:
     async def _commit_on_record(self, call: Call, shaped: Shaped) -> None:
         records, call.records = call.records, []
         try:
-            await until_known(self.log.begin(records), call.execution)
+            if call.heard_of and shaped.result.ok:
+                await uninterrupted(self.jobs.record_telling(call, records), call.execution)
+            else:
+                await until_known(self.log.begin(records), call.execution)
         except LogUnavailable as error:
             # It ran, and the answer says what is known. The record is still true, so it is tried again later; if
             # that fails too, the open intent makes the call 'interrupted' at the next start, never run again.

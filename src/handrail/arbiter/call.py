@@ -252,6 +252,8 @@ class Call:
     """Its turn has let go of it, and its job's task has not taken it up yet."""
     left_off: tuple[Any, ...] | None = None
     """``(budget_ms, runtime, finished)`` of its tool, when an earlier task has started it; see :mod:`handrail.arbiter.running`."""
+    heard_of: tuple[str, ...] = ()
+    """The notices of what it was told before its session's agent was: they are taken once its answer is on record."""
     outflow: Outflow | None = None
     """Its tool's output while it runs; None before there is any."""
     reached: tuple[Attempt, ...] = ()

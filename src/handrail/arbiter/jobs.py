@@ -39,6 +39,7 @@ from handrail.contract.session import StopReason
 from handrail.contract.spec import ToolSpec
 from handrail.record.log import CommitLog, Record
 from handrail.store.jobs import JobRow, JobTable, Retention
+from handrail.store.notices import NoticeTable
 
 MOST_ATTEMPTS = 5
 """How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
@@ -99,6 +100,7 @@ class DetachedCalls:
         self.clock = clock
         self.tree: Tree | None = None
         """Tells which sessions are sub-agents'; None when there are none."""
+        self._notices = NoticeTable(log.database)
         self._ended = 0
         self._promoting: dict[Call, asyncio.Task[Job]] = {}
 
@@ -312,6 +314,15 @@ class DetachedCalls:
         with contextlib.suppress(HandrailError):
             await lane.notices.post(notice_of(row, model, self.clock()))
             self.table.append(self.table.told(row.id))
+
+    async def record_telling(self, call: Call, records: Sequence[Record]) -> None:
+        """Record the outcome of a call whose answer tells how jobs ended. With it, and not before, their notices are taken:
+        killed in between, the agent would hear neither.
+
+        :raises LogUnavailable: when that cannot be made durable; they stay to be told
+        """
+        await call.known()
+        await self.table.commit(self.log.work(records), self._notices.taking(call.session_id, call.heard_of))
 
     # ── ends ─────────────────────────────────────────────────────────────────────────────────────
 

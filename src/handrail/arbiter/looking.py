@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from handrail.arbiter.job_texts import about, notice_id
 from handrail.arbiter.jobs import DetachedCalls
 from handrail.arbiter.output import Shaper
 from handrail.contract.doors import Job, JobOutput, RunningCall
-from handrail.contract.errors import HandrailError, ToolError
+from handrail.contract.errors import ToolError
 from handrail.contract.result import Result
 from handrail.contract.session import StopReason
 from handrail.store.jobs import JobRow
@@ -132,27 +131,30 @@ class WorkspaceView(JobView):
 
 
 class SessionJobs(JobView):
-    """The jobs of one session, as its own calls look at them: an end that one of them was told is no news any more."""
+    """The jobs of one session, as a call of its own looks at them: an end that it was told is no news any more, once the call
+    that its agent made has gone well and is on record. Until then nobody but this process knows that it was told."""
 
     _stopped_by = "call"
 
-    def __init__(self, jobs: DetachedCalls, lane: Lane) -> None:
-        super().__init__(jobs, lane.session_id)
-        self._lane = lane
+    def __init__(self, jobs: DetachedCalls, call: Call) -> None:
+        super().__init__(jobs, call.session_id)
+        self._call = call
 
     async def wait(self, job_id: str, *, timeout_ms: int) -> Result | None:
         result = await super().wait(job_id, timeout_ms=timeout_ms)
         if result is not None:
-            await self._no_news(job_id)
+            self._no_news(job_id)
         return result
 
     async def stop(self, job_id: str) -> Job:
         job = await super().stop(job_id)
         if job.ended:
-            await self._no_news(job_id)
+            self._no_news(job_id)
         return job
 
-    async def _no_news(self, job_id: str) -> None:
-        if self._lane.notices is not None:
-            with contextlib.suppress(HandrailError):  # then it is told once more
-                await self._lane.notices.take([notice_id(job_id)])
+    def _no_news(self, job_id: str) -> None:
+        call = self._call
+        while call.parent is not None:
+            call = call.parent
+        if (known := notice_id(job_id)) not in call.heard_of:
+            call.heard_of = (*call.heard_of, known)

@@ -294,7 +294,7 @@ class _Doors:
             on_the_loop(call, partial(_shown, call, piece))
 
     def jobs(self) -> Jobs:
-        return SessionJobs(self.runs.jobs, self.of.lane)
+        return SessionJobs(self.runs.jobs, self.of)
 
     @property
     def job_id(self) -> str | None:

@@ -43,7 +43,11 @@ class NoticeTable:
         :raises LogUnavailable: when it cannot be made durable
         """
         if ids:
-            await self._database.commit(_STATEMENTS, ("take", session_id, tuple(ids)))
+            await self._database.commit(*self.taking(session_id, ids))
+
+    def taking(self, session_id: str, ids: Sequence[str]) -> Work:
+        """The same as one of several works that are written whole or not at all."""
+        return _STATEMENTS, ("take", session_id, tuple(ids))
 
     def pending(self, session_id: str) -> list[Notice]:
         """A session's notices that were not taken, in the order in which they came: the first of very many. Those that are
