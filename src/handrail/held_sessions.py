@@ -186,5 +186,6 @@ class HeldSessions:
                 await store.sessions.close(session_id, time.time_ns())
             finally:
                 await asyncio.to_thread(store.folders.discard, session_id)
+                self._rooms.arbiter.jobs.outputs.forget_in(store.folders.outputs / session_id)
         finally:
             self._closing.discard(session_id)

@@ -117,7 +117,9 @@ async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(pa
     await past.session("ses_1")
     only_old, shared, remembered = (past.artifacts.put(text) for text in (b"only old", b"shared", b"remembered"))
     old, new = folders.output("ses_1") / "old.txt", folders.output("ses_1") / "new.txt"
-    for file in (old, new):
+    notes = [Path(f"{file}.removed") for file in (old, new)]
+    """As stand in the place of outputs that made room for others."""
+    for file in (old, new, *notes):
         file.write_text("whole output")
     (folders.artifacts / "ab").mkdir(exist_ok=True)
     (folders.artifacts / "ab" / ".new-half").write_bytes(b"of a write that was killed")
@@ -129,6 +131,7 @@ async def test_artifacts_and_sidecars_stay_for_as_long_as_anything_names_them(pa
     named = survey(past.log.reader, folders, chosen).left_over.files
     assert (await past.purge(chosen)).sessions == 0
     assert {file.exists() for file in named} == {False} and not old.exists() and new.exists()
+    assert [note.exists() for note in notes] == [False, True]
     kept = {ref for ref in (only_old, shared, remembered) if stored(past, ref)}
     assert kept == {shared, remembered}
     assert not (folders.artifacts / "ab" / ".new-half").exists()

@@ -58,6 +58,8 @@ class Limits:
     """How long what a stateful tool has open waits for its next step."""
     open_states: int = 32
     """Of one session."""
+    job_output_mib: int = 1024
+    """What the outputs of all jobs may take together."""
     max_backlog: int = 20_000
     """Records waiting for the disk before further calls wait for them."""
     lifetimes: Lifetimes = field(default_factory=Lifetimes)
@@ -86,7 +88,7 @@ class Arbiter:
         self.authorisation = Authorisation(self.approvals, shaper, resources)
         self.locking = Locking(locks, limits.lock_wait_ms)
         self.repeats = Repeats(log, shaper)
-        bounds = JobLimits(grace_s=limits.grace_ms / 1000)
+        bounds = JobLimits(grace_s=limits.grace_ms / 1000, output_bytes=limits.job_output_mib * 1024 * 1024)
         self.jobs = DetachedCalls(JobTable(log.database), log, shaper, resources, self.carry_out, bounds)
         self.restarts = Restarts(self.jobs, self.approvals, self.call)
         self.runs = ToolRuns(locks, self.authorisation.asking, self.jobs, self._nested, self.carry_out)

@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import secrets as randomness
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,9 @@ from handrail.arbiter.exposure import views
 from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
 from handrail.arbiter.locks import lock_names
 from handrail.arbiter.neutral import for_model
-from handrail.arbiter.outflow import OutputFile
+from handrail.arbiter.outflow import OutputFile, stored
 from handrail.arbiter.output import Shaper
+from handrail.arbiter.output_room import OutputRoom, unlink
 from handrail.arbiter.repeats import recorded_result
 from handrail.arbiter.resources import Resources, shared
 from handrail.arbiter.sidecar import file_name
@@ -65,11 +66,13 @@ class JobLimits:
     :param most: unfinished jobs of one session
     :param grace_s: how long work that was told to end may take to do so
     :param keep: for how long those that ended can be looked at
+    :param output_bytes: what their outputs may take together
     """
 
     most: int = 1_000
     grace_s: float = 5.0
     keep: Retention = field(default_factory=Retention)
+    output_bytes: int = 1024 * 1024 * 1024
 
 
 class DetachedCalls:
@@ -97,6 +100,7 @@ class DetachedCalls:
         self._resources = resources
         self._carry_out = carry_out
         self.limits = limits or JobLimits()
+        self.outputs = OutputRoom(self.limits.output_bytes)
         self.clock = clock
         self.tree: Tree | None = None
         """Tells which sessions are sub-agents'; None when there are none."""
@@ -198,10 +202,14 @@ class DetachedCalls:
             prompt_mask=spec.prompt_mask,
         )
         live = LiveJob(
-            row, call, OutputFile(path, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec)
+            row, call, self.output(row, ring=spec.open_ended), Result.output(None), self._not_locked(call, spec)
         )
         live.told = self._told(live)
         return live
+
+    def output(self, row: JobRow, *, ring: bool = False) -> OutputFile:
+        """Where its output is kept."""
+        return OutputFile(Path(row.output), self.outputs, ring=ring)
 
     def _not_locked(self, call: Call, spec: ToolSpec) -> tuple[str, ...]:
         """The locks that the call would hold in its turn and does without in the background."""
@@ -297,6 +305,7 @@ class DetachedCalls:
         if live.call.outflow is None or not live.call.outflow.kept:
             live.output.write(as_text(answer.model))
         live.row = row.moved(state_of(result), self.clock())
+        live.output.ended()
         with contextlib.suppress(LogUnavailable):  # the next start finds it out from the log
             await self.table.commit(self.table.end(live.row))
             await self.tell(live.call.lane, live.row, answer.model)
@@ -365,7 +374,19 @@ class DetachedCalls:
         gone = self.table.retired(self.clock(), self.limits.keep)
         if gone:
             await self.table.commit(self.table.remove(row.id for row in gone))
-            await asyncio.to_thread(_unlink, [row.output for row in gone])
+            self.outputs.forget(row.output for row in gone)
+            await asyncio.to_thread(unlink, [row.output for row in gone])
+
+    async def count_outputs(self) -> None:
+        """At start: what a former process left of outputs takes room, too.
+
+        :raises LogUnavailable: when the database cannot tell
+        """
+        rows = [row for row in self.table.by_end() if row.output]
+        sizes = await asyncio.to_thread(lambda: [stored(row.output) for row in rows])
+        for row, size in zip(rows, sizes, strict=True):
+            self.outputs.found(row.output, size, ended=row.job.ended)
+        self.outputs.trim()  # they may take less now
 
     async def give_up(self, row: JobRow) -> JobRow:
         """Cancel a job that waits for its session to be opened again. Gives it as it is afterwards.
@@ -379,6 +400,7 @@ class DetachedCalls:
         row = row if outcome is None else replace(row, given_up=True)
         ended = row.moved("cancelled" if outcome is None else "interrupted", self.clock())
         await self.table.commit(self.table.end(ended), self.log.work([record] if outcome is None else []))
+        self.output(row).ended()
         return ended
 
     async def result_of(self, row: JobRow) -> Result:
@@ -402,10 +424,3 @@ class DetachedCalls:
             return for_model(recorded)
         spec = ToolSpec(id=row.job.tool_id, description="-", exposure=row.exposure, prompt_mask=row.prompt_mask)
         return views(spec, recorded)[1]
-
-
-def _unlink(paths: Iterable[str]) -> None:
-    for path in paths:
-        if path:
-            with contextlib.suppress(OSError, ValueError):
-                Path(path).unlink(missing_ok=True)

@@ -11,10 +11,12 @@ import ctypes
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from handrail.arbiter.output_room import OutputRoom, removal_of
 from handrail.arbiter.redaction import Redactor
 from handrail.arbiter.sidecar import MAX_SIDECAR
 from handrail.contract.doors import JobOutput
@@ -39,54 +41,76 @@ class OutputFile:
     """A job's output, in a file that its owner alone may write. Made with the first byte; at most 64 MiB, and its last line
     says so where there was more.
 
+    :param room: what it may take of the place of all outputs together; None: no bound
     :param ring: keep the end instead of the beginning: the last 4 MiB at least, 5 at most. What was before becomes a hole
         in the file, so a place in it stays what it was; where the file system knows no holes, the beginning is kept
     :ivar size: bytes that can be read
     """
 
-    def __init__(self, path: Path, *, ring: bool = False) -> None:
+    def __init__(self, path: Path, room: OutputRoom | None = None, *, ring: bool = False) -> None:
         self.path = path
         self.size = 0
+        self._room = room
         self._ring = ring
         self._hole = 0
         self.dropped = 0
         self._descriptor = -1
-        self._lost = False
 
     def write(self, text: str) -> None:
-        """Add a piece. It is dropped when the disk is full or the file cannot be opened."""
+        """Add a piece. It is dropped when the disk is full, the file cannot be opened, or there is no room for it."""
         data = text.encode("utf-8", "backslashreplace")
-        if self._lost or self.dropped or (self.size - self._hole + len(data) > MAX_SIDECAR and not self._ring):
-            self._drop(data)
+        if self.dropped or not self._opened():
+            self.dropped += len(data)
             return
+        if (why := self._no_room_for(len(data))) is not None:
+            self.dropped = len(data)
+            data = f"\n[the output goes on; {why}]\n".encode()
+            if self._room is not None:
+                self._room.give(-len(data))
         try:
-            if self._descriptor < 0:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._descriptor = os.open(self.path, flags, 0o600)
-                self.size = os.fstat(self._descriptor).st_size  # an earlier attempt's stays
             while data:
                 written = os.write(self._descriptor, data)
                 self.size += written
                 data = data[written:]
-            if self._ring and self.size - self._hole >= KEPT_AT_LEAST + PUNCHED_EVERY:
-                self._forget((self.size - KEPT_AT_LEAST) // _BLOCK * _BLOCK)
         except OSError:
-            self._lost = True
             self.dropped += len(data)
+            if self._room is not None:
+                self._room.give(len(data))
+        if self._ring and self.size - self._hole >= KEPT_AT_LEAST + PUNCHED_EVERY:
+            self._forget((self.size - KEPT_AT_LEAST) // _BLOCK * _BLOCK)
+
+    def _opened(self) -> bool:
+        if self._descriptor < 0:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                self._descriptor = os.open(self.path, flags, 0o600)
+                self.size = os.fstat(self._descriptor).st_size  # an earlier attempt's stays
+            except OSError:
+                return False
+        return True
+
+    def _no_room_for(self, length: int) -> str | None:
+        """Why there is no room for so many bytes; None where there is, and it is taken."""
+        if self.size - self._hole + length > MAX_SIDECAR and not self._ring:
+            return f"its first {self.size:,} bytes are kept"
+        if self._room is not None and not self._room.take(length):
+            return f"it is not kept from here on: {self._room.full}"
+        return None
 
     def _forget(self, end: int) -> None:
         """Free the disk space of everything before ``end``, by a hole in the file."""
         if _fallocate()(self._descriptor, _KEEP_SIZE | _PUNCH_HOLE, 0, end):
             self._ring = False  # no holes here
         else:
+            if self._room is not None:
+                self._room.give(end - self._hole)
             self._hole = end
 
-    def _drop(self, data: bytes) -> None:
-        if not self.dropped and self._descriptor >= 0:
-            note = f"\n[the output goes on; its first {self.size:,} bytes are kept]\n".encode()
-            with suppress(OSError):
-                self.size += os.write(self._descriptor, note)
-        self.dropped += len(data)
+    def ended(self) -> None:
+        """Its job has: nothing is added any more, and it may be removed to make room for others."""
+        if self._room is not None:
+            path = str(self.path)
+            self._room.ended(path, self.size - self._hole if self._descriptor >= 0 else stored(path))
 
     def close(self) -> None:
         descriptor, self._descriptor = self._descriptor, -1
@@ -163,6 +187,8 @@ def read(path: str, cursor: int, max_bytes: int, *, grows: bool) -> JobOutput:
     :param grows: whether more may still come
     """
     with _opened(path) as file:
+        if not file.there and (removed := removal_of(path, cursor)) is not None:
+            return removed
         start = min(max(cursor, 0), file.size)
         asked, start = start, max(start, file.begins)
         data = file.at(start, min(max(max_bytes, 4), MAX_READ))
@@ -176,6 +202,8 @@ def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
     """Read ``count`` lines from line ``offset`` on; a negative offset counts from the end. An unfinished last line counts. Blocks."""
     count = min(max(count, 1), MAX_LINES)
     with _opened(path) as file:
+        if not file.there and (removed := removal_of(path, 0)) is not None:
+            return replace(removed, first=0)
         # Lines are counted from where the file begins now.
         first = max(file.lines() + offset, 0) if offset < 0 else offset
         start = file.start_of(first)
@@ -185,6 +213,12 @@ def read_lines(path: str, offset: int, count: int, *, grows: bool) -> JobOutput:
             data = data[: _whole(data)]
         end = start + len(data)
         return JobOutput(data.decode("utf-8", "replace"), end, grows or end < file.size, first)
+
+
+def stored(path: str) -> int:
+    """How many bytes a job's output takes, without what has become a hole. Blocks."""
+    with _opened(path) as file:
+        return file.size - file.begins
 
 
 class _opened:
@@ -207,6 +241,10 @@ class _opened:
     def __exit__(self, *_: object) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
+
+    @property
+    def there(self) -> bool:
+        return self._descriptor >= 0
 
     def at(self, start: int, length: int) -> bytes:
         return os.pread(self._descriptor, length, start) if self._descriptor >= 0 and length > 0 else b""

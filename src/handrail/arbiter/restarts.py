@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from pathlib import Path
 
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Lane, LiveJob
 from handrail.arbiter.job_texts import state_of
 from handrail.arbiter.jobs import MOST_ATTEMPTS, NOT_BEGUN, DetachedCalls
-from handrail.arbiter.outflow import OutputFile
 from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import ProposedCall
 from handrail.contract.result import Result
@@ -46,6 +44,7 @@ class Restarts:
             elif row.job.state != "pending":
                 self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
         await self._jobs.retire()
+        await self._jobs.count_outputs()
 
     async def _end_of(self, row: JobRow) -> JobRow | None:
         """How a job that nobody carries has ended, by what is on record; None where it is to be run again."""
@@ -89,6 +88,7 @@ class Restarts:
                     await self._again(row, lane)
                     continue
                 await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.output(ended).ended()
                 row = ended
             await self._jobs.tell(lane, row, await self._jobs.result_of(row))
 
@@ -114,7 +114,7 @@ class Restarts:
         await self._jobs.table.commit(self._jobs.table.move(row))
         call = self._make(row.job.call_id, proposed, lane, generation)
         call.resumed = True
-        output = OutputFile(Path(row.output))
+        output = self._jobs.output(row)
         output.write(f"[the process ended; attempt {row.job.attempt}]\n")
         live = LiveJob(row, call, output, Result.output(None), ())
         call.job = live

@@ -49,6 +49,14 @@ class LimitSettings(_Table):
     open_states: Annotated[
         int, Field(gt=0, le=1_000, description="How many states of stateful tools one session may have open.")
     ] = 32
+    job_output_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MANY,
+            description="What the outputs of all jobs of a workspace may take on the disk together, in MiB; those of the jobs that ended first are removed.",
+        ),
+    ] = 1024
 
 
 class ApprovalSettings(_Table):

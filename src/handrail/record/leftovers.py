@@ -17,6 +17,8 @@ _REF = re.compile(rb"sha256:([0-9a-f]{64})")
 _HEX = re.compile(r"[0-9a-f]+")
 _OF_A_TOOL = "tool-"
 """Scratch folders of tools that stay up between calls; they belong to no session."""
+_NOTE = ".removed"
+"""Follows the name of a job's output that made room for others, in that of the note that says so."""
 _PLAIN = ("record", "meta", "session")
 
 Condition = tuple[str, list[str | int]]
@@ -70,7 +72,8 @@ def leftovers(
             if folder.name not in sessions and not (part == "scratch" and folder.name.startswith(_OF_A_TOOL)):
                 whole.append(folder)
             elif part == "output":
-                files += (file for file in _plain_files(folder) if f"{folder.name}/{file.name}" not in outputs)
+                names = ((file, file.name.removesuffix(_NOTE)) for file in _plain_files(folder))
+                files += (file for file, name in names if f"{folder.name}/{name}" not in outputs)
     size = sum(_size(file) for file in files) + sum(tree_bytes(folder) for folder in whole)
     return Leftovers(tuple(files), tuple(whole), size)
 

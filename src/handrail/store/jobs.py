@@ -122,6 +122,10 @@ class JobTable:
         """Those that have not ended."""
         return self._rows(f"WHERE {_OPEN} ORDER BY created_ns, id", ())
 
+    def by_end(self) -> list[JobRow]:
+        """All, those that ended in the order of their ends."""
+        return self._rows("ORDER BY ended_ns, id", ())
+
     def waiting(self, session_id: str) -> list[JobRow]:
         """Those of a session that have not ended, and those that have without its knowing; the oldest first."""
         return self._rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))

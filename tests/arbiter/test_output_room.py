@@ -1,0 +1,169 @@
+"""The outputs of all jobs together: bounded, the first that ended make room, and whoever reads one of these is told so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.arbiter.test_outflow import small
+
+from handrail import Runtime, Session, tool
+from handrail.arbiter.outflow import OutputFile, read, read_lines, stored
+from handrail.arbiter.output_room import REMOVED, OutputRoom, unlink
+from handrail.testing.kernels import temporary_kernel
+
+KIB = 1024
+
+
+def written(folder: Path, room: OutputRoom, name: str, *sizes: int, ring: bool = False, ends: bool = True) -> str:
+    with closing(OutputFile(folder / name, room, ring=ring)) as output:
+        for size in sizes:
+            output.write("x" * (size - 1) + "\n")
+        if ends:
+            output.ended()
+    return str(folder / name)
+
+
+def on_disk(folder: Path) -> int:
+    return sum(stored(str(file)) for file in folder.iterdir())
+
+
+def test_the_first_that_ended_make_room_and_say_so_to_whoever_reads_them(tmp_path: Path) -> None:
+    room = OutputRoom(100 * KIB)
+    first, second = [written(tmp_path, room, name, 40 * KIB) for name in ("first", "second")]
+    third = written(tmp_path, room, "third", 40 * KIB)
+    found = read(first, 100, 1000, grows=False)
+    assert (
+        found.text.startswith("[this output of 40,960 bytes was removed to make room") and "0.09766 MiB" in found.text
+    )
+    assert (found.cursor, found.more, found.skipped) == (40 * KIB, False, 40 * KIB - 100)
+    assert read_lines(first, -1, 1, grows=False).text == found.text
+    after = read(first, 40 * KIB, 1000, grows=False)
+    assert (after.text, after.skipped) == ("", 0), "who has read all of it has missed nothing"
+    assert all(read(path, 0, 10, grows=False).text == "x" * 10 for path in (second, third))
+    assert on_disk(tmp_path) <= 81 * KIB
+    unlink([first, second, third, ""])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("sizes", [(60 * KIB, 20 * KIB, 20 * KIB), (90 * KIB,)])
+def test_where_no_job_has_ended_what_has_no_room_is_not_kept_and_the_output_says_so(
+    tmp_path: Path, sizes: Sequence[int]
+) -> None:
+    room = OutputRoom(100 * KIB)
+    written(tmp_path, room, "lives", 30 * KIB, ends=False)
+    ended = written(tmp_path, room, "ended", 5 * KIB)
+    cut = written(tmp_path, room, "cut", *sizes, 1, ends=False)
+    text = read(cut, 0, 1 << 20, grows=False).text
+    kept = 60 * KIB if len(sizes) > 1 else 0
+    assert text[:kept] == "x" * (kept - 1) + "\n" * bool(kept)
+    assert text[kept:].startswith(
+        "\n[the output goes on; it is not kept from here on: the outputs of all jobs here may take"
+    )
+    assert text.endswith("]\n") and on_disk(tmp_path) <= 96 * KIB
+    assert read(ended, 0, 5, grows=False).text == "xxxxx", "nothing is removed in vain"
+
+
+def test_what_an_output_forgets_of_its_beginning_is_room_for_others(tmp_path: Path) -> None:
+    room = OutputRoom(400 * KIB)
+    with small():
+        ring = written(tmp_path, room, "ring", *[50 * KIB] * 40, ring=True, ends=False)
+    beside = written(tmp_path, room, "beside", 150 * KIB, ends=False)
+    assert "[the output goes on" not in read_lines(ring, -1, 1, grows=False).text
+    assert "[the output goes on" not in read_lines(beside, -1, 1, grows=False).text
+    assert on_disk(tmp_path) <= 400 * KIB
+
+
+def test_one_that_cannot_be_removed_stays_counted_and_one_that_is_gone_does_not(tmp_path: Path) -> None:
+    room = OutputRoom(100 * KIB)
+    gone, firm = [written(tmp_path, room, name, 40 * KIB) for name in ("gone", "firm")]
+    os.unlink(gone)
+    assert room.take(50 * KIB) and not Path(f"{gone}{REMOVED}").exists(), "of what others removed nothing is told"
+    os.unlink(firm)
+    os.mkdir(firm)  # as root nothing else fails
+    assert not room.take(20 * KIB) and room.take(10 * KIB)
+
+
+# ── with a kernel ────────────────────────────────────────────────────────────────────────────────
+
+
+@tool(id="job.fill", side_effect="external", mode="background", locks=[])
+async def fill(kib: int, runtime: Runtime) -> str:
+    """Write so much."""
+    for _ in range(kib):
+        runtime.output("x" * (KIB - 1) + "\n")
+    return "full"
+
+
+@tool(id="job.stay", side_effect="external", mode="background", locks=[])
+async def stay(kib: int, runtime: Runtime) -> None:
+    """Write so much, and stay."""
+    for _ in range(kib):
+        runtime.output("x" * (KIB - 1) + "\n")
+    await asyncio.Event().wait()
+
+
+def opened(folder: Path):
+    settings = "[limits]\njob_output_mib = 1\ngrace_ms = 20\n"
+    return temporary_kernel(folder, tools=[fill, stay], rules=["allow job.*"], settings=settings)
+
+
+async def filled(session: Session, kib: int) -> str:
+    job_id = str((await session.call("job.fill", {"kib": kib})).data["job_id"])
+    assert await session.jobs.wait(job_id, timeout_ms=30_000) is not None
+    return job_id
+
+
+async def beginning(session: Session, job_id: str) -> str:
+    answer = await session.call("read_job", {"job_id": job_id, "lines": 1})
+    assert answer.ok and answer.data["state"] == "done"
+    return answer.data["text"][:20]
+
+
+@pytest.mark.proves("X-05")
+async def test_the_outputs_of_all_sessions_are_bounded_together_also_after_a_restart(tmp_path: Path) -> None:
+    removed = "[this output of 614,"
+    async with opened(tmp_path) as kernel:
+        session, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        first = await filled(session, 600)
+        second = await filled(other, 600)
+        assert await beginning(session, first) == removed and await beginning(other, second) == "x" * 20
+        read = (await session.call("read_job", {"job_id": first})).data
+        assert (read["dropped_bytes"], read["more"]) == (600 * KIB, False)
+        assert (await session.call("wait", {"job_id": first})).data["result"]["data"] == "full", "its result is kept"
+    async with opened(tmp_path) as kernel:
+        session, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        third = await filled(session, 300)
+        assert await beginning(other, second) == "x" * 20
+        fourth = await filled(session, 200)
+        assert await beginning(other, second) == removed, "what was there before counts, and goes first"
+        assert await beginning(session, third) == await beginning(session, fourth) == "x" * 20
+        assert await beginning(session, first) == removed
+
+
+async def test_a_closed_session_leaves_its_room_to_others(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        first = await filled(other, 400)
+        await filled(session, 500)
+        await session.close()
+        await filled(other, 500)
+        assert await beginning(other, first) == "x" * 20
+
+
+async def test_the_output_of_a_job_that_was_stopped_makes_room_too(tmp_path: Path) -> None:
+    async with opened(tmp_path) as kernel:
+        session = await kernel.session()
+        stays = str((await session.call("job.stay", {"kib": 600})).data["job_id"])
+        while (await session.jobs.get(stays)).output_bytes < 600 * KIB:
+            await asyncio.sleep(0)
+        cut = await filled(session, 600)
+        last = (await session.jobs.lines(cut, offset=-1)).text
+        assert "not kept from here on" in last and "1 MiB together (limits.job_output_mib)" in last
+        assert (await session.jobs.stop(stays)).state == "cancelled"
+        await filled(session, 600)
+        assert (await session.jobs.lines(stays)).text.startswith("[this output of 614,")
