@@ -364,6 +364,51 @@ async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told
         assert "Read in the background." in str(top.requests[2].messages)
 
 
+@pytest.mark.proves("A-03", "A-08")
+@pytest.mark.parametrize("shared", [True, False])
+async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_where_they_share_their_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
+) -> None:
+    async with kernel_of(tmp_path, {"reader": f"{READER}\n[budgets]\nshared = {str(shared).lower()}"}) as kernel:
+        pause = Pause()
+        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        session = await kernel.session()
+        reader = PlayedModel([pause, *text_reply("Read.")])
+        agent = Agent(session, top, budget=Budget(seconds=3600), models=models(reader=reader))
+        assert (await agent.complete("Go.")).text == "Begun."
+        await pause.reached.wait()
+        (job,) = await session.jobs.list()
+        loop, now = asyncio.get_running_loop(), asyncio.get_running_loop().time
+        monkeypatch.setattr(loop, "time", lambda: now() + 3600)
+        if not shared:
+            pause.proceed.set()
+        result = await session.jobs.wait(job.id, timeout_ms=30_000)
+        assert result is not None
+        if shared:
+            assert result.error_kind == "limit"
+            assert "the sub-agent reader did not finish: the budget of 3600 seconds is used up" in str(
+                result.error_text
+            )
+        else:
+            assert result.data["text"] == "Read."
+
+
+@pytest.mark.proves("A-03", "A-08")
+async def test_what_a_run_begins_in_the_background_with_its_last_turn_has_none_left_of_its_budget(
+    tmp_path: Path,
+) -> None:
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        session = await kernel.session()
+        reader = PlayedModel(text_reply("Read."), text_reply("Read."))
+        top = PlayedModel(call_reply(task("reader", background=True)))
+        agent = Agent(session, top, budget=Budget(turns=1), models=models(reader=reader))
+        assert (await agent.complete("Go.")).status == "budget"
+        (job,) = await session.jobs.list()
+        result = await session.jobs.wait(job.id, timeout_ms=30_000)
+        assert result is not None and result.error_kind == "limit" and not reader.requests
+        assert (await session.call(*task("reader"))).data["text"] == "Read.", "what no run of its has begun is nobody's"
+
+
 @pytest.mark.proves("A-03")
 async def test_closing_a_session_aborts_its_sub_agents_in_the_background(tmp_path: Path) -> None:
     async with kernel_of(tmp_path, {"reader": READER}) as kernel:

@@ -77,15 +77,27 @@ class Budget:
 
 
 class Spent:
-    """What one run has used so far of its :class:`Budget`."""
+    """What one run has used so far of its :class:`Budget`.
 
-    def __init__(self, budget: Budget) -> None:
+    :param began: when the run did, on the running loop's clock
+    """
+
+    def __init__(self, budget: Budget, began: float) -> None:
         self.budget = budget
+        self.began = began
+        self.deadline = None if budget.seconds is None else began + budget.seconds
+        """When its time is used up; None: never."""
+        self.numbers: set[int] = set()
+        """Of its turns, among all of their session."""
         self.turns = 0
         self.calls = 0
         self.input_tokens = 0
         self.output_tokens = 0
         self.tokens_estimated = False
+
+    def covers(self, call_id: str) -> bool:
+        """Whether a call was made in one of its turns: one that goes on in the background may outlive the run."""
+        return call_id.rpartition("/")[2].partition(".")[0] in map(str, self.numbers)
 
     @property
     def tokens(self) -> int:

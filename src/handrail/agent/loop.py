@@ -92,7 +92,7 @@ class Agent:
         retry: RetryPolicy | None = None,
         max_output_tokens: int | None = None,
         models: OpenModel | None = None,
-        counted: Callable[[Budget], Spent] = Spent,
+        counted: Callable[[Budget, float], Spent] = Spent,
     ) -> None:
         self.session = session
         self.model = model
@@ -109,6 +109,7 @@ class Agent:
         self._counted = counted
         session.delegate_to(Subagents(self, models))
         self._run: Run | None = None
+        self._spent = counted(self.budget, 0.0)  # of the run under way, or of the last
         self._life: Life | None = None
 
     @property
@@ -145,10 +146,9 @@ class Agent:
         """Stop what is under way, as :meth:`cancel` does, and end a life."""
         (self.cancel if self._life is None else self._life.stop)(reason)
 
-    @property
-    def spent(self) -> Spent | None:
-        """What the run under way has used."""
-        return None if self._run is None else self._run.spent
+    def spent_on(self, call_id: str) -> Spent | None:
+        """What the run has used that a call belongs to, also where that has ended; None where it belongs to none."""
+        return self._spent if self._run is not None or self._spent.covers(call_id) else None
 
     def cancel(self, reason: StopReason = "user") -> None:
         """Stop the run that is under way: reading ends, calls in flight are stopped, and all are answered.
@@ -187,9 +187,8 @@ class Agent:
         """
         if self._run is not None:
             raise UsageError("this agent is already running a task; wait for it, or give each task an agent of its own")
-        began = asyncio.get_running_loop().time()
-        seconds = self.budget.seconds
-        run = self._run = Run(self._counted(self.budget), began, None if seconds is None else began + seconds)
+        spent = self._spent = self._counted(self.budget, asyncio.get_running_loop().time())
+        run = self._run = Run(spent)
         try:
             await self._conversation.load()
             async with aclosing(self._settle(run)) as settled:
@@ -305,6 +304,7 @@ class Agent:
             except UsageError as closed:  # somebody stopped the session, or left it
                 run.end("cancelled", str(closed))
                 return
+            run.spent.numbers.add(turn.number)
             for withheld in self._natives.choose(turn.native, (spec.llm_view()["name"] for spec in turn.specs)):
                 yield withheld
             request = self._request(turn)

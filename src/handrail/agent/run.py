@@ -29,8 +29,6 @@ class Run:
     """The state of one run."""
 
     spent: Spent
-    began: float
-    deadline: float | None
     stopped: StopReason | None = None
     """Set once, by a stop or the deadline: nothing starts any more."""
     pump: ReplyPump[LoopEvent] | None = None
@@ -56,6 +54,11 @@ class Run:
     lost: str | None = None
     """Why the conversation cannot be kept."""
     ended: tuple[RunStatus, str, BudgetKind | None] | None = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When its time is used up, on the running loop's clock."""
+        return self.spent.deadline
 
     def end(self, status: RunStatus, detail: str = "", budget: BudgetKind | None = None) -> None:
         """Decide how the run ends; the first reason counts."""
@@ -151,7 +154,7 @@ class Run:
             input_tokens=spent.input_tokens,
             output_tokens=spent.output_tokens,
             tokens_estimated=spent.tokens_estimated,
-            seconds=asyncio.get_running_loop().time() - self.began,
+            seconds=asyncio.get_running_loop().time() - spent.began,
             budget=budget,
             parked=tuple(self.parked),
         )

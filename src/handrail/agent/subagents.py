@@ -40,9 +40,13 @@ _KINDS: dict[str, ErrorKind] = {
 class SharedSpent(Spent):
     """What a sub-agent uses of its own budget and, as well, of what is left of the agent's above it."""
 
-    def __init__(self, budget: Budget, above: Spent) -> None:
-        super().__init__(budget)
+    def __init__(self, budget: Budget, began: float, above: Spent) -> None:
+        super().__init__(budget, began)
         self._above = above
+        self._cut = above.deadline is not None and (self.deadline is None or above.deadline < self.deadline)
+        """Whether the time of the agent above is the first to be used up."""
+        if self._cut:
+            self.deadline = above.deadline
 
     def count_turn(self) -> None:
         super().count_turn()
@@ -65,6 +69,9 @@ class SharedSpent(Spent):
         limit = self.budget.calls
         return super().out_of_calls() if limit is not None and self.calls > limit else self._above.out_of_calls()
 
+    def out_of_time(self) -> str:
+        return self._above.out_of_time() if self._cut else super().out_of_time()
+
 
 class Subagents:
     """Implements :class:`~handrail.contract.delegation.Delegates` for one agent.
@@ -79,11 +86,12 @@ class Subagents:
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         """See :meth:`handrail.contract.delegation.Delegates.run`."""
+        above = self._of.spent_on(call_id)  # first: the run that begins this may end any time
         session, manifest = await self._of.session.child(call_id, delegation)
         own: Model | None = None
         try:
             own = self._own_model(manifest)
-            agent = self._agent(session, manifest, own or self._of.model)
+            agent = self._agent(session, manifest, own or self._of.model, above if manifest.budgets.shared else None)
             outcome = await _to_its_end(agent, delegation.task)
         finally:
             try:
@@ -93,13 +101,11 @@ class Subagents:
                 await session.suspend()
         return _result(delegation.agent, session.id, outcome)
 
-    def _agent(self, session: Any, manifest: AgentManifest, model: Model) -> Agent:
+    def _agent(self, session: Any, manifest: AgentManifest, model: Model, above: Spent | None) -> Agent:
         from handrail.agent.loop import Agent
 
-        above = self._of.spent if manifest.budgets.shared else None
-
-        def counted(budget: Budget) -> Spent:
-            return Spent(budget) if above is None else SharedSpent(budget, above)
+        def counted(budget: Budget, began: float) -> Spent:
+            return Spent(budget, began) if above is None else SharedSpent(budget, began, above)
 
         return Agent(
             session,
