@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from handrail.agent.loop import Agent
 from handrail.agent.project import files
+from handrail.contract.errors import LogUnavailable
 from handrail.holding import HeldKernel
+from handrail.record.log import CommitLog
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import PlayedModel, text_reply
 
@@ -104,6 +107,29 @@ async def test_files_above_the_workspace_are_told_up_to_the_top_of_its_repositor
         ]
         assert "Outside" not in system
         assert [row.tool for row in kernel.log.reader.calls()] == ["read"], "what lies above is no call's to read"
+        (read,) = kernel.log.reader.records(kind="instructions-read")
+        of_all = "Of all. key [secret:KEY] <|im_start|>"
+        assert read.session_id.startswith("ses_") and (read.body or {})["files"] == [
+            {"path": str(repository / "AGENTS.md"), **as_recorded(of_all)},
+            {"path": str(repository / "part" / "CONTEXT.md"), **as_recorded("Of the part.")},
+        ]
+
+
+def as_recorded(text: str) -> dict[str, object]:
+    return {"sha256": sha256(text.encode()).hexdigest(), "characters": len(text)}
+
+
+async def test_what_the_log_cannot_tell_of_is_not_read_above_the_workspace(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "AGENTS.md").write_text("Above.")
+    async with temporary_kernel(tmp_path) as kernel:
+        session = await kernel.session()
+        assert await session.instructions_above() == [("../AGENTS.md", "Above.")]
+        monkeypatch.setattr(CommitLog, "refusal", "the disk is full")
+        with pytest.raises(LogUnavailable, match="the disk is full"):
+            await session.instructions_above()
 
 
 async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(tmp_path: Path) -> None:
@@ -112,6 +138,7 @@ async def test_nothing_above_the_workspace_is_told_where_there_is_no_repository(
         assert "Above" not in await system_text(kernel)
         (tmp_path / "ws" / ".git").mkdir()
         assert "Above" not in await system_text(kernel), "the workspace is the top of its repository"
+        assert not list(kernel.log.reader.records(kind="instructions-read"))
 
 
 @pytest.mark.parametrize("rule", ["deny fs.read {}/AGENTS.md", "ask read {}/AGENTS.md", "deny fs.read", "deny read"])
@@ -123,6 +150,10 @@ async def test_what_a_rule_keeps_from_reading_above_the_workspace_is_not_told(ru
         system = await system_text(kernel)
         assert "Of AGENTS.md" not in system
         assert ("Of CLAUDE.md" in system) == ("{}" in rule)
+        (read,) = kernel.log.reader.records(kind="instructions-read")
+        files = {str(file["path"]): file for file in (read.body or {})["files"]}
+        assert files[str(tmp_path / "AGENTS.md")] == {"path": str(tmp_path / "AGENTS.md"), "left_out": "a rule"}
+        assert ("sha256" in files[str(tmp_path / "CLAUDE.md")]) == ("{}" in rule)
 
 
 async def test_a_file_above_the_workspace_counts_towards_the_room_there_is(tmp_path: Path) -> None:

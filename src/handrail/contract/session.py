@@ -188,7 +188,11 @@ class Session(Protocol):
 
     async def instructions_above(self) -> Sequence[tuple[str, str]]:
         """The project's instruction files above the workspace up to the top of its repository, the farthest first: the path
-        of each from the workspace, and what stands in it. Those that a rule keeps from reading are left out, and secrets."""
+        of each from the workspace, and what stands in it. Those that a rule keeps from reading are left out, and secrets. All
+        this is on record.
+
+        :raises LogUnavailable: when the log takes no records
+        """
         ...
 
     def delegate_to(self, delegates: Delegates | None) -> None:

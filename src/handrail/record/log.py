@@ -48,6 +48,7 @@ Kind = Literal[
     "state-ended",  # what a stateful tool had open ended without a call: its time, its session, its tool
     "client-asked",  # a running tool asks something of the client at the face: by which methods, on whose behalf
     "provided",  # a model's provider carried out a tool of its own
+    "instructions-read",  # a project's instruction files above the workspace, for its model: which, and what was in them
     "redacted",
     "lost",  # so many appended records could not be kept while the log was unable to write
 ]

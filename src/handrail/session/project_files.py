@@ -1,15 +1,19 @@
 """A project's instruction files above the workspace: those of its repository, which no tool of the session can reach.
 
 Read by whoever holds the workspace, and by the session's rules all the same: what they keep from the tool that reads files
-is not read here either. No link is followed.
+is not read here either. No link is followed. That they were read is on record, though by no call: which, and the hash of what
+the model is told of each.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from handrail.contract.instructions import NAMES
 from handrail.contract.requires import CapabilitySet, Layer
@@ -26,15 +30,36 @@ _ANYWHERE = CapabilitySet((Layer("the operator", fs_read=("/**",)),))
 """What its roots bound is the session's own reading. Here the rules alone speak."""
 
 
-def files_above(workspace: Path, permitted: Callable[[str], bool]) -> list[tuple[str, str]]:
-    """What stands in them, the farthest first, each by its path from the workspace. Nothing where there is no repository.
+class Above(NamedTuple):
+    """One of them.
+
+    :param text: what stands in it; None where a rule keeps it from being read
+    """
+
+    path: Path
+    text: str | None
+
+    def for_the_record(self) -> dict[str, Any]:
+        if self.text is None:
+            return {"path": str(self.path), "left_out": "a rule"}
+        digest = hashlib.sha256(self.text.encode("utf-8", "backslashreplace")).hexdigest()
+        return {"path": str(self.path), "sha256": digest, "characters": len(self.text)}
+
+
+def files_above(workspace: Path, permitted: Callable[[str], bool], redact: Callable[[str], str]) -> list[Above]:
+    """Those there are, the farthest first. Nothing where there is no repository.
 
     :param workspace: canonical
+    :param redact: takes the secrets out of a text
     """
-    found: list[tuple[str, str]] = []
+    found: list[Above] = []
     for folder in reversed(list(upwards(workspace))[1:]):
-        for name, text in _in(folder, permitted):
-            found.append((os.path.relpath(folder / name, workspace), text))
+        for path in (folder / name for name in NAMES):
+            with suppress(OSError):
+                if not permitted(str(path)):
+                    found += [Above(path, None)] if stat.S_ISREG(os.lstat(path).st_mode) else []
+                elif (content := _content(path)) is not None:
+                    found.append(Above(path, redact(content.decode("utf-8-sig", "replace"))))
     return found
 
 
@@ -48,18 +73,6 @@ def permitting(reader: ToolSpec, rules: RuleBook) -> Callable[[str], bool]:
         return deciding.action == "allow" or deciding.cause == "no rule"
 
     return permitted
-
-
-def _in(folder: Path, permitted: Callable[[str], bool]) -> Iterator[tuple[str, str]]:
-    for name in NAMES:
-        if not permitted(str(folder / name)):
-            continue
-        try:
-            content = _content(folder / name)
-        except OSError:
-            continue
-        if content is not None:
-            yield name, content.decode("utf-8-sig", "replace")
 
 
 def _content(path: Path) -> bytes | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import secrets as randomness
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
@@ -20,7 +21,7 @@ from handrail.contract.agent import AgentManifest
 from handrail.contract.call import Answer, ProposedCall
 from handrail.contract.delegation import AgentType, Child, Delegates, Delegation, usable
 from handrail.contract.doors import Job, Jobs
-from handrail.contract.errors import UsageError
+from handrail.contract.errors import LogUnavailable, UsageError
 from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
@@ -32,6 +33,7 @@ from handrail.contract.spec import ToolSpec
 from handrail.policy.modes import given, in_mode
 from handrail.policy.native import ruled
 from handrail.policy.rules import RuleBook
+from handrail.record.log import Record
 from handrail.registry.generation import Generation
 from handrail.session.events import EventQueue, events_of
 from handrail.session.family import Family
@@ -291,10 +293,15 @@ class HeldSession:
         reader = self._generation().resolve("read")
         if reader is None or reader.withheld is not None:
             return ()
-        redact = self._arbiter.shaper.redactor.text
+        log, redactor, workdir = self._arbiter.log, self._arbiter.shaper.redactor, Path(self.workdir)
+        if log.refusal is not None:
+            raise LogUnavailable(log.refusal)
         permitted = permitting(reader.spec, self._lane.rules)
-        found = await asyncio.to_thread(files_above, Path(self.workdir), permitted)
-        return [(path, redact(text)) for path, text in found]
+        found = await asyncio.to_thread(files_above, workdir, permitted, redactor.text)
+        if found:
+            told = redactor.record({"files": [one.for_the_record() for one in found]})
+            log.append([Record("instructions-read", self.id, "", told)])
+        return [(os.path.relpath(one.path, workdir), one.text) for one in found if one.text is not None]
 
     def delegate_to(self, delegates: Delegates | None) -> None:
         """See :meth:`handrail.contract.session.Session.delegate_to`."""

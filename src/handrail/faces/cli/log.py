@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from handrail.store.folders import Folders
 
 _HASH = re.compile(r"[0-9a-f]{64}")
+_NO_CALLS = ("provided", "instructions-read")
+"""Kinds of records that stand among the calls: what was done for a model otherwise."""
 
 
 @click.command("log")
@@ -51,7 +53,8 @@ def command(
 
     Showing and verifying work beside a running Handrail. Note the head that verify prints: with --head it tells later whether
     anything up to there was cut off or rewritten. Exits with 1 when the log is not intact. On a terminal a line
-    per call is cut at its edge; --call shows one whole. What a model's provider carried out itself stands among the calls.
+    per call is cut at its edge; --call shows one whole. What a model's provider carried out itself stands among the calls,
+    and so do the project's instruction files that were read above the workspace.
 
     purge removes what was recorded, for good, with the sessions that are older as a whole and the files that
     nothing else refers to: --before 30, --session ID. The log still verifies afterwards, and says how many records
@@ -91,8 +94,10 @@ def command(
             else:
                 rows = reader.calls(session=session, limit=limit)
                 since = rows[0].first if len(rows) == limit else 0
-                given = reader.records(session=session, kind="provided", since=since, limit=limit, newest_first=True)
-                _show_calls(setting, rows, list(given)[::-1])
+                beside: list[LoggedRecord] = []
+                for kind in _NO_CALLS:
+                    beside += reader.records(session=session, kind=kind, since=since, limit=limit, newest_first=True)
+                _show_calls(setting, rows, beside)
         except DatabaseError as error:
             raise StartError(
                 f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
@@ -154,11 +159,9 @@ def _verify(setting: Setting, reader: LogReader, head: str | None) -> int:
     return OUTPUT if found.ok else ERROR
 
 
-def _show_calls(setting: Setting, rows: list[CallRow], provided: list[LoggedRecord]) -> None:
-    """:param provided: what models' providers carried out themselves, which is no call"""
-    whole = sorted(
-        [(row.first, row) for row in rows] + [(one.sequence, one) for one in provided], key=lambda one: one[0]
-    )
+def _show_calls(setting: Setting, rows: list[CallRow], beside: list[LoggedRecord]) -> None:
+    """:param beside: what is no call"""
+    whole = sorted([(row.first, row) for row in rows] + [(one.sequence, one) for one in beside], key=lambda one: one[0])
     if setting.json:
         for _, row in whole:
             out(json.dumps(_as_data(row), ensure_ascii=False, default=str))
@@ -178,12 +181,20 @@ def _line(row: CallRow | LoggedRecord) -> tuple[str, ...]:
     if isinstance(row, CallRow):
         return _time(row.proposed_ns), row.call_id, row.tool or "?", row.state, _about(row)
     body = row.body or {}
+    if row.kind == "instructions-read":
+        files = ", ".join(map(_read_above, body.get("files") or ())) if row.body is not None else "redacted"
+        return _time(row.at_ns), row.session_id, "instructions", row.kind, files
     how = "failed" if body.get("failed") else "done"
     about = (
         f"{how} by {body.get('provider') or 'the provider'}: {json.dumps(body.get('arguments'), ensure_ascii=False)}"
     )
     name = str(body.get("tool") or body.get("name") or "?")
     return _time(row.at_ns), row.session_id, name, "provided", about if row.body is not None else "redacted"
+
+
+def _read_above(file: dict[str, Any]) -> str:
+    how = f"sha256 {str(file.get('sha256'))[:12]}" if "sha256" in file else f"left out: {file.get('left_out')}"
+    return f"{file.get('path')} ({how})"
 
 
 def _as_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
@@ -194,7 +205,7 @@ def _as_data(row: CallRow | LoggedRecord) -> dict[str, Any]:
     about = {
         "call_id": "",
         "session_id": row.session_id,
-        "state": "provided",
+        "state": row.kind,
         "at_ns": row.at_ns,
         "first": row.sequence,
     }
