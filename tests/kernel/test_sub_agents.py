@@ -13,7 +13,7 @@ import pytest
 
 from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.agent.model import Model
+from handrail.agent.model import Model, Usage
 from handrail.contract.delegation import Delegation
 from handrail.contract.errors import LoadError
 from handrail.contract.people import ApprovalAnswer
@@ -153,6 +153,19 @@ async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_l
         assert [result.ok for result in found].count(True) == 2, "one turn of three was its own"
         assert all("all 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
         assert (len(top.requests), len(reader.requests)) == (1, 2)
+
+
+@pytest.mark.proves("A-03", "A-08")
+async def test_no_call_of_a_reply_starts_that_may_have_used_up_the_tokens_of_the_agent_above(tmp_path: Path) -> None:
+    async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
+        write = call_reply(("write", {"path": "a", "content": "x"}))
+        writer = PlayedModel([*write[:-1], Usage(90, 10), write[-1]])
+        top = PlayedModel([Usage(10, 1), *call_reply(task("writer"))])
+        agent = Agent(
+            await kernel.session(), top, budget=Budget(tokens=100, context=None), models=models(writer=writer)
+        )
+        assert (await agent.complete("Go.")).budget == "tokens" and writer.requests
+        assert not (tmp_path / "ws" / "a").exists()
 
 
 @pytest.mark.proves("A-03")

@@ -103,6 +103,10 @@ class Spent:
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
 
+    @property
+    def bounds_tokens(self) -> bool:
+        return self.budget.tokens is not None
+
     def take_turn(self) -> tuple[BudgetKind, str] | None:
         """Count a request that is made now: others share the budget, and ask while this one is answered. Gives what it has
         no room left for, and why; then nothing is counted."""

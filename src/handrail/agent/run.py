@@ -97,7 +97,7 @@ class Run:
     def may_be_over(self) -> bool:
         """Whether the reply that is read may have used up the tokens: then its calls wait for its end, which tells."""
         reading, request = self.reading, self.request
-        if reading is None or request is None or self.spent.budget.tokens is None:
+        if reading is None or request is None or not self.spent.bounds_tokens:
             return False
         return self.spent.out_of_tokens(reading.usage or Usage(tokens_of(request), 0)) is not None
 

@@ -48,6 +48,10 @@ class SharedSpent(Spent):
         if self._cut:
             self.deadline = above.deadline
 
+    @property
+    def bounds_tokens(self) -> bool:
+        return super().bounds_tokens or self._above.bounds_tokens
+
     def count_turn(self) -> None:
         super().count_turn()
         self._above.count_turn()
