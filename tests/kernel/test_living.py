@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,12 @@ from tests.kernel.test_sub_agents import kernel_of, models, task
 from handrail import ApprovalAnswer, Runtime, tool
 from handrail.agent.events import CallAnswered
 from handrail.agent.loop import Agent
+from handrail.agent.model import ProviderDenied
 from handrail.contract.result import Result
 from handrail.contract.session import Session
 from handrail.holding import HeldKernel
 from handrail.session.session import HeldSession
+from handrail.store.jobs import Retention
 from handrail.testing.kernels import ScriptedPerson, temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
 
@@ -248,3 +250,20 @@ async def test_what_a_sub_agent_had_at_work_when_its_kernel_ended_is_not_taken_u
 
 async def _answers(agent: Agent) -> list[Result]:
     return [event.answer.result async for event in agent.run("Go.") if isinstance(event, CallAnswered)]
+
+
+@pytest.mark.proves("X-06")
+async def test_of_a_job_that_ended_with_its_sub_agent_nobody_has_to_be_told(tmp_path: Path) -> None:
+    shop = Shop()
+    quiet = PlayedModel(call_reply(("build", {"name": "site"})), [ProviderDenied("gone")])
+    async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools, rules=["allow build"]) as kernel:
+        session = await kernel.session()
+        agent = Agent(session, PlayedModel(call_reply(task("quiet")), text_reply("Well.")), models=models(quiet=quiet))
+        assert (await agent.complete("Go.")).ok
+        (job,) = await kernel.jobs.list()
+        assert job.ended and job.session_id != session.id
+        jobs = kernel.rooms.arbiter.jobs
+        jobs.limits = replace(jobs.limits, keep=Retention(most=0, sure_ns=0))
+        await kernel.log.flush()
+        await jobs.retire()
+        assert not await kernel.jobs.list(), "so it makes room as any other"

@@ -11,9 +11,8 @@ from typing import Any, cast
 
 import pytest
 
-from handrail.agent.budget import Budget
 from handrail.agent.loop import Agent
-from handrail.agent.model import Model, Usage
+from handrail.agent.model import Model
 from handrail.contract.delegation import Delegation
 from handrail.contract.errors import LoadError
 from handrail.contract.people import ApprovalAnswer
@@ -120,52 +119,6 @@ async def test_there_are_five_levels_of_sub_agents_and_no_sixth(tmp_path: Path) 
         while rows := kernel.rooms.store.sessions.under(below):
             depth, below = depth + 1, rows[0].id
         assert depth == 5
-
-
-@pytest.mark.proves("A-03")
-async def test_a_shared_budget_is_the_parents_and_an_own_one_is_not(tmp_path: Path) -> None:
-    own = f"{READER}\n[budgets]\nshared = false\nturns = 3"
-    for manifest, status in ((READER, "budget"), (own, "answered")):
-        folder = tmp_path / status
-        folder.mkdir()
-        async with kernel_of(folder, {"reader": manifest}) as kernel:
-            reads = [call_reply(("read", {"path": "nothing"})) for _ in range(2)]
-            reader = PlayedModel(*reads, text_reply("done"))
-            top = PlayedModel(call_reply(task("reader")), text_reply("end"))
-            agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
-            assert (await agent.complete("Go.")).status == status
-            assert len(reader.requests) == (2 if status == "budget" else 3)
-
-
-@pytest.mark.proves("A-03")
-async def test_sub_agents_side_by_side_use_no_more_turns_than_their_parent_has_left(tmp_path: Path) -> None:
-    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        pauses = [Pause() for _ in range(4)]
-        reader = PlayedModel(*([pause, *text_reply("done")] for pause in pauses))
-        top = PlayedModel(call_reply(*(task("reader") for _ in range(4))), text_reply("end"))
-        agent = Agent(await kernel.session(), top, budget=Budget(turns=3), models=models(reader=reader))
-        run = asyncio.ensure_future(answers(agent))
-        for pause in pauses[:2]:
-            await pause.reached.wait()
-        for pause in pauses:
-            pause.proceed.set()
-        found = await run
-        assert [result.ok for result in found].count(True) == 2, "one turn of three was its own"
-        assert all("all 3 turns of the budget are used" in str(result.error_text) for result in found if not result.ok)
-        assert (len(top.requests), len(reader.requests)) == (1, 2)
-
-
-@pytest.mark.proves("A-03", "A-08")
-async def test_no_call_of_a_reply_starts_that_may_have_used_up_the_tokens_of_the_agent_above(tmp_path: Path) -> None:
-    async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
-        write = call_reply(("write", {"path": "a", "content": "x"}))
-        writer = PlayedModel([*write[:-1], Usage(90, 10), write[-1]])
-        top = PlayedModel([Usage(10, 1), *call_reply(task("writer"))])
-        agent = Agent(
-            await kernel.session(), top, budget=Budget(tokens=100, context=None), models=models(writer=writer)
-        )
-        assert (await agent.complete("Go.")).budget == "tokens" and writer.requests
-        assert not (tmp_path / "ws" / "a").exists()
 
 
 @pytest.mark.proves("A-03")
@@ -375,51 +328,6 @@ async def test_a_task_in_the_background_is_answered_with_a_job_whose_end_is_told
         await session.notices.arrived()
         assert (await agent.complete("And?")).text == "Heard."
         assert "Read in the background." in str(top.requests[2].messages)
-
-
-@pytest.mark.proves("A-03", "A-08")
-@pytest.mark.parametrize("shared", [True, False])
-async def test_the_time_of_a_run_bounds_what_it_has_begun_in_the_background_where_they_share_their_budget(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, shared: bool
-) -> None:
-    async with kernel_of(tmp_path, {"reader": f"{READER}\n[budgets]\nshared = {str(shared).lower()}"}) as kernel:
-        pause = Pause()
-        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
-        session = await kernel.session()
-        reader = PlayedModel([pause, *text_reply("Read.")])
-        agent = Agent(session, top, budget=Budget(seconds=3600), models=models(reader=reader))
-        assert (await agent.complete("Go.")).text == "Begun."
-        await pause.reached.wait()
-        (job,) = await session.jobs.list()
-        loop, now = asyncio.get_running_loop(), asyncio.get_running_loop().time
-        monkeypatch.setattr(loop, "time", lambda: now() + 3600)
-        if not shared:
-            pause.proceed.set()
-        result = await session.jobs.wait(job.id, timeout_ms=30_000)
-        assert result is not None
-        if shared:
-            assert result.error_kind == "limit"
-            assert "the sub-agent reader did not finish: the budget of 3600 seconds is used up" in str(
-                result.error_text
-            )
-        else:
-            assert result.data["text"] == "Read."
-
-
-@pytest.mark.proves("A-03", "A-08")
-async def test_what_a_run_begins_in_the_background_with_its_last_turn_has_none_left_of_its_budget(
-    tmp_path: Path,
-) -> None:
-    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
-        session = await kernel.session()
-        reader = PlayedModel(text_reply("Read."), text_reply("Read."))
-        top = PlayedModel(call_reply(task("reader", background=True)))
-        agent = Agent(session, top, budget=Budget(turns=1), models=models(reader=reader))
-        assert (await agent.complete("Go.")).status == "budget"
-        (job,) = await session.jobs.list()
-        result = await session.jobs.wait(job.id, timeout_ms=30_000)
-        assert result is not None and result.error_kind == "limit" and not reader.requests
-        assert (await session.call(*task("reader"))).data["text"] == "Read.", "what no run of its has begun is nobody's"
 
 
 @pytest.mark.proves("A-03")

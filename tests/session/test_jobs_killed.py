@@ -7,6 +7,7 @@ import os
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from tests.session.crashing import die_by_itself, records_of
 from handrail import Kernel, Session, tool
 from handrail.contract.tool import Tool
 from handrail.record.verification import verify
+from handrail.store.jobs import Retention
 from handrail.testing.kernels import temporary_kernel
 
 EACH_STEP = """
@@ -218,6 +220,29 @@ async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close
         assert [job.id for job in await session.jobs.list()] == [job_id]
         await session.close()
         assert await kernel.jobs.list() == []
+
+
+@pytest.mark.proves("X-06")
+async def test_a_session_is_told_of_its_job_however_many_others_have_ended_before_it_goes_on(tmp_path: Path) -> None:
+    effects = tmp_path / "effects"
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        arbiter = kernel.rooms.arbiter
+        arbiter.jobs.limits = replace(arbiter.jobs.limits, keep=Retention(most=2, sure_ns=0))
+        session, other = await kernel.session("ses_jobs"), await kernel.session("ses_other")
+        job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
+        await session.suspend()
+        await kernel.jobs.stop(job_id)
+        for name in "bcd":
+            ended = (await other.call("again", {"name": name})).data["job_id"]
+            await other.jobs.wait(ended, timeout_ms=30_000)
+        await kernel.log.flush()
+        await arbiter.jobs.retire()
+        assert len(await other.jobs.list()) == 2, "those it was told of make room"
+        session = await kernel.session("ses_jobs")
+        assert await told(session) == [job_id]
+        await kernel.log.flush()
+        await arbiter.jobs.retire()
+        assert not await session.jobs.list()
 
 
 async def test_a_row_that_did_not_hear_of_its_end_is_put_right_from_the_log(tmp_path: Path) -> None:

@@ -111,6 +111,9 @@ async def test_those_that_ended_are_removed_by_number_and_age(tmp_path: Path) ->
     rows = [row(number) for number in range(1, 9)]
     await table.commit(*(table.add(one) for one in rows))
     await table.commit(*(table.end(one.moved("done", one.job.created_ns * 10)) for one in rows[:6]))
+    keep = Retention(most=0, age_ns=1_000, sure_ns=0)
+    assert table.retired(100, keep) == [], "of what nobody was told nothing goes to make room"
+    await table.commit(*(table.told(one.id) for one in rows[:6]))
     keep = Retention(most=3, age_ns=1_000, sure_ns=0)
     assert [one.id for one in table.retired(100, keep)] == [one.id for one in rows[:3]], "the newest three stay"
     young = Retention(most=3, age_ns=1_000, sure_ns=75)

@@ -319,9 +319,15 @@ class DetachedCalls:
     async def tell(self, lane: Lane, row: JobRow, model: Result) -> None:
         """Leave a notice for its session. If that is not possible now, it is left when the session is opened again."""
         if lane.notices is None or lane.closed is not None:
+            self.leave_untold(row)
             return
         with contextlib.suppress(HandrailError):
             await lane.notices.post(notice_of(row, model, self.clock()))
+            self.table.append(self.table.told(row.id))
+
+    def leave_untold(self, row: JobRow) -> None:
+        """Its session is not open: it is told when it goes on, unless it is a sub-agent's, with which nobody does."""
+        if self.tree is not None and self.tree.is_below(row.job.session_id):
             self.table.append(self.table.told(row.id))
 
     async def record_telling(self, call: Call, records: Sequence[Record]) -> None:

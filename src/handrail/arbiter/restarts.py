@@ -41,6 +41,7 @@ class Restarts:
         for row in self._jobs.table.open():
             if (ended := await self._end_of(row)) is not None:
                 await self._jobs.table.commit(self._jobs.table.end(ended))
+                self._jobs.leave_untold(ended)
             elif row.job.state != "pending":
                 self._jobs.table.append(self._jobs.table.move(row.moved("pending")))
         await self._jobs.retire()

@@ -30,7 +30,7 @@ class JobRow:
     :param definition: hash of its tool's definition
     :param output: the file of its output; ``""`` where none is kept
     :param untrusted: where its output comes from, where that is not the operator
-    :param told: whether its session was told that it ended
+    :param told: whether its session was told that it ended, or nobody goes on with that
     :param exposure: who may see what it gives, as ``prompt_mask``
     :param given_up: a user stopped it while it waited to be run again
     """
@@ -97,7 +97,7 @@ class JobTable:
         return _STATEMENTS, _Ended(row)
 
     def told(self, job_id: str) -> Work:
-        """Its session knows that it ended."""
+        """Its session knows that it ended, or nobody goes on with that."""
         return _STATEMENTS, _Told(job_id)
 
     def remove(self, ids: Iterable[str]) -> Work:
@@ -131,9 +131,10 @@ class JobTable:
         return self._rows("WHERE session = ? AND told = 0 ORDER BY created_ns, id", (session_id,))
 
     def retired(self, now_ns: int, keep: Retention) -> list[JobRow]:
-        """Those that ended so long ago, or before so many others, that they are to be removed."""
+        """Those that ended so long ago, or before so many others, that they are to be removed. What its session does not know
+        yet does not go because of others."""
         newest = f"SELECT id FROM job WHERE NOT {_OPEN} ORDER BY ended_ns DESC, id DESC LIMIT ?"  # noqa: S608
-        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (ended_ns < ? AND id NOT IN ({newest})))"
+        where = f"WHERE NOT {_OPEN} AND (ended_ns < ? OR (told = 1 AND ended_ns < ? AND id NOT IN ({newest})))"
         return self._rows(where, (now_ns - keep.age_ns, now_ns - keep.sure_ns, keep.most))
 
     def _rows(self, where: str, values: Sequence[str | int]) -> list[JobRow]:
