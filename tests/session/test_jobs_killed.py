@@ -15,6 +15,7 @@ from tests.session.crashing import die_by_itself, records_of
 
 from handrail import Kernel, Session, tool
 from handrail.contract.tool import Tool
+from handrail.record.reading import LoggedRecord
 from handrail.record.verification import verify
 from handrail.store.jobs import Retention
 from handrail.testing.kernels import temporary_kernel
@@ -207,6 +208,49 @@ async def test_a_kernel_that_ends_takes_up_again_what_may_be_and_says_of_the_res
         assert await states(await session.jobs.list()) == {"once-hold": ("cancelled", 1), "again-hold": ("done", 2)}
         assert len(await told(session)) == 2
     assert sorted(effects.read_text().split()) == ["again-hold", "again-hold", "once-hold"]
+
+
+@pytest.mark.proves("X-06")
+@pytest.mark.parametrize("first", ["stop", "open"])
+async def test_a_job_that_is_stopped_while_its_session_is_opened_has_one_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, first: str
+) -> None:
+    effects = tmp_path / "effects"
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        session = await kernel.session("ses_jobs")
+        assert (await session.call("again", {"name": "again-hold"})).ok
+        while not effects.read_text():
+            await asyncio.sleep(0)
+    async with temporary_kernel(tmp_path, tools=job_tools(effects), rules=["allow *"]) as kernel:
+        (job,) = await kernel.jobs.list()
+        arbiter, reached, may_go_on = kernel.rooms.arbiter, asyncio.Event(), asyncio.Event()
+        outcome_of = arbiter.log.outcome_of
+
+        async def slow(call_id: str) -> LoggedRecord | None:
+            found = await outcome_of(call_id)
+            if not reached.is_set():
+                reached.set()
+                await may_go_on.wait()
+            return found
+
+        monkeypatch.setattr(arbiter.log, "outcome_of", slow)
+        if first == "stop":
+            stopping = asyncio.ensure_future(kernel.jobs.stop(job.id))
+            await reached.wait()
+            session = await kernel.session("ses_jobs")
+            may_go_on.set()
+            stopped = await stopping
+        else:
+            opening = asyncio.ensure_future(kernel.session("ses_jobs"))
+            await reached.wait()
+            stopped = await kernel.jobs.stop(job.id)
+            may_go_on.set()
+            session = await opening
+        assert stopped.ended and not arbiter.jobs.live, "and nothing of it runs"
+        await kernel.log.flush()
+        assert (await kernel.jobs.get(job.id)).state == stopped.state
+        assert await told(session) == [job.id]
+        assert len(effects.read_text().split()) <= 2
 
 
 async def test_a_job_outlives_the_opening_of_its_session_and_ends_with_its_close(tmp_path: Path) -> None:

@@ -400,6 +400,9 @@ class DetachedCalls:
         :raises LogUnavailable: when that cannot be made durable
         """
         outcome = await self.log.outcome_of(row.job.call_id)
+        if (live := self.live.get(row.id)) is not None:  # its session was opened meanwhile
+            await self.stop(live, "user")
+            return live.row
         text = f"the job {row.id} was stopped by the user before it was begun again"
         result = Result.error("cancelled", text, job=row.id, stopped_by="user")
         record = Record("refused", row.job.session_id, row.job.call_id, {"step": "lock", "result": result.to_dict()})

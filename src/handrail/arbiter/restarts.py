@@ -112,13 +112,27 @@ class Restarts:
             fault = f"{row.job.tool_id} is no longer defined as it was when the job {row.id} began; call it anew"
             proposed = ProposedCall(row.job.tool_id, row.arguments, fault=fault, fault_kind="conflict")
         row = row.moved("pending", attempt=row.job.attempt + 1)
-        await self._jobs.table.commit(self._jobs.table.move(row))
         call = self._make(row.job.call_id, proposed, lane, generation)
         call.resumed = True
-        output = self._jobs.output(row)
-        output.write(f"[the process ended; attempt {row.job.attempt}]\n")
-        live = LiveJob(row, call, output, Result.output(None), ())
+        live = LiveJob(row, call, self._jobs.output(row), Result.output(None), ())
         call.job = live
-        self._jobs.live[row.id] = live
+        self._jobs.live[row.id] = live  # first: whoever stops it from here on stops this attempt
+        try:
+            await self._jobs.table.commit(self._jobs.table.move(row))
+            known = self._jobs.table.get(row.id)
+        except BaseException:
+            self._let_go(live)
+            raise
+        if known is None or known.job.ended:  # somebody has stopped it before
+            self._let_go(live)
+            if known is not None:
+                await self._jobs.tell(lane, known, await self._jobs.result_of(known))
+            return
+        live.output.write(f"[the process ended; attempt {row.job.attempt}]\n")
         lane.running[call.id] = call
         self._jobs.start(live, ())
+
+    def _let_go(self, live: LiveJob) -> None:
+        """It does not begin after all."""
+        del self._jobs.live[live.row.id]
+        live.ended.set()
