@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.session.crashing import die_by_itself, records_of
 
 from handrail import Kernel, Session, tool
+from handrail.contract.errors import LogUnavailable
 from handrail.contract.tool import Tool
 from handrail.record.reading import LoggedRecord
 from handrail.record.verification import verify
@@ -287,6 +289,44 @@ async def test_a_session_is_told_of_its_job_however_many_others_have_ended_befor
         await kernel.log.flush()
         await arbiter.jobs.retire()
         assert not await session.jobs.list()
+
+
+@pytest.mark.proves("X-06")
+@pytest.mark.parametrize("what", ["end", "notice"])
+async def test_the_end_of_a_job_that_cannot_be_kept_is_kept_and_told_when_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    failed, full = asyncio.Event(), True
+
+    def while_full(keep: Callable[..., Awaitable[None]]) -> Callable[..., Awaitable[None]]:
+        async def kept(*given: Any) -> None:
+            if full:
+                failed.set()
+                raise LogUnavailable("the disk is full")
+            await keep(*given)
+
+        return kept
+
+    async with temporary_kernel(tmp_path, tools=job_tools(tmp_path / "effects"), rules=["allow *"]) as kernel:
+        session, jobs = await kernel.session("ses_jobs"), kernel.rooms.arbiter.jobs
+        jobs.limits = replace(jobs.limits, again_s=0.0)
+        job_id = (await session.call("once", {"name": "a-hold"})).data["job_id"]
+        owner, name = (jobs.table, "commit") if what == "end" else (kernel.arrivals.notices, "post")
+        monkeypatch.setattr(owner, name, while_full(getattr(owner, name)))
+        assert (await session.jobs.stop(job_id)).state == "cancelled"
+        await failed.wait()
+        assert (await session.jobs.get(job_id)).state == "cancelled" and not (await session.jobs.get(job_id)).rests
+        result = await session.jobs.wait(job_id, timeout_ms=30_000)
+        assert result is not None and result.error_kind == "cancelled" and await told(session) == []
+        full = False
+        assert session.notices is not None and await session.notices.awaited()
+        assert await told(session) == [job_id]
+        while jobs.live:
+            await asyncio.sleep(0)
+        assert (await session.jobs.get(job_id)).state == "cancelled"
+        full = True
+        kept = (await session.call("once", {"name": "b-hold"})) if what == "notice" else None
+    assert kept is None or kept.ok, "and a kernel that ends does not wait for room"
 
 
 async def test_a_row_that_did_not_hear_of_its_end_is_put_right_from_the_log(tmp_path: Path) -> None:

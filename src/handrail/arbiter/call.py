@@ -156,7 +156,8 @@ class LiveJob:
 
     :param told: the answer that its proposer got
     :param not_locked: the locks that it would hold in its turn and does without in the background
-    :param ended: set when it has ended and its end is on record
+    :param ended: set when it has ended and that is kept, or cannot be kept now
+    :param kept: whether it is kept that it has ended
     """
 
     row: JobRow
@@ -166,6 +167,7 @@ class LiveJob:
     not_locked: tuple[str, ...]
     ended: asyncio.Event = field(default_factory=asyncio.Event)
     task: asyncio.Task[None] | None = None
+    kept: bool = False
 
 
 @dataclass(eq=False, slots=True)

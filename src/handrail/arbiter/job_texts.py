@@ -17,6 +17,29 @@ MAX_IN_NOTICE = 2_000
 """Characters of a result that its session is told when the job ends; the rest is asked for."""
 
 
+MOST_ATTEMPTS = 5
+"""How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
+NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
+_UNKNOWN = (
+    "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
+)
+_GIVEN_UP = (
+    "Handrail ended while this job ran, and nobody knows how far it came; a further attempt was stopped by the user. "
+    "Look at what it did"
+)
+_TOO_OFTEN = (
+    f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
+)
+
+
+def cut_short(row: JobRow, *, begun: bool) -> Result:
+    """The result of a job that has ended with its process."""
+    if row.given_up:
+        return Result.error("interrupted", _GIVEN_UP, job=row.id, stopped_by="user")
+    text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
+    return Result.error("interrupted", text, job=row.id)
+
+
 def state_of(result: Result) -> JobState:
     """The end that a result is."""
     if result.ok:

@@ -21,7 +21,7 @@ from handrail.arbiter.call import Call, Lane, LiveJob, Refusal
 from handrail.arbiter.delegating import naming
 from handrail.arbiter.execution import uninterrupted
 from handrail.arbiter.exposure import views
-from handrail.arbiter.job_texts import about, as_text, notice_of, state_of
+from handrail.arbiter.job_texts import MOST_ATTEMPTS, about, as_text, cut_short, notice_of, state_of
 from handrail.arbiter.locks import lock_names
 from handrail.arbiter.neutral import for_model
 from handrail.arbiter.outflow import OutputFile, stored
@@ -42,21 +42,7 @@ from handrail.record.log import CommitLog, Record
 from handrail.store.jobs import JobRow, JobTable, Retention
 from handrail.store.notices import NoticeTable
 
-MOST_ATTEMPTS = 5
-"""How often a job is started in all when each attempt ends with its process: the job may be what ends it."""
 _RETIRED_EVERY = 32
-
-NOT_BEGUN = "Handrail ended before this job began, so it had no effect; call again if that is still wanted"
-_UNKNOWN = (
-    "Handrail ended while this job ran, and nobody knows how far it came; it is not run again. Look at what it did"
-)
-_GIVEN_UP = (
-    "Handrail ended while this job ran, and nobody knows how far it came; a further attempt was stopped by the user. "
-    "Look at what it did"
-)
-_TOO_OFTEN = (
-    f"this job was begun {MOST_ATTEMPTS} times and Handrail ended each time while it ran; it is not begun again"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +53,14 @@ class JobLimits:
     :param grace_s: how long work that was told to end may take to do so
     :param keep: for how long those that ended can be looked at
     :param output_bytes: what their outputs may take together
+    :param again_s: how long until it is tried again to keep the end of one
     """
 
     most: int = 1_000
     grace_s: float = 5.0
     keep: Retention = field(default_factory=Retention)
     output_bytes: int = 1024 * 1024 * 1024
+    again_s: float = 1.0
 
 
 class DetachedCalls:
@@ -279,7 +267,11 @@ class DetachedCalls:
     async def _run(self, live: LiveJob, predecessors: Sequence[Call]) -> None:
         live.call.detached = False
         try:
-            await self._end(live, await self._carry_out(live.call, predecessors))
+            answer = await self._carry_out(live.call, predecessors)
+            if self._has_ended(live, answer):
+                while not await self._end(live, answer.model):
+                    live.ended.set()
+                    await asyncio.sleep(self.limits.again_s)
         finally:
             live.output.close()
             del self.live[live.row.id]
@@ -295,35 +287,51 @@ class DetachedCalls:
             live.row = live.row.moved("running")
             self.table.append(self.table.move(live.row))
 
-    async def _end(self, live: LiveJob, answer: Answer) -> None:
-        """Store how a job ended, which is on record already, and leave a notice for its session."""
+    def _has_ended(self, live: LiveJob, answer: Answer) -> bool:
+        """Whether it has, for good."""
         row, result = live.row, answer.result
         if self.may_go_on(row, result):
             live.row = row.moved("pending")
             self.table.append(self.table.move(live.row))
-            return
+            return False
         if live.call.outflow is None or not live.call.outflow.kept:
             live.output.write(as_text(answer.model))
         live.row = row.moved(state_of(result), self.clock())
         live.output.ended()
-        with contextlib.suppress(LogUnavailable):  # the next start finds it out from the log
-            await self.table.commit(self.table.end(live.row))
-            await self.tell(live.call.lane, live.row, answer.model)
+        return True
+
+    async def _end(self, live: LiveJob, model: Result) -> bool:
+        """Store how a job ended, which is on record already, and leave a notice for its session. Gives whether that is done;
+        where the process ends before, the next one finds it out from the log."""
+        try:
+            if not live.kept:
+                await self.table.commit(self.table.end(live.row))
+                live.kept = True
+            return await self.tell(live.call.lane, live.row, model)
+        except LogUnavailable:
+            with contextlib.suppress(LogUnavailable):  # closed for good, or ended by somebody else?
+                known = self.table.get(live.row.id)
+                return known is None or known.job.ended
+            return False
 
     @staticmethod
     def may_go_on(row: JobRow, result: Result) -> bool:
         """Whether only the end of the process ended it, and it may be run again."""
-        cut_short = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
-        return cut_short and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
+        by_its_end = result.metadata.get("stopped_by") == "shutdown" or "parked" in result.metadata
+        return by_its_end and row.arguments is not None and row.job.attempt < MOST_ATTEMPTS
 
-    async def tell(self, lane: Lane, row: JobRow, model: Result) -> None:
-        """Leave a notice for its session. If that is not possible now, it is left when the session is opened again."""
+    async def tell(self, lane: Lane, row: JobRow, model: Result) -> bool:
+        """Leave a notice for its session; where that is not open, it is left when it is opened again. Gives whether nothing is
+        left to do now."""
         if lane.notices is None or lane.closed is not None:
             self.leave_untold(row)
-            return
-        with contextlib.suppress(HandrailError):
+            return True
+        try:
             await lane.notices.post(notice_of(row, model, self.clock()))
-            self.table.append(self.table.told(row.id))
+        except HandrailError:
+            return False
+        self.table.append(self.table.told(row.id))
+        return True
 
     def leave_untold(self, row: JobRow) -> None:
         """Its session is not open: it is told when it goes on, unless it is a sub-agent's, with which nobody does."""
@@ -358,7 +366,12 @@ class DetachedCalls:
     async def end(self, reason: StopReason, session_id: str | None = None) -> None:
         """Stop all jobs, or those of a session, and wait until they have ended, within a bound."""
         await asyncio.gather(*self._promoting.values(), return_exceptions=True)
-        waiting = [live.task for live in self.stop_all(reason, session_id) if live.task is not None]
+        waiting: list[asyncio.Task[None]] = []
+        for live in self.stop_all(reason, session_id):
+            if live.task is not None:
+                waiting.append(live.task)
+                if live.ended.is_set():  # its end cannot be kept now
+                    live.task.cancel()
         if waiting:
             await asyncio.wait(waiting, timeout=self._patience_s)
 
@@ -420,11 +433,8 @@ class DetachedCalls:
         outcome = await self.log.outcome_of(row.job.call_id)
         if outcome is None or outcome.kind == "interrupted":
             begun = outcome is not None and (outcome.body or {}).get("outcome") != "not-begun"
-            text = NOT_BEGUN if not begun else _TOO_OFTEN if row.job.attempt >= MOST_ATTEMPTS else _UNKNOWN
-            stopped = {"stopped_by": "user"} if row.given_up else {}
             handed = () if self.tree is None else self.tree.begun_by(row.job.session_id, row.job.call_id)
-            result = Result.error("interrupted", _GIVEN_UP if row.given_up else text, job=row.id, **stopped)
-            return naming(result, handed)
+            return naming(cut_short(row, begun=begun), handed)
         if (recorded := recorded_result(outcome)) is None:
             return Result.error(
                 "unavailable", "what it gave has been removed from the log, or is damaged there", job=row.id

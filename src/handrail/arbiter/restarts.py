@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable
 
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.call import Call, Lane, LiveJob
-from handrail.arbiter.job_texts import state_of
-from handrail.arbiter.jobs import MOST_ATTEMPTS, NOT_BEGUN, DetachedCalls
+from handrail.arbiter.job_texts import MOST_ATTEMPTS, NOT_BEGUN, state_of
+from handrail.arbiter.jobs import DetachedCalls
 from handrail.arbiter.repeats import recorded_result
 from handrail.contract.call import ProposedCall
 from handrail.contract.result import Result
@@ -98,7 +98,8 @@ class Restarts:
         call = live.call
         lane.around.terminals = call.lane.around.terminals
         call.lane, call.watched = lane, lane.listeners
-        lane.running[call.id] = call
+        if not live.ended.is_set():
+            lane.running[call.id] = call
         if lane.notices is not None:
             lane.notices.expect(live.row.id)
 
