@@ -225,8 +225,11 @@ async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Pl
     await log.promise(intended("third"))
     with pytest.raises(LogUnavailable, match="cannot be written"):
         await kept
+    nobody: Any = None
+    log.append([Record("intended", nobody, "faulty", {})])
+    await log.promise(intended("fourth"))
     await store.aclose()
-    assert intents(place) == ["first", "second", "third"]
+    assert intents(place) == ["first", "second", "third", "fourth"]
 
 
 async def test_who_is_superseded_promises_nothing(place: Place) -> None:

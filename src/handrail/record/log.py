@@ -296,7 +296,11 @@ class _RecordTable:
         self._was_read = True
 
     def packed(self, payload: _Entry | _Mark | _Redaction) -> Any:
-        return [payload.at_ns, [tuple(record) for record in payload.records]] if isinstance(payload, _Entry) else None
+        if not isinstance(payload, _Entry):
+            return None
+        records = [tuple(record) for record in payload.records]
+        sound = all(isinstance(text, str) for record in records for text in record[:3])
+        return [payload.at_ns, records] if sound else None  # others fail by themselves when they are written
 
     def unpacked(self, packed: Any) -> _Entry:
         at_ns, records = packed
