@@ -193,6 +193,20 @@ async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Plac
     await store.aclose()
 
 
+@pytest.mark.proves("F-12")
+async def test_a_purge_takes_away_what_only_the_journal_has(place: Place, capsys: pytest.CaptureFixture[str]) -> None:
+    await place.open().aclose()
+    former = journal.Journal(place.folders.own, 1)
+    assert former.note(encode([["record", [1, [tuple(one) for one in intended("secret")]]]]))
+    former.close()
+    where = ["--workspace", str(place.workspace), "--state", str(place.state)]
+    await asyncio.to_thread(run, ["log", "purge", "--session", "ses_1", "--yes", *where])
+    assert "1 records are noted and not in the log yet" in capsys.readouterr().err
+    assert journals(place) == [] and intents(place) == ["secret"]
+    for path in place.folders.own.glob("handrail.db*"):
+        assert b"what secret is about" not in path.read_bytes()
+
+
 @pytest.mark.parametrize("note", FORGED, ids=["no note", "no texts", "no time", "no position"])
 async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
     place: Place, note: object, capsys: pytest.CaptureFixture[str]

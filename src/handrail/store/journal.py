@@ -107,7 +107,8 @@ class Journal:
 
         :raises OSError: when it cannot be written
         """
-        os.pwrite(self._descriptor, _EMPTY, 0)
+        if os.pwrite(self._descriptor, _EMPTY, 0) != CAPACITY:
+            raise OSError(f"{self.path} was not written whole")
         _sync(self._descriptor)
         self._end = len(_FORMAT)
 

@@ -26,6 +26,7 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
     :raises UsageError: for a moment that is none, nothing chosen, or nobody to ask and no ``--yes``
     :raises StartError: when another process holds the workspace, or the log cannot be written
     """
+    from handrail.record.noted import noted
     from handrail.record.reading import LogReader
     from handrail.record.retention import Selection, survey
     from handrail.store.folders import check_session_id, locate
@@ -40,8 +41,13 @@ def purge(setting: Setting, before: str | None, session: str | None, *, dry_run:
         return _nothing(setting)
     with LogReader.at(folders.database) as reader:
         found = survey(reader, folders, selection)
-    if found.empty:
+        missing = noted(reader.connection, folders.own)
+    if found.empty and not missing:
         return _nothing(setting)
+    if missing:
+        note(
+            f"{len(missing)} records are noted and not in the log yet: they are written first, and then chosen as the others"
+        )
     if dry_run:
         if setting.json:
             out_json({"dry_run": True, **_counted(found)})
