@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -317,3 +318,19 @@ async def test_whoever_comes_as_it_is_closed_is_told_so_and_waits_for_nothing() 
         with pytest.raises(LogUnavailable, match="closed"):
             await way(writer)
         assert shelf.items == ["first"]
+
+
+async def test_what_callers_loops_were_woken_by_is_gone_with_the_writer_or_the_loop(shelf: Shelf) -> None:
+    def descriptors() -> int:
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    writer = Writer(shelf)
+    await writer.commit("here")
+    own = descriptors()
+    for number in range(20):
+        await asyncio.to_thread(asyncio.run, writer.commit(f"n{number}"))
+    assert descriptors() <= own + 1  # the last one's goes when the next one comes
+    await asyncio.to_thread(writer.close)
+    await asyncio.sleep(0)
+    assert descriptors() == before

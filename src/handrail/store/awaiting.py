@@ -66,19 +66,8 @@ def _seen(written: asyncio.Future[None]) -> None:
     written.exception()
 
 
-def settle_all(waiting: list[Waiting], failure: str | None) -> None:
-    """Answer the callers: one wake-up per event loop, not one per caller."""
-    loops: dict[asyncio.AbstractEventLoop, list[Waiting]] = {}
-    for future in waiting:
-        loops.setdefault(future.get_loop(), []).append(future)
-    for loop, futures in loops.items():
-        try:
-            loop.call_soon_threadsafe(_settle, futures, failure)
-        except RuntimeError:  # that loop has been closed, and its callers with it
-            pass
-
-
-def _settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
+    """Answer callers, in their own loop's thread."""
     for future in futures:
         if not future.done():
             if failure is None:

@@ -20,13 +20,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from time import monotonic
 
 from handrail.contract.errors import StartError
 
 CAPACITY = 256 * 1024
 """Bytes of the file. What does not fit goes to the database at once."""
 
-SPARE = 32 * 1024 * 1024
+SPARE = 64 * 1024 * 1024
 """Free bytes on the disk below which nothing is noted: the database is to find out first whether it still has room."""
 
 _FORMAT = b"HRJ1\0\0\0\0"
@@ -37,6 +38,7 @@ _DIGEST = 16
 _LEFT = ".left"
 """The end of the name of a journal that was put aside."""
 _EMPTY = _FORMAT.ljust(CAPACITY, b"\0")
+_LOOK_EVERY_S = 1.0
 _MISSING = "calls that had just begun may then be missing in the log"
 _NAME = re.compile(r"journal-(\d+)(\.left)?")
 _sync = getattr(os, "fdatasync", os.fsync)
@@ -58,6 +60,8 @@ class Journal:
         self.last = 0
         """The number of the latest note."""
         self._end = len(_FORMAT)
+        self._nearly_full = False
+        self._look_again = 0.0
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_CLOEXEC", 0)
         self._name = str(self.path)
         self._descriptor = os.open(self._name, flags, 0o600)
@@ -84,8 +88,7 @@ class Journal:
         """
         head = _HEAD.pack(self.last + 1, len(content))
         whole = head + _digest(head, content) + content
-        disk = os.fstatvfs(self._descriptor)
-        if self._end + len(whole) > CAPACITY or disk.f_bavail * disk.f_frsize < SPARE:
+        if self._end + len(whole) > CAPACITY or self._is_nearly_full():
             return False
         self.last += 1  # also where it fails: part of it may stand there, so its number is used up
         written = os.pwrite(self._descriptor, whole, self._end)
@@ -97,6 +100,14 @@ class Journal:
             return os.stat(self._name, follow_symlinks=False).st_ino == self._inode  # noqa: PTH116 - a fifth of the time
         except FileNotFoundError:
             return False
+
+    def _is_nearly_full(self) -> bool:
+        """Whether the disk is; looked at once in a second, since from rest that takes a tenth of what a note does."""
+        if (now := monotonic()) >= self._look_again:
+            disk = os.fstatvfs(self._descriptor)
+            self._nearly_full = disk.f_bavail * disk.f_frsize < SPARE
+            self._look_again = now + _LOOK_EVERY_S
+        return self._nearly_full
 
     def reuse(self) -> None:
         """The database has all notes: the next one is written over the first."""

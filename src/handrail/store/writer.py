@@ -10,10 +10,13 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.awaiting import Kept, Promised, Taken, Waiting, Written, settle_all
+from handrail.store.awaiting import Kept, Promised, Taken, Waiting, Written, settle
+from handrail.store.bells import LoopBell, new_bell
 
 T = TypeVar("T")
 Q = TypeVar("Q")
@@ -99,8 +102,9 @@ class Writer(Generic[T]):
         self._max_retained = max_retained
         self._queue: deque[_Entry[T]] = deque()
         self._in_flight = 0
-        self._bell = threading.Lock()
-        self._bell.acquire()
+        self._bell = new_bell()
+        self._loops: dict[asyncio.AbstractEventLoop, LoopBell] = {}
+        """Of callers."""
         self._asleep = False
         self._urgent = False
         self._promising = False
@@ -141,7 +145,7 @@ class Writer(Generic[T]):
             return
         self._queue.append((item, None))
         if self._asleep:
-            self._ring()
+            self._bell.ring()
         if self._ended:
             self._give_up()
 
@@ -201,7 +205,7 @@ class Writer(Generic[T]):
         waiting: Waiting = asyncio.get_running_loop().create_future()
         self._low_water.append((count, waiting))
         self._urgent = True
-        self._ring()
+        self._bell.ring()
         if self._ended:
             self._give_up()
         await waiting
@@ -209,8 +213,11 @@ class Writer(Generic[T]):
     def close(self) -> None:
         """Write what is left, if that is possible, and end the thread. Blocks for as long as that takes."""
         self._closing = True
-        self._ring()
+        self._bell.ring()
         self._thread.join()
+        self._bell.close()
+        for loop in list(self._loops):
+            self._loops.pop(loop).close()
 
     def _wait_for(self, item: T | _Flush) -> Waiting:
         waiting: Waiting = asyncio.get_running_loop().create_future()
@@ -223,13 +230,21 @@ class Writer(Generic[T]):
         except LogUnavailable as closed:
             waiting.set_exception(closed)
             return
+        if (loop := waiting.get_loop()) not in self._loops:
+            self._know(loop)
         self._queue.append((item, waiting))
         if urgent:
             self._hurry()
         else:  # woken now, the thread would only take turns with this one until it is hurried
-            asyncio.get_running_loop().call_later(self._linger_s, self._hurry_if_waiting, waiting)
+            loop.call_later(self._linger_s, self._hurry_if_waiting, waiting)
         if self._ended:  # by another thread, since it was looked at
             self._give_up()
+
+    def _know(self, loop: asyncio.AbstractEventLoop) -> None:
+        for other, bell in list(self._loops.items()):
+            if bell.gone:
+                self._loops.pop(other, bell).close()
+        self._loops[loop] = LoopBell(loop)
 
     def _hurry_if_waiting(self, waiting: Waiting) -> None:
         if not waiting.done():
@@ -237,18 +252,11 @@ class Writer(Generic[T]):
 
     def _hurry(self) -> None:
         self._urgent = True
-        if self._bell.locked():
-            self._ring()
+        self._bell.ring()
 
     def _check_open(self) -> None:
         if self._closing:
             raise LogUnavailable(_CLOSED)
-
-    def _ring(self) -> None:
-        try:
-            self._bell.release()
-        except RuntimeError:  # it is ringing already
-            pass
 
     # --- the writer's thread ---------------------------------------------------------------------------------
 
@@ -261,10 +269,10 @@ class Writer(Generic[T]):
                 self._asleep = True
                 # Looked at again after saying so: whoever appended before did not ring.
                 if not self._queue and not self._closing:
-                    bell.acquire()
+                    bell.wait()
                 self._asleep = False
             while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
-                if not bell.acquire(timeout=self._linger_s if self._refusal is None else self._retry_s):
+                if not bell.wait_for(self._linger_s if self._refusal is None else self._retry_s):
                     break
             self._urgent = False
             closing = self._closing
@@ -291,6 +299,19 @@ class Writer(Generic[T]):
         self._give_up()
         self._sink.close()
 
+    def _settle_all(self, waiting: list[Waiting], failure: str | None) -> None:
+        """Answer the callers: one wake-up per event loop, not one per caller. From any thread."""
+        loops: dict[asyncio.AbstractEventLoop, list[Waiting]] = {}
+        for future in waiting:
+            loops.setdefault(future.get_loop(), []).append(future)
+        for loop, futures in loops.items():
+            answer = partial(settle, futures, failure)
+            if (bell := self._loops.get(loop)) is not None:
+                bell.call(answer)
+            else:
+                with suppress(RuntimeError):  # that loop has been closed, and its callers with it
+                    loop.call_soon_threadsafe(answer)
+
     def _promised(self, batch: list[_Entry[T]]) -> bool:
         """Make a batch durable without writing it, if that is enough for everybody who waits for it."""
         new = [entry for entry in batch if entry[1] is not _PROMISE]
@@ -305,7 +326,7 @@ class Writer(Generic[T]):
             return False
         self._unwritten = len(batch)  # before anybody is told
         self.commits += len(waiting)
-        settle_all(waiting, None)
+        self._settle_all(waiting, None)
         return True
 
     def _write(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
@@ -320,7 +341,7 @@ class Writer(Generic[T]):
                 self.transactions += 1
         except SinkUnavailable as error:
             self._refusal = str(error) or "the log cannot be written"
-            settle_all(waiting, self._refusal)
+            self._settle_all(waiting, self._refusal)
             self._sink_lost = isinstance(error, SinkLost)
             return _left(batch)
         except Exception as error:
@@ -328,12 +349,12 @@ class Writer(Generic[T]):
                 return self._write_singly(batch)
             self.lost += len(batch) - len(waiting)
             self._unwritten = 0
-            settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
+            self._settle_all(waiting, f"the record cannot be written: {type(error).__name__}: {error}")
             return []
         self._refusal = None
         self._unwritten = 0  # it stands in front
         self.commits += len(waiting)
-        settle_all(waiting, None)
+        self._settle_all(waiting, None)
         return []
 
     def _write_singly(self, batch: list[_Entry[T]]) -> list[_Entry[T]]:
@@ -344,7 +365,7 @@ class Writer(Generic[T]):
             kept = self._write(batch[begin:end])
             if self._refusal is not None:
                 rest = batch[end:]
-                settle_all(_callers(rest), self._refusal)
+                self._settle_all(_callers(rest), self._refusal)
                 return kept + _left(rest)
         return []
 
@@ -365,7 +386,7 @@ class Writer(Generic[T]):
             self.lost += sum(waiter is None for _, waiter in kept)  # what was promised, a successor writes
         else:
             self._queue.extendleft(reversed(kept))
-        settle_all(_callers(rest), refusal)
+        self._settle_all(_callers(rest), refusal)
 
     def _tell_low_water(self) -> None:
         if not self._low_water:
@@ -378,14 +399,14 @@ class Writer(Generic[T]):
             else:
                 self._low_water.append((count, future))
                 self._urgent = True
-        settle_all(reached, None)
+        self._settle_all(reached, None)
 
     def _give_up(self) -> None:
         """At the end: whoever still waits is told, whatever could not be written is counted. Any thread may come here."""
         left, low_water = list(_emptied(self._queue)), list(_emptied(self._low_water))
         self.lost += sum(waiter is None for _, waiter in left)
-        settle_all(_callers(left), "the log is closed")
-        settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
+        self._settle_all(_callers(left), "the log is closed")
+        self._settle_all([future for _, future in low_water], "the log is closed" if self._ended else None)
 
 
 def _callers(batch: Sequence[_Entry[Any]]) -> list[Waiting]:

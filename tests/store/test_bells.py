@@ -1,0 +1,127 @@
+"""Bells: a ring is never lost, several are one, and what is closed rings nobody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from handrail.store import bells
+from handrail.store.bells import Bell, LoopBell, new_bell
+
+pytestmark = pytest.mark.proves("G-01")
+
+KINDS = [True, False] if bells.COUNTERS else [False]
+
+
+@pytest.fixture(params=KINDS, ids=lambda counter: "counter" if counter else "plain")
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With the kernel's counters, and as where there are none."""
+    monkeypatch.setattr(bells, "COUNTERS", request.param)
+    return request.param
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_ring_that_nobody_waits_for_is_kept_and_several_are_one() -> None:
+    bell: Bell = new_bell()
+    bell.ring()
+    bell.ring()
+    bell.wait()
+    assert not bell.wait_for(0.0)
+    bell.ring()
+    assert bell.wait_for(60)
+    bell.close()
+
+
+@pytest.mark.usefixtures("kind")
+def test_whoever_rings_after_doing_something_is_heard() -> None:
+    bell: Bell = new_bell()
+    done: list[int] = []
+    seen = 0
+
+    def ringing(which: int) -> None:
+        for number in range(300):
+            done.append(which * 1000 + number)
+            bell.ring()
+
+    threads = [threading.Thread(target=ringing, args=(which,)) for which in range(3)]
+    for thread in threads:
+        thread.start()
+    while seen < 900:
+        assert bell.wait_for(60)  # else a ring was lost, and this would wait for ever
+        seen = len(done)
+    for thread in threads:
+        thread.join()
+    bell.close()
+
+
+@pytest.mark.skipif(not bells.COUNTERS, reason="no counters here")
+def test_a_closed_bell_rings_nobody_who_has_its_descriptor_now() -> None:
+    before = open_descriptors()
+    bell = new_bell()
+    bell.close()
+    reading, writing = os.pipe2(os.O_NONBLOCK)
+    bell.ring()
+    with pytest.raises(BlockingIOError):
+        os.read(reading, 8)
+    os.close(reading)
+    os.close(writing)
+    bell.close()
+    assert open_descriptors() == before
+
+
+@pytest.mark.usefixtures("kind")
+async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left_at_the_end() -> None:
+    loop = asyncio.get_running_loop()
+    bell, called, all_called = LoopBell(loop), list[int](), asyncio.Event()
+
+    def call(number: int) -> Callable[[], object]:
+        def calling() -> None:
+            assert threading.current_thread() is threading.main_thread()
+            called.append(number)
+            if number == 500:
+                all_called.set()
+
+        return calling
+
+    def ask() -> None:
+        for number in range(250):
+            bell.call(call(number))
+
+    await asyncio.to_thread(ask)
+    for number in range(250, 400):
+        bell.call(call(number))
+    bell.close()
+    for number in range(400, 501):  # it is closed soon, or by now
+        bell.call(call(number))
+    await asyncio.wait_for(all_called.wait(), 60)
+    assert called == list(range(501))
+    bell.call(call(501))  # closed: it is called all the same
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert called[-1] == 501
+
+
+@pytest.mark.usefixtures("kind")
+def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None:
+    before = open_descriptors()
+    made: list[LoopBell] = []
+
+    async def make() -> None:
+        made.append(LoopBell(asyncio.get_running_loop()))
+
+    asyncio.run(make())
+    (bell,) = made
+    assert bell.gone
+    bell.call(lambda: pytest.fail("it was called"))
+    bell.close()
+    bell.call(lambda: pytest.fail("it was called"))
+    bell.close()
+    assert open_descriptors() == before
