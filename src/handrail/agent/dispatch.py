@@ -176,8 +176,8 @@ class Dispatch:
 
     def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
         first = len(self.calls)
-        # What has been started stays what it was, whatever the stream brought after its block was closed.
-        reply = Reply(reply.parts, (*self.calls, *reply.calls[first:]), reply.reason, reply.usage)
+        if first:  # what has been started stays what it was, whatever the stream brought after its block was closed
+            reply = Reply(reply.parts, (*self.calls, *reply.calls[first:]), reply.reason, reply.usage)
         ids = [call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]
         self._conversation.propose(reply, ids)
         self._kept = max(self._kept, len(reply.calls))

@@ -32,13 +32,6 @@ MAX_BITS = 4096
 _FILE = "file:"
 
 
-class Place(Protocol):
-    @property
-    def absolute(self) -> str:
-        """Canonical: no ``..``, no link, no doubled separator."""
-        ...
-
-
 class Places(Protocol):
     """The part of :class:`~handrail.runtime.roots.Roots` that is needed here."""
 
@@ -50,8 +43,11 @@ class Places(Protocol):
         """The canonical folders that may be written, the workspace among them."""
         ...
 
-    def locate(self, path: str) -> Place:
-        """:raises ToolError: for text that can name no file"""
+    def absolute(self, path: str) -> str:
+        """The file's canonical path: no ``..``, no link, no doubled separator.
+
+        :raises ToolError: for text that can name no file
+        """
         ...
 
 
@@ -89,13 +85,14 @@ def shared(wants: tuple[Want, ...]) -> tuple[Want, ...]:
 
 
 class _Template:
-    """One with places to fill. Most have a single one, which is filled with a text."""
+    """One with places to fill, or a file's name. Most have a single place, which is filled with a text."""
 
-    __slots__ = ("_after", "_before", "_name", "lock")
+    __slots__ = ("_after", "_before", "_name", "_whole", "lock")
 
     def __init__(self, lock: LockSpec) -> None:
         self.lock = lock
         names = lock.arguments
+        self._whole = () if names else (fill(lock.resource, {}),)
         self._name = names[0] if len(names) == 1 else ""
         self._before, _, self._after = fill(lock.resource, {self._name: "\0"}).partition("\0")
 
@@ -104,6 +101,8 @@ class _Template:
 
         :raises ToolError: ``invalid_input`` when an argument cannot be made a resource
         """
+        if self._whole:
+            return self._whole
         value = arguments.get(self._name)
         if type(value) is str and self._name:
             return (self._before + value + self._after,)
@@ -144,7 +143,7 @@ def _file(path: str, mode: LockMode, places: Places) -> list[Want]:
     """The resource of one file. No path (an optional argument that was left out) is the whole workspace."""
     if not path:
         return [((WORKSPACE,), mode)]
-    absolute, workspace = places.locate(path).absolute, places.workspace
+    absolute, workspace = places.absolute(path), places.workspace
     if absolute == workspace:
         return [((WORKSPACE,), mode)]
     if absolute.startswith(workspace.rstrip("/") + "/"):

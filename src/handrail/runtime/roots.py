@@ -95,6 +95,7 @@ class Roots:
             raise StartError(
                 f"the workspace '{visible(str(workspace))}' is not a folder; create it or name another one"
             )
+        self._within = f"{self.workspace.rstrip('/')}/"
         self.readable: tuple[str, ...] = tuple(os.path.realpath(root) for root in readable)
         self.further = further
         self.writable: frozenset[str] = frozenset((self.workspace, *further.writable))
@@ -108,14 +109,18 @@ class Roots:
         :raises ToolError: ``invalid_input`` for text that can name no file: empty, with NUL, over-long, unencodable;
             ``unavailable`` where the workspace has become a link to somewhere else
         """
+        return self.of_canonical(self.absolute(path))
+
+    def absolute(self, path: str) -> str:
+        """The canonical path alone; see :meth:`locate`."""
         self._check(path)
         absolute = canonical(os.path.join(self.workspace, path))  # noqa: PTH118 - keeps an absolute path as it is
         if len(absolute) * _MOST_BYTES > MAX_PATH_BYTES < len(os.fsencode(absolute)):
             raise _too_long(path)
-        located = self.of_canonical(absolute)
-        if not located.inside and (lost := lost_root(self.workspace)) is not None:
+        inside = absolute.startswith(self._within) or any(is_beneath(absolute, root) for root in self._ordered)
+        if not inside and (lost := lost_root(self.workspace)) is not None:
             raise lost
-        return located
+        return absolute
 
     def of_canonical(self, absolute: str) -> Located:
         """:class:`Located` for a path that is already canonical, without asking the file system."""

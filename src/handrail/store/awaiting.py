@@ -40,7 +40,6 @@ class Taken:
     def __init__(self, written: asyncio.Future[None], hurry: Callable[[], None]) -> None:
         self._written = written
         self._hurry = hurry
-        written.add_done_callback(_seen)  # nobody has to await it
 
     @property
     def failure(self) -> BaseException | None:
@@ -62,10 +61,6 @@ class Taken:
         return self.written().__await__()
 
 
-def _seen(written: asyncio.Future[None]) -> None:
-    written.exception()
-
-
 def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
     """Answer callers, in their own loop's thread."""
     for future in futures:
@@ -74,3 +69,5 @@ def settle(futures: Sequence[asyncio.Future[Any]], failure: str | None) -> None:
                 future.set_result(None)
             else:
                 future.set_exception(LogUnavailable(failure))
+                if isinstance(future, Kept):
+                    future.exception()  # seen: nobody has to await it

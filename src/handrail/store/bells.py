@@ -101,6 +101,8 @@ class LoopBell:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.looks = False
+        """Whether whoever has it has the loop look after something soon."""
         self._waiting: deque[Callable[[], object]] = deque()
         self._closing = threading.Lock()
         self._descriptor = -1

@@ -175,6 +175,8 @@ class Writer(Generic[T]):
         """Take an item now that need not be durable before somebody awaits it."""
         kept = Kept(loop=asyncio.get_running_loop())
         self._queue_for(item, kept, urgent=False)
+        if kept.done():
+            kept.exception()  # seen: nobody has to await it
         return Taken(kept, self._hurry)
 
     async def flush(self) -> None:
@@ -230,24 +232,28 @@ class Writer(Generic[T]):
         except LogUnavailable as closed:
             waiting.set_exception(closed)
             return
-        if (loop := waiting.get_loop()) not in self._loops:
-            self._know(loop)
+        loop = waiting.get_loop()
+        bell = self._loops.get(loop) or self._know(loop)
         self._queue.append((item, waiting))
         if urgent:
             self._hurry()
         else:  # woken now, the thread would only take turns with this one until it is hurried
-            loop.call_later(self._linger_s, self._hurry_if_waiting, waiting)
+            if not bell.looks:
+                bell.looks = True
+                loop.call_later(self._linger_s, self._look, bell)
         if self._ended:  # by another thread, since it was looked at
             self._give_up()
 
-    def _know(self, loop: asyncio.AbstractEventLoop) -> None:
+    def _know(self, loop: asyncio.AbstractEventLoop) -> LoopBell:
         for other, bell in list(self._loops.items()):
             if bell.gone:
                 self._loops.pop(other, bell).close()
-        self._loops[loop] = LoopBell(loop)
+        bell = self._loops[loop] = LoopBell(loop)
+        return bell
 
-    def _hurry_if_waiting(self, waiting: Waiting) -> None:
-        if not waiting.done():
+    def _look(self, bell: LoopBell) -> None:
+        bell.looks = False
+        if self.backlog:
             self._hurry()
 
     def _hurry(self) -> None:
