@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -14,14 +15,20 @@ from handrail.store.bells import Bell, LoopBell, new_bell
 
 pytestmark = pytest.mark.proves("G-01")
 
-KINDS = [True, False] if bells.COUNTERS else [False]
+KINDS = ["counters", "none left", "plain"] if bells.COUNTERS else ["plain"]
 
 
-@pytest.fixture(params=KINDS, ids=lambda counter: "counter" if counter else "plain")
-def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """With the kernel's counters, and as where there are none."""
-    monkeypatch.setattr(bells, "COUNTERS", request.param)
-    return request.param
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the kernel's counters, as where too many files are open for one, and as where there are none."""
+
+    def no_more(*_: object) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    if request.param == "none left":
+        monkeypatch.setattr(os, "eventfd", no_more)
+    elif request.param == "plain":
+        monkeypatch.setattr(bells, "COUNTERS", False)
 
 
 def open_descriptors() -> int:

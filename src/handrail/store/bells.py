@@ -13,6 +13,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Protocol
 
 COUNTERS = sys.platform == "linux"
@@ -39,7 +40,10 @@ class Bell(Protocol):
 
 
 def new_bell() -> Bell:
-    return _CounterBell() if COUNTERS else _LockBell()
+    with suppress(OSError):  # too many are open: it does without
+        if COUNTERS:
+            return _CounterBell()
+    return _LockBell()
 
 
 class _CounterBell:
@@ -107,13 +111,16 @@ class LoopBell:
         self._closing = threading.Lock()
         self._descriptor = -1
         if COUNTERS:
-            descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            try:
-                loop.add_reader(descriptor, self._rung)
-            except NotImplementedError:  # a loop of another kind
-                os.close(descriptor)
-            else:
-                self._descriptor = descriptor
+            with suppress(OSError):
+                self._wait_at(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
+
+    def _wait_at(self, descriptor: int) -> None:
+        try:
+            self._loop.add_reader(descriptor, self._rung)
+        except NotImplementedError:  # a loop of another kind
+            os.close(descriptor)
+        else:
+            self._descriptor = descriptor
 
     @property
     def gone(self) -> bool:
