@@ -15,7 +15,7 @@ from tests.store.test_engines import offers  # noqa: F401 # pyright: ignore[repo
 
 from handrail.contract.errors import LogUnavailable, StartError
 from handrail.doctor import check_up
-from handrail.faces.cli.app import OUTPUT, run
+from handrail.faces.cli.app import ERROR, OUTPUT, run
 from handrail.record.log import CommitLog, Record
 from handrail.record.noted import noted
 from handrail.record.reading import LogReader
@@ -43,8 +43,8 @@ async def main():
     other.execute("BEGIN IMMEDIATE")  # from here on the database has nothing more
     said = {"role": "assistant", "parts": [{"text": "I begin"}]}
     kept = store.messages.keep("ses_1", [(0, said)], 1)
-    log.append([Record("proposed", "ses_1", "second", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
-    await log.promise([Record("intended", "ses_1", "second", {"locks": ["a"]})])
+    log.append([Record("proposed", "ses_1", "ses_1/2.0", {"tool": "write", "arguments": {"path": "a\\ud800"}})])
+    await log.promise([Record("intended", "ses_1", "ses_1/2.0", {"locks": ["a"]})])
     await log.promise([Record("intended", "ses_1", "third", {"locks": []})])
     assert kept.durable
     print("begun", flush=True)
@@ -90,14 +90,14 @@ async def test_what_only_the_journal_has_is_in_the_log_after_a_crash(place: Plac
     assert intents(place) == ["first"] and journals(place) == ["journal-1"]
     store = place.open()
     log = CommitLog(store.database)
-    assert [call.call_id for call in await log.recover()] == ["first", "second", "third"]
-    proposal = await log.proposal_of("second")
+    assert [call.call_id for call in await log.recover()] == ["first", "ses_1/2.0", "third"]
+    proposal = await log.proposal_of("ses_1/2.0")
     assert proposal is not None and proposal.body == {"tool": "write", "arguments": {"path": "a\ud800"}}
     said = await store.messages.read("ses_1")
     assert said == [(0, {"role": "assistant", "parts": [{"text": "I begin"}]})]
     assert journals(place) == []
     await store.aclose()
-    assert intents(place) == ["first", "second", "third"]
+    assert intents(place) == ["first", "ses_1/2.0", "third"]
 
 
 @pytest.mark.proves("G-05")
@@ -127,7 +127,7 @@ async def test_a_crash_while_a_crash_is_made_good_doubles_nothing(
     log = CommitLog(store.database)
     await log.recover()
     await store.aclose()
-    assert intents(place) == ["first", "second", "third"] and journals(place) == []
+    assert intents(place) == ["first", "ses_1/2.0", "third"] and journals(place) == []
 
 
 async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
@@ -137,16 +137,19 @@ async def test_who_only_looks_is_told_of_calls_that_are_not_in_the_log_yet(
     with LogReader.at(place.folders.database) as reader:
         missing = noted(reader.connection, place.folders.own)
     assert [(record.kind, record.call_id) for record in missing] == [
-        ("proposed", "second"),
-        ("intended", "second"),
+        ("proposed", "ses_1/2.0"),
+        ("intended", "ses_1/2.0"),
         ("intended", "third"),
     ]
     (told,) = (check for check in check_up(place.workspace, place.state) if check.name == "interrupted calls")
-    assert told.detail.startswith("first, second, third: begun before the last stop")
+    assert told.detail.startswith("first, ses_1/2.0, third: begun before the last stop")
     where = ["--workspace", str(place.workspace), "--state", str(place.state)]
     for command in (["log"], ["log", "verify"]):
         assert run([*command, *where]) == OUTPUT
-        assert "3 records are noted and not in the log yet (second, third)" in capsys.readouterr().err
+        assert "3 records are noted and not in the log yet (ses_1/2.0, third)" in capsys.readouterr().err
+    assert run(["explain", "ses_1/2.0", *where]) == ERROR
+    told = capsys.readouterr().err
+    assert "handrail explain: 3 records are noted and not in the log yet" in told and "no call 'ses_1/2.0'" in told
     await place.open().aclose()
     (place.folders.own / "journal-1.left").write_bytes(b"HRJ9")
     assert run(["log", *where]) == OUTPUT and "another version of handrail" in capsys.readouterr().err
@@ -160,7 +163,7 @@ async def test_nothing_is_written_before_what_a_former_holder_left(place: Place)
     log = CommitLog(store.database)
     await asyncio.gather(log.promise(intended("fourth")), log.promise(intended("fifth")))
     await store.aclose()
-    assert intents(place) == ["first", "second", "third", "fourth", "fifth"] and journals(place) == []
+    assert intents(place) == ["first", "ses_1/2.0", "third", "fourth", "fifth"] and journals(place) == []
 
 
 async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(place: Place) -> None:
@@ -177,13 +180,13 @@ async def test_a_journal_that_cannot_be_read_is_no_reason_to_go_on_without_it(pl
     (place.folders.own / "journal-1.left").write_bytes(content)
     await log.recover()
     await store.aclose()
-    assert intents(place) == ["first", "second", "third"]
+    assert intents(place) == ["first", "ses_1/2.0", "third"]
 
 
 async def test_what_was_said_is_read_back_also_when_it_is_only_noted(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    for call in ("first", "second"):
+    for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     said = [(0, {"role": "user", "parts": [{"text": "begin"}]})]
     kept = store.messages.keep("ses_1", said, 1)
@@ -233,7 +236,7 @@ async def test_a_note_that_is_none_is_told_and_blames_nobody_else(
 async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    for call in ("first", "second"):
+    for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     kept = store.messages.keep("ses_1", [(2**63, {})], 1)
     await log.promise(intended("third"))
@@ -243,13 +246,13 @@ async def test_what_the_database_would_refuse_takes_no_promise_with_it(place: Pl
     log.append([Record("intended", nobody, "faulty", {})])
     await log.promise(intended("fourth"))
     await store.aclose()
-    assert intents(place) == ["first", "second", "third", "fourth"]
+    assert intents(place) == ["first", "ses_1/2.0", "third", "fourth"]
 
 
 async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    for call in ("first", "second"):
+    for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     assert journals(place) == ["journal-1"]
     journal.set_aside(place.folders.own)  # as somebody does who is about to count a token
@@ -264,7 +267,7 @@ async def test_who_is_superseded_promises_nothing(place: Place) -> None:
     successor = place.open()
     await CommitLog(successor.database).recover()
     await successor.aclose()
-    assert intents(place)[:2] == ["first", "second"]
+    assert intents(place)[:2] == ["first", "ses_1/2.0"]
 
 
 async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: Place) -> None:
@@ -279,7 +282,7 @@ async def test_who_was_superseded_before_its_first_note_makes_no_journal(place: 
     connection.execute("COMMIT")
     connection.close()
     with pytest.raises(LogUnavailable, match="has taken over this workspace"):
-        await log.promise(intended("second"))
+        await log.promise(intended("ses_1/2.0"))
     assert journals(place) == []
     await store.aclose()
 
@@ -299,7 +302,7 @@ async def test_a_journal_is_made_while_nobody_can_count_a_token(place: Place, mo
         return journal.Journal(folder, token)
 
     monkeypatch.setattr(database, "Journal", made)
-    await log.promise(intended("second"))
+    await log.promise(intended("ses_1/2.0"))
     assert refused == ["database is locked"] and journals(place) == ["journal-1"]
     other.close()
     await store.aclose()
@@ -353,7 +356,7 @@ async def test_where_the_journal_fails_the_database_takes_it_once(
 ) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    for call in ("first", "second"):
+    for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
 
     def failing(descriptor: int) -> None:
@@ -372,7 +375,7 @@ async def test_where_the_journal_fails_the_database_takes_it_once(
     store = place.open()
     await CommitLog(store.database).recover()
     await store.aclose()
-    assert intents(place) == ["first", "second", "third", "fourth"]
+    assert intents(place) == ["first", "ses_1/2.0", "third", "fourth"]
 
 
 class Odd(Mapping[str, object]):
@@ -392,7 +395,7 @@ class Odd(Mapping[str, object]):
 async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd: object) -> None:
     store = place.open()
     log = CommitLog(store.database)
-    for call in ("first", "second"):
+    for call in ("first", "ses_1/2.0"):
         await log.promise(intended(call))
     await log.promise([Record("proposed", "ses_1", "third", {"arguments": odd}), *intended("third")])
     assert intents(place)[-1] == "third"  # it was not only promised
@@ -402,7 +405,7 @@ async def test_what_would_be_noted_in_another_form_is_written(place: Place, odd:
 async def test_another_engine_s_database_has_no_journal_beside_it(place: Place) -> None:
     store = Store.open(place.workspace, place.state, engine="large")
     log = CommitLog(store.database)
-    for call in ("first", "second", "third"):
+    for call in ("first", "ses_1/2.0", "third"):
         await log.promise(intended(call))
         assert intents(place)[-1] == call
     assert journals(place) == []
@@ -413,7 +416,7 @@ async def test_where_no_journal_can_be_made_the_database_takes_it(place: Place) 
     store = place.open()
     log = CommitLog(store.database)
     (place.folders.own / "journal-1").symlink_to(os.devnull)
-    for call in ("first", "second", "third"):
+    for call in ("first", "ses_1/2.0", "third"):
         await log.promise(intended(call))
         assert intents(place)[-1] == call
     await store.aclose()

@@ -8,6 +8,7 @@ from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.call import read_arguments
 from handrail.faces.cli.completing import tools_or_calls
 from handrail.faces.cli.driving import Interruption, attendant, drive, opened
+from handrail.faces.cli.missing import say_what_is_missing
 from handrail.faces.cli.options import Setting, common
 from handrail.faces.cli.resuming import asked_as
 from handrail.faces.cli.show import note, out, out_json
@@ -46,6 +47,8 @@ def _told(setting: Setting, call_id: str) -> int:
     if folders.database.exists():
         with LogReader.at(folders.database) as reader:
             account = account_of(reader, call_id)
+            if account is None:
+                say_what_is_missing("explain", folders, reader)
     if account is None:
         note(f"there is no call {call_id[:80]!r} in this workspace's log; handrail log shows those there are")
         return ERROR

@@ -14,6 +14,7 @@ import click
 
 from handrail.faces.cli.app import ERROR, OUTPUT
 from handrail.faces.cli.completing import call_ids, session_ids
+from handrail.faces.cli.missing import say_what_is_missing
 from handrail.faces.cli.options import Setting, located
 from handrail.faces.cli.show import columns, note, out, out_json, visible
 
@@ -84,7 +85,7 @@ def command(
     if not folders.database.exists():
         return _without_one(setting, folders, action, head)
     with LogReader.at(folders.database) as reader:
-        _say_what_is_missing(folders, reader)
+        say_what_is_missing("log", folders, reader)
         if action == "verify":
             return _verify(setting, reader, head)
         try:
@@ -103,29 +104,6 @@ def command(
                 f"the log {folders.database} is damaged: {error}. handrail log verify says where; keep a copy for inspection"
             ) from None
     return OUTPUT
-
-
-def _say_what_is_missing(folders: Folders, reader: LogReader) -> None:
-    """After a crash, what had just begun may not be in the log yet."""
-    from sqlite3 import DatabaseError
-
-    from handrail.contract.errors import StartError
-    from handrail.record.noted import noted
-    from handrail.store.holder import holder_of
-
-    if holder_of(folders) is not None:
-        return
-    try:
-        missing = noted(reader.connection, folders.own)
-    except (DatabaseError, OSError, StartError) as error:
-        note(f"handrail log: {error}")
-        return
-    if missing:
-        calls = ", ".join(dict.fromkeys(record.call_id for record in missing if record.call_id))
-        note(
-            f"handrail log: {len(missing)} records are noted and not in the log yet ({calls}); the process that made them was "
-            "killed, and the next one to open the workspace writes them"
-        )
 
 
 def _without_one(setting: Setting, folders: Folders, action: str | None, head: str | None) -> int:
