@@ -363,9 +363,10 @@ async def many_calls(ground: Ground, rounds: int) -> None:
 
 def traces() -> tuple[list[str], set[str], set[str]]:
     """Descriptors and children of this process, and temporary files."""
-    children = {
-        child for task in Path("/proc/self/task").iterdir() for child in (task / "children").read_text().split()
-    }
+    children: set[str] = set()
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # a thread that has just ended
+            children |= {*(task / "children").read_text().split()}
     files = {name for name in os.listdir("/tmp") if name.startswith("handrail-sandbox")}
     return sorted(os.listdir("/proc/self/fd")), children, files
 

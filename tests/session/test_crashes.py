@@ -95,12 +95,14 @@ async def test_a_process_killed_with_a_call_at_each_step(tmp_path: Path) -> None
 
     tools = (write, hold)
     async with temporary_kernel(tmp_path, tools=tools, rules=["allow crash.*"]) as kernel:
-        assert [lost.call_id.rpartition(":")[2] for lost in kernel.interrupted] == ["executing", "executed"]
-        assert [lost.tool for lost in kernel.interrupted] == ["crash.hold", "crash.last"]
+        # The last one's intent may have been noted by then or not, and it ran in neither case.
+        lost = {lost.call_id.rpartition(":")[2]: lost.tool for lost in kernel.interrupted}
+        unsure = lost.pop("ses_each/1.0", None)
+        assert lost == {"executing": "crash.hold", "executed": "crash.last"} and unsure in (None, "crash.write")
         assert verify(kernel.log.reader).ok
         rows = {row.call_id.rpartition(":")[2]: row for row in kernel.log.reader.calls()}
         states = {name: row.state for name, row in rows.items()}
-        assert states.pop("ses_each/1.0", "not-run") == "not-run"
+        assert states.pop("ses_each/1.0", "not-run") == ("not-run" if unsure is None else "interrupted")
         assert states == {
             "done": "output",
             "asking": "parked",

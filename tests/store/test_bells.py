@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import threading
+import weakref
 from collections.abc import Callable
+from contextvars import ContextVar, copy_context
 
 import pytest
 
@@ -132,3 +135,23 @@ def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None
     bell.call(lambda: pytest.fail("it was called"))
     bell.close()
     assert open_descriptors() == before
+
+
+@pytest.mark.usefixtures("kind")
+async def test_a_bell_keeps_nothing_alive_that_its_maker_worked_with() -> None:
+    class Thing:
+        pass
+
+    made: list[LoopBell] = []
+    working_with: ContextVar[Thing] = ContextVar("working_with")
+
+    def make() -> weakref.ref[Thing]:
+        thing = Thing()
+        working_with.set(thing)
+        made.append(LoopBell(asyncio.get_running_loop()))
+        return weakref.ref(thing)
+
+    thing = copy_context().run(make)
+    gc.collect()
+    assert thing() is None and len(made) == 1
+    made[0].close()

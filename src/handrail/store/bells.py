@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from typing import Protocol
 
 COUNTERS = sys.platform == "linux"
@@ -116,8 +117,9 @@ class LoopBell:
 
     def _wait_at(self, descriptor: int) -> None:
         try:
-            self._loop.add_reader(descriptor, self._rung)
-        except NotImplementedError:  # a loop of another kind
+            # In a context of its own: a copy of the caller's would keep alive whatever is in it.
+            Context().run(self._loop.add_reader, descriptor, self._rung)
+        except Exception:  # a loop of another kind, which waits for no descriptors
             os.close(descriptor)
         else:
             self._descriptor = descriptor

@@ -50,7 +50,7 @@ def compact(path: Path) -> Compaction:
         finally:
             connection.close()
     except (sqlite3.Error, StartError) as error:
-        problem = f"the file could not be made smaller: {error}"
+        problem = f"the file {path} could not be made smaller: {error}"
     return Compaction(before, _size(path), problem)
 
 

@@ -288,7 +288,6 @@ class Writer(Generic[T]):
             batch = [self._queue.popleft() for _ in range(self._in_flight)]
             if promising and not closing and self._promised(batch):
                 self._queue.extendleft((item, _PROMISE) for item, _ in reversed(batch))
-                self._in_flight = 0
             elif batch:
                 full = len(batch) == self._max_batch
                 self._retain(self._write(batch))
@@ -296,8 +295,8 @@ class Writer(Generic[T]):
                     self._refuse_rest(self._refusal)
                 elif full:  # what is left may hold callers who rang for this round
                     self._urgent = True
-                self._in_flight = 0
-                batch.clear()  # not kept alive while this thread sleeps
+            self._in_flight = 0
+            batch.clear()  # not kept alive while this thread sleeps
             self._tell_low_water()
             if closing and self._refusal is not None:
                 self._give_up()
