@@ -43,6 +43,7 @@ async def sent(session: Session, terminal: str, **what: str) -> str:
 async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_asks(kernel: Kernel) -> None:
     session = await kernel.session(rules=["allow terminal.send", "deny shell.run rm *"])
     shell = await opened(session, SHELL)
+    await until_shown(session, shell, PROMPT)  # before it listens, a ctrl-c would end it
     for clear in ("true\n", "echo one; echo two\n", "echo -n\npwd\n"):
         assert await sent(session, shell, text=clear) == "typed"
     assert await sent(session, shell, text="pwd", keys="enter") == "typed"
@@ -71,6 +72,7 @@ async def test_a_shells_text_is_judged_as_a_command_and_what_cannot_be_judged_as
 async def test_no_keys_and_no_line_of_several_run_what_was_not_judged(kernel: Kernel) -> None:
     session = await kernel.session(rules=["allow terminal.send", "deny shell.run rm *"])
     shell = await opened(session, SHELL)
+    await until_shown(session, shell, PROMPT)
     cut = "up home " + "delete " * 5
     whole = "echo rm -f x\n"
     for why, what in (
