@@ -9,13 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.store.places import Place
 
 from handrail import LoadError, StartError
 from handrail.config import load
 from handrail.record.reading import LogReader
 from handrail.record.verification import verify
-from handrail.store import engines
+from handrail.store import database, engines, journal
 from handrail.store.compaction import compact
+from handrail.store.connection import connect
 from handrail.store.folders import locate
 from handrail.testing.kernels import temporary_kernel
 
@@ -140,3 +142,25 @@ def test_a_workspace_does_not_choose_what_keeps_the_record_of_it(tmp_path: Path)
     folders = locate(workspace, tmp_path / "state")
     with pytest.raises(LoadError, match="cannot say how state is kept"):
         load(tmp_path / "own.toml", folders=folders, environment={})
+
+
+@pytest.mark.usefixtures("offers")
+def test_a_database_that_cannot_be_opened_to_the_end_is_closed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = Place.beneath(tmp_path)
+    made: list[sqlite3.Connection] = []
+
+    def cannot_be_read(folder: Path) -> list[tuple[int, Path]]:
+        raise OSError("a bad sector")
+
+    def noticing(path: Path) -> sqlite3.Connection:
+        made.append(connect(path))
+        return made[-1]
+
+    monkeypatch.setattr(database, "connect", noticing)
+    monkeypatch.setattr(journal, "left_behind", cannot_be_read)
+    with pytest.raises(StartError, match="a bad sector"):
+        place.open()
+    with pytest.raises(sqlite3.ProgrammingError, match="closed"):
+        made[0].execute("SELECT 1")

@@ -122,7 +122,11 @@ class Database:
         path = folders.database
         try:
             connection = connect(path)
-            return Database(folders, connection, fence)
+            try:
+                return Database(folders, connection, fence)
+            except BaseException:
+                connection.close()
+                raise
         except (sqlite3.Error, OSError, TypeError) as error:
             raise start_error(path, error) from None
 
@@ -210,6 +214,7 @@ class _DatabaseSink:
         self._marked = 0
         """The number of the latest note that the database has."""
         self._asked = 0
+        """Promises that were asked for before there was a journal."""
         self._notes = journal.SUPPORTED and name_of(folders.database) == OWN  # what another engine hides stays hidden
 
     def promise(self, batch: Sequence[Work]) -> bool:
