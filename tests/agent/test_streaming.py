@@ -72,6 +72,25 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
         assert verify(kernel.log.reader).ok
 
 
+async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> None:
+    seen: list[str] = []
+
+    @tool(id="test.mark", side_effect="read", promotable=True)
+    async def mark() -> None:
+        """Say that it runs, in a task of its own."""
+        seen.append("runs")
+
+    async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
+        pause = Pause()
+        model = PlayedModel([*call(0, "test__mark"), pause, Finished("calls")], text_reply("done"))
+        async with aclosing(Agent(await kernel.session(), model).run("go")) as events:
+            async for event in events:
+                if isinstance(event, CallProposed):
+                    seen.append("told")
+                    pause.proceed.set()
+    assert seen == ["runs", "told"]
+
+
 async def test_nothing_runs_of_a_block_that_is_not_closed_however_whole_it_looks() -> None:
     session, pause = RecordingSession(), Pause()
     steps: list[Step] = [CallOpened(0, None, "mail.send"), CallArguments(0, '{"n":1}'), TextDelta("x"), pause]

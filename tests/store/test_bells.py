@@ -119,6 +119,24 @@ async def test_a_loop_calls_what_other_threads_ask_for_in_order_and_what_is_left
     assert called[-1] == 501
 
 
+@pytest.mark.skipif(not bells.COUNTERS, reason="needs Linux's eventfd")
+async def test_a_loop_that_stands_still_at_its_bell_calls_what_it_was_rung_for() -> None:
+    bell, called = LoopBell(asyncio.get_running_loop()), list[int]()
+    bell.wait_for(0)
+    bell.call(lambda: called.append(0))
+    bell._call_all()  # pyright: ignore[reportPrivateUsage] - as when it is rung once more while it calls
+    ringing = threading.Thread(target=lambda: bell.call(lambda: called.append(1)))
+    ringing.start()
+    bell.wait_for(300)
+    assert called == [0, 1]
+    ringing.join()
+    bell.wait_for(0)  # it was rung for nothing else
+    bell.close()
+    await asyncio.sleep(0)
+    bell.wait_for(300)  # closed: nobody rings any more
+    assert called == [0, 1]
+
+
 @pytest.mark.usefixtures("kind")
 def test_a_loop_that_is_closed_is_asked_for_nothing_and_leaves_nothing() -> None:
     before = open_descriptors()

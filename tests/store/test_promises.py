@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from collections.abc import Sequence
 
 import pytest
 from tests.store.test_writer import Shelf
 
 from handrail.contract.errors import LogUnavailable
+from handrail.store import writer as writing
 from handrail.store.writer import Writer
 
 pytestmark = pytest.mark.proves("G-01")
@@ -32,6 +35,58 @@ async def test_who_needs_an_item_durable_goes_on_before_it_is_written(shelf: She
     await writer.commit("outcome")
     assert shelf.batches == [["before", "said", "intent", "second", "outcome"]]
     assert writer.transactions == 1
+    writer.close()
+
+
+async def test_a_promise_to_a_lone_caller_is_known_on_return_where_the_disk_was_quick(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
+    writer = Writer(shelf, linger_s=60)
+    first = writer.promise("of a disk that nobody knows")
+    assert not first.done()
+    await first
+    await writer.commit("outcome")
+    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0)
+    said = writer.take("said")
+    assert writer.promise("intent").done() and said.durable
+    assert shelf.promised[1:] == [["said", "intent"]] and shelf.items[1:] == ["outcome"]
+    writer.close()
+
+
+async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer, goes_on, entered = Writer(shelf, linger_s=60), threading.Event(), threading.Event()
+
+    def slow(batch: Sequence[str]) -> bool:
+        entered.set()
+        goes_on.wait()
+        return True
+
+    goes_on.set()
+    monkeypatch.setattr(shelf, "promise", slow)
+    monkeypatch.setattr(writing, "MOMENT_S", 0.0)
+    await writer.promise("of a disk that is slow from now on")
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    await writer.commit("outcome")
+    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0)
+    goes_on.clear()
+    slowly = writer.promise("stood still for, this would never be")
+    assert not slowly.done()
+    goes_on.set()
+    await slowly  # which was quick by now
+    assert writer._quick  # pyright: ignore[reportPrivateUsage]
+    entered.clear()
+    goes_on.clear()
+    one = writer.promise("one")
+    await asyncio.to_thread(entered.wait)
+    other = writer.promise("other")
+    assert not other.done()
+    goes_on.set()
+    await asyncio.gather(one, other)
     writer.close()
 
 
@@ -93,6 +148,8 @@ async def test_behind_what_was_promised_no_more_is_kept_than_without(shelf: Shel
         writer.append(f"n{number}")
     with pytest.raises(LogUnavailable, match="the disk is full"):
         await writer.commit("never")
+    while writer.backlog != 3:  # who waits is told first; what they ask for next would count
+        await asyncio.sleep(0)
     shelf.full = False
     await writer.flush()
     assert shelf.items == ["intent", "n7", "n8"] and writer.lost == 7

@@ -75,6 +75,10 @@ class ReplyPump(Generic[T]):
         if told.why is not None:
             raise told.why
 
+    def _tell(self, told: T | _End) -> None:
+        # In a while: what the event has begun, such as a call, goes first.
+        asyncio.get_running_loop().call_soon(self._told.put_nowait, told)
+
     async def _read(self, model: Model, request: ModelRequest, policy: RetryPolicy, deadline: float | None) -> None:
         units = 0
         timer = asyncio.timeout_at(deadline)
@@ -88,19 +92,19 @@ class ReplyPump(Generic[T]):
                         if units > MAX_REPLY_UNITS + EVENT_UNITS:
                             raise StreamCut(f"the reply is longer than {MAX_REPLY_UNITS:,} characters")
                         for told in await self._heed(event):
-                            self._told.put_nowait(told)
+                            self._tell(told)
                 finally:
                     await stream.aclose()
-            self._told.put_nowait(_End())
+            self._tell(_End())
         except TimeoutError:
             late = OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
-            self._told.put_nowait(_End(late))
+            self._tell(_End(late))
         except asyncio.CancelledError:
-            self._told.put_nowait(_End(StoppedReading()))
+            self._tell(_End(StoppedReading()))
             if not self._stopped:
                 raise
         except (ProviderError, ReplyTooLong) as error:
-            self._told.put_nowait(_End(error))
+            self._tell(_End(error))
         except Exception as error:  # a defect in an adapter: the run ends with its name, and open calls are answered
             text = f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
-            self._told.put_nowait(_End(ProviderError(text)))
+            self._tell(_End(ProviderError(text)))

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
+from time import monotonic
 from typing import Protocol
 
 COUNTERS = sys.platform == "linux"
@@ -112,6 +113,7 @@ class LoopBell:
         self._closing = threading.Lock()
         self._descriptor = -1
         if COUNTERS:
+            self._poll = select.poll()
             with suppress(OSError):
                 self._wait_at(os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK))
 
@@ -123,6 +125,7 @@ class LoopBell:
             os.close(descriptor)
         else:
             self._descriptor = descriptor
+            self._poll.register(descriptor, select.POLLIN)
 
     @property
     def gone(self) -> bool:
@@ -137,6 +140,16 @@ class LoopBell:
                 os.eventfd_write(self._descriptor, 1)
                 return
         self._call_soon(self._call_all)
+
+    def wait_for(self, seconds: float) -> None:
+        """Have the loop stand still until there is something to call, and call it. In the loop's own thread; not at all where
+        that waits for no descriptors."""
+        until = monotonic() + seconds
+        while self._descriptor >= 0 and self._poll.poll(max(until - monotonic(), 0) * 1000):
+            called = bool(self._waiting)  # a ring may be for what was called by the one before it
+            self._rung()
+            if called:
+                break
 
     def close(self) -> None:
         """From any thread. What it has still to call is called."""

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, Generic, Protocol, TypeVar
 
 from handrail.contract.errors import LogUnavailable
@@ -71,6 +72,8 @@ class _Promise:
 _FLUSH = _Flush()
 _PROMISE = _Promise()
 _CLOSED = "the log is closed: the kernel has been shut down"
+MOMENT_S = 0.001
+"""For how long an event loop may stand still for a promise."""
 _MOST_PROMISED = 256
 """Items that are durable and not written yet."""
 _Entry = tuple[T | _Flush, Waiting | _Promise | None]
@@ -108,6 +111,8 @@ class Writer(Generic[T]):
         self._asleep = False
         self._urgent = False
         self._promising = False
+        self._quick = False
+        """Whether the latest promise took less than a moment."""
         self._unwritten = 0
         """Promised items that cannot be read yet."""
         self._closing = False
@@ -165,10 +170,18 @@ class Writer(Generic[T]):
         return written
 
     def promise(self, item: T) -> Promised:
-        """As :meth:`begin`, for who needs it durable as soon as can be and does not read it back at once."""
-        promised = Promised(loop=asyncio.get_running_loop())
+        """As :meth:`begin`, for who needs it durable as soon as can be and does not read it back at once.
+
+        Where nobody else is at it and the disk was quick the last time, it is mostly known on return: the event loop stands
+        still for a moment, since what it would do meanwhile holds the writer up.
+        """
+        loop = asyncio.get_running_loop()
+        promised = Promised(loop=loop)
         self._promising = True
+        at_once = self._asleep and self._quick
         self._queue_for(item, promised, urgent=True)
+        if at_once and (bell := self._loops.get(loop)) is not None:
+            bell.wait_for(MOMENT_S)
         return promised
 
     def take(self, item: T) -> Taken:
@@ -326,8 +339,12 @@ class Writer(Generic[T]):
             or len(batch) > _MOST_PROMISED
             or not all(isinstance(future, (Promised, Kept)) for future in waiting)
             or not any(isinstance(future, Promised) for future in waiting)
-            or not self._sink.promise([item for item, _ in new if not isinstance(item, _Flush)])
         ):
+            return False
+        began = monotonic()
+        promised = self._sink.promise([item for item, _ in new if not isinstance(item, _Flush)])
+        self._quick = promised and monotonic() - began < MOMENT_S
+        if not promised:
             return False
         self._unwritten = len(batch)  # before anybody is told
         self.commits += len(waiting)
