@@ -53,6 +53,9 @@ class RecordingTurn:
     def native(self) -> Sequence[NativeOffer]:
         return self._session.native
 
+    def look_ahead(self, call: ProposedCall) -> None:
+        self._session.looked_at.append(call)
+
     def submit(self, call: ProposedCall) -> asyncio.Task[Answer]:
         self._mine.append(call)
         if len(self._mine) == 1:
@@ -77,6 +80,7 @@ class RecordingSession:
         self.specs: list[ToolSpec] = [ECHO, SEND]
         self.index = ""
         self.native: list[NativeOffer] = []
+        self.looked_at: list[ProposedCall] = []
         self.begun: list[str] = []
         self.proposed: list[list[ProposedCall]] = []
         self.cancelled: list[str] = []

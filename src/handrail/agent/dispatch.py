@@ -45,6 +45,10 @@ class Turn(Protocol):
         """Part of the ids of its calls; see :func:`handrail.contract.call.call_id`."""
         ...
 
+    def look_ahead(self, call: ProposedCall) -> None:
+        """The next call may become this one, whose block is still open. Nothing may happen of it yet."""
+        ...
+
     def submit(self, call: ProposedCall) -> Awaitable[Answer]:
         """Begin the next call of the reply; others may follow."""
         ...
@@ -154,6 +158,8 @@ class Dispatch:
         """Start what can be started while the reply goes on. Gives it, with its positions."""
         first = len(self.calls)
         until = self._assembly.ready(first)
+        if until == first and (coming := self._assembly.coming(first)) is not None:
+            self._turn.look_ahead(coming)
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_be_over():
             return ()
         return self._start(self._assembly.so_far(until))

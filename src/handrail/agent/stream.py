@@ -40,6 +40,11 @@ MAX_CALLS = 256
 KEPT_HEAD = 2_000
 """Characters that are kept of arguments that nobody can use."""
 
+MAX_LOOKED_AHEAD = 64 * 1024
+"""Characters of arguments that are read before their block is closed."""
+MAX_LOOKS = 16
+"""How often they are, of one call: each piece that may be the last has them read anew."""
+
 NO_NAME = "the call has no name, so no tool can be meant; name one of the tools that were offered"
 LATE = "more arguments came after the provider had closed this call, so it is not known what was meant; send it again"
 TOO_LONG = (
@@ -96,6 +101,9 @@ class _Open:
     pieces: list[str] = field(default_factory=list[str])
     length: int = 0
     closed: bool = False
+    looks: int = 0
+    known_whole: bool = False
+    """Whether its arguments, as they stand, were found to be."""
     fault: str | None = None
     form: Fitted | None = None
     """How its arguments get the tool's own names back, where they came under others."""
@@ -105,6 +113,7 @@ class _Open:
             self.fault = self.fault or LATE
             return
         self.length += len(text)
+        self.known_whole = False
         if self.length <= MAX_ARGUMENT_BYTES:
             self.pieces.append(text)
         elif self.fault is None:
@@ -114,14 +123,15 @@ class _Open:
     @property
     def whole(self) -> bool:
         """Whether no limit can have cut its arguments off: they are there, and JSON. Or it does not matter."""
-        if self.fault is not None:
+        if self.fault is not None or self.known_whole:
             return True
         text = "".join(self.pieces)
         try:
             parsed(whole_characters(text))
         except ArgumentText:
             return False
-        return bool(text.strip())
+        self.known_whole = bool(text.strip())
+        return self.known_whole
 
     def proposed(self, fault: str | None = None) -> ProposedCall:
         fault = self.fault or fault
@@ -206,6 +216,19 @@ class ReplyAssembly:
         if position > first and self._parts[-1] == position - 1 and not self._calls[position - 1].whole:
             position -= 1
         return position
+
+    def coming(self, position: int) -> ProposedCall | None:
+        """The call at this position as it will be if its block, which is open, closes now. Given once, when the piece that
+        makes its arguments whole has come; None before and afterwards, and for one that nothing sound can become of."""
+        if len(self._calls) <= position:
+            return None
+        call = self._calls[position]
+        if call.known_whole or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
+            return None
+        if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS:
+            return None
+        call.looks += 1
+        return call.proposed() if call.whole else None
 
     def so_far(self, count: int) -> Reply:
         """The reply up to its ``count``-th call."""

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
+from handrail.arbiter.ahead import look_ahead
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.arguments import arguments_of, for_the_record, unparsed
 from handrail.arbiter.asking import Parked
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.blind import near, read_first, unseen
-from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.call import Call, Lane, LookedAhead, Refusal
 from handrail.arbiter.delegating import check_handing
 from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, until_known
 from handrail.arbiter.jobs import DetachedCalls, JobLimits
@@ -189,6 +190,10 @@ class Arbiter:
     def _validate(self, call: Call) -> ToolSpec:
         assert call.entry is not None
         spec = call.entry.spec
+        if (looked := call.looked) is not None:
+            self._propose(call, looked.given, looked.compact)
+            call.arguments, call.wants = looked.arguments, looked.wants
+            return spec
         schema = call.entry.schema
         arguments, compact, fault = arguments_of(call.proposed)
         if spec.mode == "stateful":
@@ -412,6 +417,10 @@ class Arbiter:
         return said(result)
 
     # ── around the steps ─────────────────────────────────────────────────────────────────────────
+
+    def look_ahead(self, call: Call) -> LookedAhead | None:
+        """See :func:`handrail.arbiter.ahead.look_ahead`."""
+        return look_ahead(call, self.resources, self.authorisation)
 
     def call(
         self,

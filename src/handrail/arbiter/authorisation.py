@@ -21,7 +21,7 @@ class Authorisation:
 
     def __init__(self, approvals: Approvals, shaper: Shaper, resources: Resources) -> None:
         self._shaper = shaper
-        self.asking = Asking(approvals, shaper, resources, self._judged, self._watched)
+        self.asking = Asking(approvals, shaper, resources, self.judged, self._watched)
 
     def decide(self, call: Call) -> Awaitable[None] | None:
         """Decide at once where rules alone do; otherwise give back what there is to wait for.
@@ -29,9 +29,12 @@ class Authorisation:
         :raises Refusal: ``denied``, by a rule, a watchdog, a person, or for want of one
         :raises Parked: when a person has to be asked and is not there now
         """
-        lane = call.lane
+        lane, looked = call.lane, call.looked
         call.rules = lane.rules
-        verdict = self._judged(call)
+        if looked is not None and looked.rules is lane.rules and looked.authority is lane.authority:
+            verdict = looked.verdict
+        else:
+            verdict = self.judged(call)
         if verdict.action == "ask" or (verdict.action == "allow" and self._has_to_wait(call, lane)):
             return self._narrow(call, verdict)
         self._conclude(call, verdict)
@@ -109,11 +112,12 @@ class Authorisation:
 
         :raises Refusal: ``denied``
         """
-        verdict = self._judged(call)
+        verdict = self.judged(call)
         if verdict.action == "deny":
             raise Refusal("intend", "denied", verdict.reason)
 
-    def _judged(self, call: Call) -> Verdict:
+    def judged(self, call: Call) -> Verdict:
+        """What rules and capabilities say of it. Changes nothing."""
         assert call.entry is not None and call.arguments is not None
         lane, caller, tool, spec = call.lane, call.parent, call.entry.tool, call.entry.spec
         origin = tool.origin

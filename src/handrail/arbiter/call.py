@@ -7,7 +7,7 @@ import copy
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from handrail.arbiter.execution import STOPPED_TEXT, Execution, Stopped, kind_of_stop, uninterrupted
 from handrail.arbiter.failures import FailedCalls
@@ -196,6 +196,24 @@ class Going:
         return {"state": self.id} if self.by is None else {"state": self.id, "by": self.by.id}
 
 
+class LookedAhead(NamedTuple):
+    """What was worked out of a call before its block was closed; see :mod:`handrail.arbiter.ahead`.
+
+    :param given: its arguments as they were sent, and ``compact`` their JSON
+    :param arguments: as its tool gets them
+    :param authority: by which, and by which rules, the verdict was found
+    """
+
+    proposed: ProposedCall
+    given: dict[str, Any]
+    compact: bytes | None
+    arguments: dict[str, Any]
+    wants: tuple[Want, ...]
+    authority: Authority
+    rules: RuleBook
+    verdict: Verdict
+
+
 class Call:
     """The state of one call between its proposal and its one answer. Only the arbiter changes it."""
 
@@ -205,6 +223,8 @@ class Call:
     entry: Entry | None = None
     arguments: dict[str, Any] | None = None
     owns_arguments: bool = False
+    looked: LookedAhead | None = None
+    """Where this very call was looked at before its block was closed."""
     verdict: Verdict | None = None
     rules: RuleBook | None = None
     wants: tuple[Want, ...] = ()

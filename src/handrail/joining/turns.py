@@ -75,6 +75,9 @@ class JoinedTurn:
         proposed = [as_proposed(call) for call in calls]
         return await self._carry_out(self.number, self._token, self.generation.number, proposed)
 
+    def look_ahead(self, call: Proposal) -> None:
+        """Nothing: it is the holder who looks at calls, once they are made."""
+
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
         """Begin the next call of a reply that still goes on. They reach the holder in this order."""
         place, self._submitted = self._submitted, self._submitted + 1

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from handrail.arbiter.arbiter import Arbiter
-from handrail.arbiter.call import Call, Lane
+from handrail.arbiter.call import Call, Lane, LookedAhead
 from handrail.arbiter.reply import Reply
 from handrail.catalog.interaction import Interaction
 from handrail.contract.call import Answer, ProposedCall, call_id
@@ -22,7 +22,7 @@ from handrail.registry.generation import Generation
 class HeldTurn:
     """One model request with its calls; it pins one generation of the registry."""
 
-    __slots__ = ("_arbiter", "_calls", "_catalog", "_in_view", "_lane", "_submitted", "generation", "number")
+    __slots__ = ("_ahead", "_arbiter", "_calls", "_catalog", "_in_view", "_lane", "_submitted", "generation", "number")
 
     def __init__(self, arbiter: Arbiter, lane: Lane, generation: Generation, number: int, catalog: Interaction) -> None:
         self._arbiter = arbiter
@@ -32,6 +32,8 @@ class HeldTurn:
         self.generation = generation
         self.number = number
         self._calls = 0
+        self._ahead: LookedAhead | None = None
+        """Of what may become the next call."""
         self._submitted: Reply | None = None
 
     @property
@@ -56,6 +58,11 @@ class HeldTurn:
         """How many calls it has made."""
         return self._calls
 
+    def look_ahead(self, call: Proposal) -> None:
+        """The next call of a reply may become this one, whose block is still open: work out what is the same whenever it is
+        submitted. It changes nothing, is on no record, and is of no account if another call comes."""
+        self._ahead = self._arbiter.look_ahead(self._made(as_proposed(call)))
+
     def submit(self, call: Proposal) -> asyncio.Task[Answer]:
         """Begin the next call of a reply that is still being streamed. It has no side effect before the conversation so far is
         durable, and none if that cannot be stored."""
@@ -76,16 +83,21 @@ class HeldTurn:
     def _make_behind(self, proposed: ProposedCall) -> Call:
         call = self._make(proposed)
         call.behind = self._lane.kept
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead.proposed == call.proposed:
+            call.looked = ahead
         return call
 
     def _make(self, proposed: ProposedCall) -> Call:
-        index = self._calls
-        self._calls += 1
         if self._lane.closed is not None:
             proposed = proposed._replace(fault=self._lane.closed, fault_kind="cancelled")
-        return self._arbiter.call(
-            call_id(self._lane.session_id, self.number, index), proposed, self._lane, self.generation
-        )
+        call = self._made(proposed)
+        self._calls += 1
+        return call
+
+    def _made(self, proposed: ProposedCall) -> Call:
+        known_as = call_id(self._lane.session_id, self.number, self._calls)
+        return self._arbiter.call(known_as, proposed, self._lane, self.generation)
 
 
 def as_proposed(call: Proposal) -> ProposedCall:

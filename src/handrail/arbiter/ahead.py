@@ -1,0 +1,42 @@
+"""What a call asks for, worked out while its block is still open in the model's stream.
+
+A block is closed a moment after the last piece of its arguments has come, and from then on every step is one that somebody
+waits for. Reading the arguments, checking them, finding the locks and judging by the rules change nothing and tell nobody, so
+they are done in that moment. The call takes its steps as always, in their order; it only finds these answers there.
+"""
+
+from __future__ import annotations
+
+from handrail.arbiter.arguments import arguments_of
+from handrail.arbiter.authorisation import Authorisation
+from handrail.arbiter.call import Call, LookedAhead
+from handrail.arbiter.resources import Resources
+from handrail.contract.errors import ToolError
+
+
+def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
+    """What :attr:`Call.looked` of a call like this one will be, if its block closes as it stands. None where that takes more
+    than a look at it, and where it is not sound: whatever is to be said of it then is said when it is proposed.
+
+    :param call: of no use afterwards
+    """
+    entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
+    if entry is None or entry.withheld is not None:
+        return None
+    spec, tool = entry.spec, entry.tool
+    if spec.mode != "direct" or spec.background_argument is not None or tool.types:
+        return None
+    if tool.asks_source is not None or tool.goes_on is not None:
+        return None
+    given, compact, _ = arguments_of(proposed)
+    if given is None or entry.schema.problems(given, parsed=True):
+        return None
+    call.entry, call.arguments = entry, entry.schema.whole(given)
+    try:
+        wants = resources.wants(spec, call.arguments, call.lane.around.roots)
+    except ToolError:
+        return None
+    lane = call.lane
+    return LookedAhead(
+        proposed, given, compact, call.arguments, wants, lane.authority, lane.rules, authorisation.judged(call)
+    )

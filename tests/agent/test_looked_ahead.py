@@ -1,0 +1,157 @@
+"""What is worked out of a call before its block is closed: nothing that anybody could see, and nothing that decides."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.agent.sessions import RecordingSession
+
+from handrail import tool
+from handrail.agent.loop import Agent
+from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished, StreamCut
+from handrail.agent.stream import MAX_LOOKS
+from handrail.arbiter.resources import Resources
+from handrail.contract.call import ProposedCall
+from handrail.holding import HeldKernel
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import temporary_kernel
+from handrail.testing.models import Pause, PlayedModel, Step, text_reply
+
+pytestmark = pytest.mark.proves("X-09")
+
+
+def opened(name: str, *pieces: str) -> list[Step]:
+    return [CallOpened(0, None, name), *(CallArguments(0, piece) for piece in pieces)]
+
+
+CLOSED: list[Step] = [CallClosed(0), Finished("calls")]
+
+
+@tool(id="test.note", side_effect="write", locks=["file:{path}:X"])
+async def note(path: str, n: int) -> str:
+    """Have an effect."""
+    return f"{path} {n}"
+
+
+@asynccontextmanager
+async def held_open(
+    folder: Path, *steps: Step, rules: tuple[str, ...] = ("allow test.note",), closes: bool = True
+) -> AsyncGenerator[tuple[HeldKernel, HeldSession, asyncio.Task[Any]]]:
+    """A run whose only call is whole, while its block is open; it closes behind the test's part."""
+    pause = Pause()
+    async with temporary_kernel(folder, tools=[note], rules=rules) as kernel:
+        session = await kernel.session()
+        last = CLOSED if closes else [StreamCut("gone")]
+        model = PlayedModel([*steps, pause, *last], text_reply("done"))
+        run = asyncio.create_task(Agent(session, model).complete("go"))
+        await pause.reached.wait()
+        yield kernel, session, run
+        pause.proceed.set()
+        await run
+
+
+def records(kernel: HeldKernel) -> list[tuple[str, Mapping[str, Any]]]:
+    return [(record.kind, record.body or {}) for record in kernel.log.reader.records() if record.call_id]
+
+
+async def left_of(folder: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    async with temporary_kernel(folder, tools=[note]) as kernel:
+        return records(kernel)
+
+
+async def test_it_is_looked_at_once_as_soon_as_its_arguments_are_whole() -> None:
+    session = RecordingSession()
+    pieces = ('{"n":', '{"m":1}', "}")
+    model = PlayedModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
+    assert (await Agent(session, model).complete("go")).ok
+    assert session.looked_at == session.calls == [ProposedCall("echo", '{"n":{"m":1}}')]
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ('{"n":1', "} "),
+        ('{"n":1}}',),
+        ("[]",),
+        ("}" * 70_000,),
+        ('{"n":[{}', *([",{}"] * MAX_LOOKS), "]}"),
+    ],
+)
+async def test_what_is_no_whole_object_or_too_much_to_read_again_and_again_is_not_looked_at(pieces: tuple[str]) -> None:
+    session = RecordingSession()
+    model = PlayedModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
+    assert (await Agent(session, model).complete("go")).ok
+    assert session.looked_at == [] and len(session.calls) == 1
+
+
+async def test_the_work_is_done_by_then_and_nobody_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+    wants = Resources.wants
+
+    def counted(self: Resources, *args: Any, **more: Any) -> Any:
+        asked.append(args)
+        return wants(self, *args, **more)
+
+    monkeypatch.setattr(Resources, "wants", counted)
+    told: list[str] = []
+    async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1.0}')) as (kernel, session, _):
+        session.watch(lambda event: told.append(event.kind))
+        await kernel.log.flush()
+        assert len(asked) == 1 and records(kernel) == [] and told == []
+    assert len(asked) == 1 and told == ["proposed", "started", "finished"]
+
+
+async def test_the_record_and_the_answer_are_those_of_a_call_that_nobody_looked_at(tmp_path: Path) -> None:
+    found: list[list[tuple[str, Mapping[str, Any]]]] = []
+    for folder, pieces in (("looked at", ['{"path":"b/../a","n":1.0}']), ("not", ['{"path":"b/../a","n":1.0', "} "])):
+        async with held_open(tmp_path / folder, *opened("test__note", *pieces)):
+            pass
+        found.append(await left_of(tmp_path / folder))
+    kinds, bodies = zip(*found[0], strict=True)
+    assert kinds == ("proposed", "authorised", "intended", "committed") and bodies[3]["result"]["data"] == "b/../a 1"
+    assert bodies[0]["arguments"] == {"path": "b/../a", "n": 1.0} and bodies[2]["locks"] == ["workspace/a:X"]
+    assert found[1][:3] == found[0][:3]
+
+
+async def test_rules_that_come_before_the_block_is_closed_decide(tmp_path: Path) -> None:
+    async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}')) as (_, session, __):
+        session.set_mode("plan")
+    kinds = dict(await left_of(tmp_path))
+    assert "committed" not in kinds and kinds["refused"]["result"]["metadata"]["error_kind"] == "denied"
+
+
+@pytest.mark.parametrize("pieces", [("x",), (" ", "}")])
+async def test_arguments_that_go_on_after_all_are_what_counts(tmp_path: Path, pieces: tuple[str, ...]) -> None:
+    async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}', *pieces)):
+        pass
+    kinds = dict(await left_of(tmp_path))
+    assert "committed" not in kinds and kinds["refused"]["result"]["metadata"]["error_kind"] == "invalid_input"
+
+
+async def test_a_block_that_never_closes_leaves_what_it_would_have_left(tmp_path: Path) -> None:
+    async with held_open(tmp_path, *opened("test__note", '{"path":"a","n":1}'), closes=False):
+        pass
+    found = await left_of(tmp_path)
+    assert [kind for kind, _ in found] == ["proposed", "refused"]
+
+
+async def test_a_link_that_is_turned_before_the_block_is_closed_leads_nowhere(tmp_path: Path) -> None:
+    inside, outside, link = tmp_path / "ws" / "inside", tmp_path / "outside", tmp_path / "ws" / "link"
+    inside.mkdir(parents=True)
+    outside.mkdir()
+    link.symlink_to("inside")
+    arguments = '{"path":"link/a.txt","content":"here"}'
+    async with held_open(tmp_path, *opened("write", arguments), rules=("allow write", "allow fs.write")) as (
+        _,
+        __,
+        run,
+    ):
+        link.unlink()
+        link.symlink_to(outside)
+    assert run.result().calls == 1
+    assert not list(outside.iterdir()) and not list(inside.iterdir())
