@@ -9,6 +9,7 @@ import gc
 import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +25,28 @@ PAGES = 6_000
 """Calls that fill what the database keeps of its pages in memory, up to a bound of its own."""
 STRAY = 4
 """Objects of ours that come and go in any case, such as what is on its way to the log."""
+TURNS = 10
+"""Of the loop, in which it puts away what threads let go of."""
 MOST_BYTES = 3 * 1024
 """Of memory of its own that the process may have more, a cycle: a tool's definition with what is made of it is more."""
 
 Cycles = Callable[[int], Coroutine[Any, Any, None]]
+
+
+class _Slow(ThreadPoolExecutor):
+    """Threads that hold what they were given until they are joined, as one may that gets no time of a busy machine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._given: list[object] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        self._given.append((fn, args, kwargs))
+        return super().submit(fn, *args, **kwargs)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        super().shutdown(wait, cancel_futures=cancel_futures)
+        self._given.clear()
 
 
 def _own_memory() -> int:
@@ -62,9 +81,30 @@ def _ours() -> Counter[str]:
     return Counter(kind.__qualname__ for kind in kinds if str(kind.__module__).startswith("handrail."))
 
 
-async def _cycled(tmp_path: Path, over: str, tried: Callable[[Any, Cycles], Coroutine[Any, Any, None]]) -> None:
-    """Do something with a session and with a way to have a server come and go so many times, each with one call."""
+async def _cycled(
+    tmp_path: Path,
+    over: str,
+    tried: Callable[[Any, Cycles], Coroutine[Any, Any, None]],
+    made: Callable[[], ThreadPoolExecutor] = ThreadPoolExecutor,
+) -> None:
+    """Do something with a session and with a way to have a server come and go so many times, each with one call.
+
+    :param made: gives the threads that the loop has for what blocks
+    """
     program = Program(tmp_path)
+    loop, threads = asyncio.get_running_loop(), made()
+    loop.set_default_executor(threads)
+
+    async def let_go() -> None:
+        """Wait until no thread holds anything any more: it may for a while after its answer is there."""
+        nonlocal threads
+        held, threads = threads, made()
+        loop.set_default_executor(threads)
+        await asyncio.to_thread(held.shutdown)
+        gc.collect()
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+
     async with http_server() as http, temporary_kernel(tmp_path, rules=["allow mcp:t:*"]) as kernel:
         session = await kernel.session()
         given: dict[str, Any] = program.given() if over == "stdio" else {"url": http.url}
@@ -78,6 +118,7 @@ async def _cycled(tmp_path: Path, over: str, tried: Callable[[Any, Cycles], Coro
                 http.asked.clear()
             await settled()
             await kernel.log.flush()
+            await let_go()
 
         await tried(session, cycles)
 
@@ -113,4 +154,4 @@ async def test_a_few_connections_leave_nothing_behind(tmp_path: Path, over: str)
         more = _ours() - ours
         assert more.total() <= STRAY, more.most_common(10)
 
-    await _cycled(tmp_path, over, tried)
+    await _cycled(tmp_path, over, tried, _Slow)
