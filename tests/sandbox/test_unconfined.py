@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from pathlib import Path
 
 import pytest
 from tests.sandbox.conftest import Ground
+from tests.sandbox.test_processes import traces
 
 from handrail.contract.errors import ToolError
 from handrail.contract.sandbox import Limits, Program
@@ -44,6 +46,23 @@ async def test_its_group_ends_with_it(free: Ground) -> None:
     os.close(given)
     await process.communicate(b"", 100)
     await process.kill()
+    with open(held, "rb") as left:
+        assert await asyncio.to_thread(left.read) == b""
+
+
+async def test_one_that_nothing_can_wait_for_is_ended_and_leaves_nothing_open(
+    free: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(pid: int, flags: int = 0) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    held, given = os.pipe()
+    before = traces()
+    with monkeypatch.context() as patch, pytest.raises(ToolError, match=r"was ended at once.*Too many open files"):
+        patch.setattr(os, "pidfd_open", full)
+        await free.sandbox.start(free.capabilities, free.profile(), Program(("/bin/sleep", "1000"), {3: given}))
+    assert traces() == before
+    os.close(given)
     with open(held, "rb") as left:
         assert await asyncio.to_thread(left.read) == b""
 

@@ -66,8 +66,9 @@ class Unconfined:
                 os.set_blocking(descriptor, False)
             command = [*_IN_FOLDER, profile.cwd or profile.workspace, *argv]
             pid = spawn(command[0], command, environment, {**theirs, **given})
+            free = _Free(pid, stdin, stdout, stderr)
             ours.clear()
-            return _Free(pid, stdin, stdout, stderr)
+            return free
         except ValueError as error:
             raise ToolError(f"{error}, which no program can be given", kind="invalid_input") from None
         except OSError as error:
@@ -78,13 +79,26 @@ class Unconfined:
 
 
 class _Free(Piped):
-    """Implements :class:`handrail.contract.sandbox.Process` on a process group."""
+    """Implements :class:`handrail.contract.sandbox.Process` on a process group.
+
+    :raises ToolError: where the program cannot be held on to; it has been ended then, and the ends are still the caller's
+    """
 
     def __init__(self, pid: int, stdin: int, stdout: int, stderr: int | None) -> None:
-        super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
         self._pid = pid
-        self._pidfd = os.pidfd_open(pid)
+        self._pidfd = self._held()  # first: where that fails, nothing else has been made
+        super().__init__(asyncio.get_running_loop(), stdin, stdout, stderr)
         self._loop.add_reader(self._pidfd, self._exited)
+
+    def _held(self) -> int:
+        try:
+            return os.pidfd_open(self._pid)
+        except OSError as error:  # nobody would learn of its end, and nothing would bound it
+            self._end_group()
+            with contextlib.suppress(ChildProcessError):  # an embedding program reaps all children itself
+                os.waitpid(self._pid, 0)
+            text = f"the program had begun and was ended at once, as nothing could wait for it: {error.strerror}"
+            raise ToolError(text, kind="backend") from error
 
     @property
     def pid(self) -> int:
