@@ -20,6 +20,7 @@ from pathlib import Path
 from handrail.arbiter.approvals import Approvals
 from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.sidecar_room import SidecarRoom
 from handrail.contract.people import ApprovalAnswer, ApprovalRequest
 from handrail.record.artifacts import Artifacts
 from handrail.record.log import CommitLog, Record
@@ -38,7 +39,8 @@ async def main() -> int:
             (folder / part).mkdir()
         store = Store.open(folder / "ws", folder / "state")
         log = CommitLog(store.database)
-        shaper = Shaper(Redactor(), Artifacts(folder / "artifacts"), lambda session: folder)
+        room = SidecarRoom(folder / "output", 1 << 30)
+        shaper = Shaper(Redactor(), Artifacts(folder / "artifacts"), lambda session: folder, room)
         approvals = Approvals(ApprovalTable(store.database), log, shaper)
         arguments = {"path": "src/main.py", "old": "x" * 1_000, "new": "y" * 1_000}
         rows = [

@@ -22,6 +22,7 @@ from handrail.arbiter.output import Shaper
 from handrail.arbiter.redaction import Redactor, redactor_of
 from handrail.arbiter.requests import HOUR_NS, Lifetimes
 from handrail.arbiter.resources import Resources
+from handrail.arbiter.sidecar_room import SidecarRoom
 from handrail.catalog.embedders import ENDPOINT, NONE, Chosen, encoder_of
 from handrail.catalog.finding import Searches
 from handrail.config import Configuration, SearchSettings, Settings, WatchdogSettings
@@ -240,11 +241,11 @@ async def assemble(store: Store, config: Configuration, secrets: Mapping[str, st
         {tool: {key: named.secret for key, named in own.config.items()} for tool, own in settings.tools.items()}
     )
     redactor, known = _registered(known, secrets)
-    shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output)
-    lasting = Lifetimes(
-        int(settings.approvals.request_days * 24 * HOUR_NS), int(settings.approvals.grant_hours * HOUR_NS)
-    )
+    approvals = settings.approvals
+    lasting = Lifetimes(int(approvals.request_days * 24 * HOUR_NS), int(approvals.grant_hours * HOUR_NS))
     limits = Limits(**settings.limits.model_dump(), lifetimes=lasting)
+    room = SidecarRoom(folders.outputs, limits.cut_output_mib * 1024 * 1024)
+    shaper = Shaper(redactor, Artifacts(folders.artifacts), folders.output, room)
     arbiter = Arbiter(log, store.lease, LockTable(), Resources(), shaper, limits)
     arbiter.jobs.tree = store.sessions
     programs = sandbox_of(config)

@@ -37,6 +37,8 @@ class HeldSessions:
         self._closing: set[str] = set()
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
         self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
+        self._outputs = rooms.arbiter.shaper.room
+        self._outputs.in_use = lambda session_id: session_id in self._open or session_id in self._closing
 
     @property
     def by_id(self) -> Mapping[str, HeldSession]:
@@ -189,3 +191,4 @@ class HeldSessions:
                 self._rooms.arbiter.jobs.outputs.forget_in(store.folders.outputs / session_id)
         finally:
             self._closing.discard(session_id)
+            self._outputs.changed()

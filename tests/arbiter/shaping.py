@@ -9,11 +9,17 @@ import orjson
 
 from handrail.arbiter.output import Shaped, Shaper
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.sidecar_room import SidecarRoom
 from handrail.contract.spec import ToolSpec
 from handrail.record.artifacts import Artifacts
 
 SECRET = 'hunter2-"quoted"\\é'
 METADATA = {"duration_ms": 1.5, "confined_by": "operator"}
+
+
+def bounded(folder: Path, most: int = 1 << 30) -> SidecarRoom:
+    """Room for the sidecars of all sessions whose folders are in ``folder``."""
+    return SidecarRoom(folder, most)
 
 
 class Room:
@@ -24,7 +30,7 @@ class Room:
         self.output.mkdir()
         (folder / "artifacts").mkdir()
         self.artifacts = Artifacts(folder / "artifacts")
-        self.shaper = Shaper(Redactor(secrets), self.artifacts, lambda session: self.output)
+        self.shaper = Shaper(Redactor(secrets), self.artifacts, lambda session: self.output, bounded(folder))
 
     async def shape(self, value: object, call_id: str = "call-1", **spec: Any) -> Shaped:
         """As the arbiter does it: the quick way first."""

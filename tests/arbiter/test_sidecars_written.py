@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.arbiter.shaping import METADATA, Room
+from tests.arbiter.shaping import METADATA, Room, bounded
 
 from handrail.arbiter import sidecar
 from handrail.arbiter.output import Shaper
@@ -78,7 +78,7 @@ async def test_without_room_for_the_sidecar_the_result_comes_and_says_what_is_lo
 
 
 async def test_a_folder_that_cannot_be_had_loses_the_rest_only(tmp_path: Path) -> None:
-    shaper = Shaper(Redactor(), Artifacts(tmp_path / "none"), lambda session: tmp_path / "none")
+    shaper = Shaper(Redactor(), Artifacts(tmp_path / "none"), lambda session: tmp_path / "none", bounded(tmp_path))
     spec = ToolSpec("tool", "…", max_output=10)
     shaped = await shaper.shape(spec, "x" * 20, METADATA, call_id="c", session_id="s")
     assert shaped.result.data == {"head": "x" * 10} and "No such file" in shaped.result.metadata["output_lost"]
@@ -102,7 +102,7 @@ class Busy:
 
 async def test_a_cancelled_wait_whose_turn_has_not_come_still_leaves_its_file(tmp_path: Path) -> None:
     busy = Busy()
-    shaper = Shaper(Redactor(), busy, lambda session: tmp_path)
+    shaper = Shaper(Redactor(), busy, lambda session: tmp_path, bounded(tmp_path))
     spec = ToolSpec("tool", "…", max_output=300)
     tasks = [
         asyncio.create_task(shaper.shape(spec, value, METADATA, call_id="c", session_id="s"))

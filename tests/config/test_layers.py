@@ -30,7 +30,17 @@ def test_each_layer_is_stronger_than_the_one_before_and_every_value_keeps_its_or
     assert (config.settings.agent, limits.lock_wait_ms, limits.grace_ms) == ("default", 1, 2)
     assert (approvals.request_days, approvals.grant_hours) == (3, 4)
     in_force = {value.key: str(value.origin) for value in config.values if not value.not_in_force}
-    tables = ("sandbox.", "state.", "catalog.", "search.", "mcp.", "limits.state", "limits.open", "limits.job")
+    tables = (
+        "sandbox.",
+        "state.",
+        "catalog.",
+        "search.",
+        "mcp.",
+        "limits.state",
+        "limits.open",
+        "limits.job",
+        "limits.cut",
+    )
     untouched = {"agent", "ceiling", "mode", "secrets", "tools", *(key for key in keys() if key.startswith(tables))}
     assert in_force == {
         **dict.fromkeys(untouched, "default"),

@@ -61,6 +61,8 @@ class Limits:
     """Of one session."""
     job_output_mib: int = 1024
     """What the outputs of all jobs may take together."""
+    cut_output_mib: int = 1024
+    """What the whole of all outputs that were cut may take together."""
     max_backlog: int = 20_000
     """Records waiting for the disk before further calls wait for them."""
     lifetimes: Lifetimes = field(default_factory=Lifetimes)

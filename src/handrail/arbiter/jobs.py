@@ -26,7 +26,7 @@ from handrail.arbiter.locks import lock_names
 from handrail.arbiter.neutral import for_model
 from handrail.arbiter.outflow import OutputFile, stored
 from handrail.arbiter.output import Shaper
-from handrail.arbiter.output_room import OutputRoom, unlink
+from handrail.arbiter.output_room import JOB_ENDING, OutputRoom, unlink
 from handrail.arbiter.repeats import recorded_result
 from handrail.arbiter.resources import Resources, shared
 from handrail.arbiter.sidecar import file_name
@@ -178,7 +178,7 @@ class DetachedCalls:
             job_id = f"{wire_name(spec.id)}_{randomness.token_hex(4)}"
         shown = self._shaper.redact(call.arguments)
         again = spec.idempotent and not call.granted and shown == call.arguments
-        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}.job.txt"
+        path = Path(self._shaper.folder(call.session_id)) / f"{file_name(job_id)}{JOB_ENDING}"
         job = Job(job_id, spec.id, call.id, call.session_id, state, self.clock(), about=about(shown, spec))
         row = JobRow(
             job,

@@ -25,6 +25,7 @@ from handrail.arbiter.exposure import views
 from handrail.arbiter.neutral import FLAG, for_model
 from handrail.arbiter.plain import MAX_PARTS, Plain, TooLarge, encoded_as_it_is
 from handrail.arbiter.redaction import Redactor
+from handrail.arbiter.sidecar_room import SidecarRoom
 from handrail.arbiter.truncation import cut, first_bytes
 from handrail.contract.errors import ERROR_KINDS, HandrailError
 from handrail.contract.neutral import may_have_any
@@ -75,12 +76,17 @@ class Shaper:
     :param redactor: what must come through nowhere
     :param artifacts: where binary parts go
     :param folder: from a session's id to its output folder, which that session may read
+    :ivar room: what the cut outputs in these folders may take together
     """
 
     def __init__(
-        self, redactor: Redactor, artifacts: ArtifactStore, folder: Callable[[str], str | os.PathLike[str]]
+        self,
+        redactor: Redactor,
+        artifacts: ArtifactStore,
+        folder: Callable[[str], str | os.PathLike[str]],
+        room: SidecarRoom,
     ) -> None:
-        self.redactor, self._artifacts, self.folder = redactor, artifacts, folder
+        self.redactor, self._artifacts, self.folder, self.room = redactor, artifacts, folder, room
         # Threads of its own: the loop's are shared with synchronous tools, which may hang in them.
         self._threads = ThreadPoolExecutor(2, "handrail-output")
 
@@ -329,7 +335,7 @@ class Shaper:
         """Write the whole; if that fails the result says that the rest is lost, and why."""
         call.leave_the_loop()
         try:
-            path, kept = sidecar.write(Path(self.folder(call.session_id)), call.id, text, ending)
+            path, kept = sidecar.write(self.room, Path(self.folder(call.session_id)), call.id, text, ending)
         except (OSError, HandrailError) as error:
             more[prefix + "lost"] = f"the rest of the output could not be kept: {self.redactor.text(_reason(error))}"
             return

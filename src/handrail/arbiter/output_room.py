@@ -13,6 +13,8 @@ from pathlib import Path
 
 from handrail.contract.doors import JobOutput
 
+JOB_ENDING = ".job.txt"
+"""What an output's file name ends with."""
 REMOVED = ".removed"
 """What follows an output's file name in that of the note in its place."""
 _MIB = 1024 * 1024

@@ -7,6 +7,8 @@ import os
 import re
 from pathlib import Path
 
+from handrail.arbiter.sidecar_room import SidecarRoom
+
 MAX_SIDECAR = 64 * 1024 * 1024
 """Bytes. What is longer is cut there, and the file's last line says so."""
 
@@ -15,13 +17,14 @@ _MAX_NAME = 100
 _MAX_SAME_NAME = 100
 
 
-def write(folder: Path, call_id: str, text: str, ending: str = ".txt") -> tuple[Path, int]:
+def write(room: SidecarRoom, folder: Path, call_id: str, text: str, ending: str = ".txt") -> tuple[Path, int]:
     """Write a new file named for the call, readable by its owner alone.
 
     Blocks; leaves no part of a file behind when it fails.
 
+    :param room: what all of them may take together
     :return: the file, and how many bytes of ``text`` are in it
-    :raises OSError: when it cannot be written
+    :raises OSError: when it cannot be written, or has no room
     """
     encoded = text.encode("utf-8", "backslashreplace")
     kept = len(encoded)
@@ -29,13 +32,14 @@ def write(folder: Path, call_id: str, text: str, ending: str = ".txt") -> tuple[
         note = f"\n[this file ends here: it holds the first {MAX_SIDECAR:,} of {kept:,} bytes]\n".encode()
         head = encoded[: MAX_SIDECAR - len(note)].decode("utf-8", "ignore").encode()
         kept, encoded = len(head), head + note
-    path, descriptor = _new(folder, file_name(call_id), ending)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(encoded)
-    except BaseException:
-        path.unlink(missing_ok=True)  # on a full disk its part is worth more as free space
-        raise
+    with room.taken(len(encoded)):
+        path, descriptor = _new(folder, file_name(call_id), ending)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(encoded)
+        except BaseException:
+            path.unlink(missing_ok=True)  # on a full disk its part is worth more as free space
+            raise
     return path, kept
 
 

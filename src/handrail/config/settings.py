@@ -57,6 +57,14 @@ class LimitSettings(_Table):
             description="What the outputs of all jobs of a workspace may take on the disk together, in MiB; those of the jobs that ended first are removed.",
         ),
     ] = 1024
+    cut_output_mib: Annotated[
+        int,
+        Field(
+            gt=0,
+            le=_MANY,
+            description="What the files with the whole of outputs that were cut may take on the disk together, in MiB; the oldest of sessions that nobody has open are removed.",
+        ),
+    ] = 1024
 
 
 class ApprovalSettings(_Table):

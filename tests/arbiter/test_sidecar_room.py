@@ -1,0 +1,221 @@
+"""The whole of outputs that were cut, of all sessions together: bounded, and nobody loses any of it without being told so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from handrail import Session, tool
+from handrail.arbiter import sidecar
+from handrail.arbiter.sidecar_room import NOTE, SidecarRoom
+from handrail.contract.result import Result
+from handrail.testing.kernels import temporary_kernel
+
+KIB = 1024
+MOST = 100 * KIB
+REMOVED = "[this output of 40,960 bytes was removed to make room"
+
+
+class Sessions:
+    """Session folders with a room of 100 KiB, as one process after the other has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.room = SidecarRoom(folder, MOST)
+        self.count = 0
+
+    def at_work(self, *names: str) -> None:
+        self.room.in_use = lambda session: session in names
+
+    def another_process(self) -> None:
+        self.room = SidecarRoom(self.folder, MOST)
+
+    def wrote(self, session: str, kib: int = 40) -> Path:
+        """Another output of so many KiB, later than all before."""
+        self.count += 1
+        (self.folder / session).mkdir(exist_ok=True)
+        path, kept = sidecar.write(self.room, self.folder / session, f"call{self.count}", "x" * KIB * kib)
+        assert kept == KIB * kib
+        os.utime(path, ns=(self.count, self.count))
+        return path
+
+    def refused(self, session: str, kib: int = 40) -> None:
+        """It has no room, and leaves nothing."""
+        before = self.files()
+        with pytest.raises(OSError, match=r"0\.09766 MiB together \(limits\.cut_output_mib\).*ask for less"):
+            self.wrote(session, kib)
+        assert self.files() == before
+
+    def files(self) -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def taken(self, but: Collection[Path] = ()) -> int:
+        return sum(len(content) for path, content in self.files().items() if path not in but)
+
+
+@pytest.fixture
+def sessions(tmp_path: Path) -> Sessions:
+    return Sessions(tmp_path)
+
+
+def whole(path: Path) -> bool:
+    return set(path.read_text()) == {"x"}
+
+
+@pytest.mark.proves("O-01")
+def test_the_oldest_of_sessions_that_nobody_has_open_make_room_and_say_so_in_their_place(sessions: Sessions) -> None:
+    sessions.at_work("new")
+    first, second = sessions.wrote("old"), sessions.wrote("older")
+    third = sessions.wrote("new")
+    assert first.read_text().startswith(REMOVED) and whole(second) and whole(third)
+    sessions.wrote("new")
+    assert second.read_text().startswith(REMOVED) and whole(third)
+    assert sessions.taken() <= MOST
+
+
+@pytest.mark.proves("O-01")
+def test_what_an_open_session_has_stays_until_it_is_left(sessions: Sessions) -> None:
+    sessions.at_work("one", "other")
+    kept = [sessions.wrote("one"), sessions.wrote("other")]
+    sessions.refused("one")
+    sessions.refused("other")
+    assert whole(sessions.wrote("one", kib=10)), "what fits is kept"
+    sessions.at_work("other")
+    assert whole(sessions.wrote("other"))
+    assert kept[0].read_text().startswith(REMOVED) and whole(kept[1])
+
+
+def test_nothing_is_removed_in_vain(sessions: Sessions) -> None:
+    sessions.at_work("one")
+    old, _ = sessions.wrote("old", kib=20), sessions.wrote("one", kib=70)
+    sessions.refused("one", kib=40)
+    sessions.refused("one", kib=101)
+    assert whole(old)
+
+
+def test_nothing_is_removed_before_anybody_has_said_which_sessions_are_open(sessions: Sessions) -> None:
+    kept = [sessions.wrote("one"), sessions.wrote("one")]
+    sessions.another_process()
+    sessions.refused("one")
+    assert all(map(whole, kept))
+
+
+def test_what_a_former_process_left_counts_but_for_the_outputs_of_jobs(sessions: Sessions) -> None:
+    left = sessions.wrote("left", kib=80)
+    for name in ("bash_1.job.txt", "bash_2.job.txt.removed"):
+        (left.parent / name).write_bytes(b"x" * MOST)
+    sessions.another_process()
+    sessions.at_work("left")
+    sessions.refused("left")
+    assert whole(sessions.wrote("left", kib=20))
+    sessions.at_work()
+    sessions.wrote("left")
+    assert left.read_text().startswith("[this output of 81,920 bytes")
+    assert (left.parent / "bash_1.job.txt").stat().st_size == MOST
+
+
+def test_what_a_fork_has_too_counts_once_and_stays(sessions: Sessions) -> None:
+    shared, own = sessions.wrote("one"), sessions.wrote("one")
+    (sessions.folder / "fork").mkdir()
+    its = sessions.folder / "fork" / shared.name
+    its.hardlink_to(shared)
+    sessions.another_process()
+    sessions.at_work("fork")
+    assert whole(sessions.wrote("fork", kib=15))
+    sessions.wrote("fork")
+    assert own.read_text().startswith(REMOVED) and whole(shared) and whole(its)
+    assert sessions.taken(but=[its]) <= MOST
+    sessions.refused("fork")
+
+
+def test_one_that_a_fork_has_since_it_was_looked_at_stays(sessions: Sessions) -> None:
+    sessions.at_work("two")
+    first, second = sessions.wrote("one"), sessions.wrote("one")
+    sessions.wrote("two")  # looks, and takes the first
+    (sessions.folder / "fork").mkdir()
+    (sessions.folder / "fork" / second.name).hardlink_to(second)
+    sessions.refused("two")
+    assert first.read_text().startswith(REMOVED) and whole(second)
+
+
+def test_what_could_not_be_written_takes_no_room(sessions: Sessions) -> None:
+    with pytest.raises(FileNotFoundError):
+        sidecar.write(sessions.room, sessions.folder / "none", "call", "x" * MOST)
+    assert whole(sessions.wrote("one", kib=100))
+
+
+def test_a_process_that_was_killed_before_a_note_was_in_its_place_is_in_nobodys_way(
+    sessions: Sessions, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    victim = tmp_path_factory.mktemp("elsewhere") / "victim"
+    sessions.at_work()
+    old, _ = sessions.wrote("old"), sessions.wrote("new")
+    note = old.with_name(f"{old.name}{NOTE}")
+    note.symlink_to(victim)
+    sessions.wrote("new")
+    assert old.read_text().startswith(REMOVED) and not old.is_symlink()
+    assert not note.is_symlink() and not note.exists() and not victim.exists()
+
+
+@pytest.mark.parametrize("step", ["open", "replace"])
+def test_where_no_note_can_be_put_there_the_output_stays(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    sessions.at_work()
+    old, _ = sessions.wrote("old"), sessions.wrote("new")
+    if step == "open":
+        old.with_name(f"{old.name}{NOTE}").mkdir()
+    else:
+
+        def full(path: Path, target: Path) -> Path:
+            raise OSError("the disk is full")
+
+        monkeypatch.setattr(Path, "replace", full)
+    with pytest.raises(OSError, match="cut_output_mib"):
+        sessions.wrote("new", kib=60)
+    assert whole(old) and not [path for path in sessions.files() if path.name.endswith(NOTE)]
+
+
+@tool(id="long.text", side_effect="read", locks=[])
+async def long_text(kib: int) -> str:
+    """So much text."""
+    return "x" * kib * KIB
+
+
+async def cut(session: Session, kib: int) -> Result:
+    result = await session.call("long.text", {"kib": kib})
+    assert result.ok and result.metadata["truncated"] and result.data["head"].startswith("xxx")
+    return result
+
+
+async def read_back(session: Session, result: Result) -> str:
+    read = await session.call("read", {"path": result.metadata["output_path"], "unit": "bytes", "limit": 100})
+    assert read.ok, read.error_text
+    return read.data["text"]
+
+
+@pytest.mark.proves("O-01")
+async def test_a_session_is_told_what_was_not_kept_and_one_that_goes_on_what_was_removed(tmp_path: Path) -> None:
+    settings = "[limits]\ncut_output_mib = 1\n"
+    async with temporary_kernel(tmp_path, tools=[long_text], rules=["allow long.*"], settings=settings) as kernel:
+        one, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        first = await cut(one, 600)
+        lost = await cut(other, 600)
+        assert "output_path" not in lost.metadata and lost.metadata["omitted_bytes"] > 0
+        assert lost.metadata["output_lost"].startswith(
+            "the rest of the output could not be kept: the cut outputs of all"
+        )
+        assert (await read_back(one, first)).startswith("xxx"), "what an open session has been told of is there"
+        await one.suspend()
+        second = await cut(other, 600)
+        assert (await read_back(other, second)).startswith("xxx")
+        one = await kernel.session("ses_1")
+        assert (await read_back(one, first)).startswith("[this output of 614,400 bytes was removed to make room")
+    async with temporary_kernel(tmp_path, tools=[long_text], rules=["allow long.*"], settings=settings) as kernel:
+        one, other = await kernel.session("ses_1"), await kernel.session("ses_2")
+        assert "output_lost" in (await cut(one, 600)).metadata, "what was there before counts"
+        await other.close()
+        assert "output_path" in (await cut(one, 600)).metadata, "one that is closed leaves its room to others"
