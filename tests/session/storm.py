@@ -345,5 +345,5 @@ async def storm(kernel: HeldKernel, seed: int, calls: int) -> Storm:
     one = Storm(kernel, seed)
     await one.blow(calls)
     await one.held(before)
-    assert complaints == []
+    assert complaints == [], complaints
     return one

@@ -8,8 +8,9 @@ import gc
 import os
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 import pytest
 
@@ -135,6 +136,25 @@ async def test_a_loop_that_stands_still_at_its_bell_calls_what_it_was_rung_for()
     await asyncio.sleep(0)
     bell.wait_for(300)  # closed: nobody rings any more
     assert called == [0, 1]
+
+
+async def test_a_loop_that_stood_still_for_a_ring_it_had_seen_already_is_not_surprised() -> None:
+    loop, called, complaints = asyncio.get_running_loop(), list[int](), list[Mapping[str, Any]]()
+    loop.set_exception_handler(lambda _, context: complaints.append(context))
+    bell, over = LoopBell(loop), asyncio.Event()
+
+    def ring() -> None:
+        bell.call(lambda: called.append(1))
+        loop.call_soon(stand_still)  # before what the loop is about to see
+
+    def stand_still() -> None:
+        bell.wait_for(0)
+        loop.call_soon(over.set)
+
+    loop.call_soon(ring)
+    await over.wait()
+    assert called == [1] and complaints == []
+    bell.close()
 
 
 @pytest.mark.usefixtures("kind")

@@ -157,7 +157,8 @@ class LoopBell:
             self._close_descriptor()
 
     def _rung(self) -> None:
-        os.eventfd_read(self._descriptor)
+        with suppress(BlockingIOError):  # the loop has stood still for it since it saw it
+            os.eventfd_read(self._descriptor)
         self._call_all()
 
     def _call_all(self) -> None:
