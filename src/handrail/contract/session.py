@@ -49,6 +49,12 @@ class Turn(Protocol):
         """Carry out the calls of a whole reply: exactly one answer each, in order."""
         ...
 
+    def look_ahead(self, call: Proposal) -> None:
+        """The next call of a reply that is still being streamed may become this one: its arguments are whole, and its block is
+        open. What is the same whenever it is submitted may be worked out now, so that it begins sooner then. Nothing happens
+        of it, nothing is recorded, and another call may come in its place."""
+        ...
+
     def submit(self, call: Proposal) -> Awaitable[Answer]:
         """Start the next call of a reply that is still being streamed. Gives an awaitable of its answer. Calls enter the lock
         queue in the order in which they are submitted, like those of :meth:`call_all`."""
