@@ -12,9 +12,11 @@ import pytest
 from tests.agent.sessions import RecordingSession
 
 from handrail import tool
+from handrail.agent import conversation
+from handrail.agent.conversation import Conversation
 from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished, StreamCut
-from handrail.agent.stream import MAX_LOOKS
+from handrail.agent.model import CallArguments, CallClosed, CallOpened, CallPart, Finished, StreamCut, TextPart
+from handrail.agent.stream import MAX_LOOKS, Reply, call_part
 from handrail.arbiter.resources import Resources
 from handrail.contract.call import ProposedCall
 from handrail.holding import HeldKernel
@@ -155,3 +157,36 @@ async def test_a_link_that_is_turned_before_the_block_is_closed_leads_nowhere(tm
         link.symlink_to(outside)
     assert run.result().calls == 1
     assert not list(outside.iterdir()) and not list(inside.iterdir())
+
+
+def reply_of(arguments: str) -> Reply:
+    return Reply((TextPart("I see"), 0), (ProposedCall("echo", arguments, "theirs"),), None, None)
+
+
+def test_a_reply_that_was_worked_out_ahead_is_said_as_if_it_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[ProposedCall] = []
+
+    def counted(call: ProposedCall, wire_id: str) -> CallPart:
+        made.append(call)
+        return call_part(call, wire_id)
+
+    monkeypatch.setattr(conversation, "call_part", counted)
+    said: list[Any] = []
+    for ahead in (True, False):
+        talk = Conversation()
+        if ahead:
+            talk.draft(reply_of('{"n":1}'), ["s1/1.0"])
+        before = len(made)
+        talk.propose(reply_of('{"n":1}'), ["s1/1.0"])
+        said.append(talk.open)
+        assert len(made) - before == (0 if ahead else 1)
+    assert said[0] == said[1] and said[0].message.calls[0].wire_id == "theirs"
+
+
+@pytest.mark.parametrize(("arguments", "ids"), [('{"n":1} ', ["s1/1.0"]), ('{"n":1}', ["s1/2.0"])])
+def test_a_reply_that_came_otherwise_is_said_as_it_came(arguments: str, ids: list[str]) -> None:
+    talk = Conversation()
+    talk.draft(reply_of('{"n":1}'), ["s1/1.0"])
+    talk.propose(reply_of(arguments), ids)
+    assert talk.open is not None and talk.open.call_ids == (ids[0],)
+    assert talk.open.message.calls[0].wire_id == "theirs", "nobody has that id"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from handrail.agent.history import Exchange, as_data, compacted, restored
 from handrail.agent.model import (
@@ -40,6 +40,20 @@ def shown(result: Result) -> str:
     return whole_characters(json.dumps(wire, ensure_ascii=False, separators=(",", ":"), default=str))
 
 
+class _Draft(NamedTuple):
+    """What a reply adds to the conversation, worked out before it is proposed.
+
+    :param new: its calls that were not proposed before
+    :param data: as it is kept; nothing for a reply without calls
+    """
+
+    reply: Reply
+    call_ids: Sequence[str]
+    new: Sequence[CallPart]
+    message: AssistantMessage
+    data: Mapping[str, Any]
+
+
 class Conversation:
     """The messages of one agent, over all its runs, kept as they are said where there is a ``history``.
 
@@ -54,6 +68,7 @@ class Conversation:
         self._open_at = 0
         self._open: Exchange | None = None
         self._ids = WireIds()
+        self._draft: _Draft | None = None
         self._next = 0
         self._unsaved: list[Entry] = []
         self._handed_on = 0
@@ -159,10 +174,32 @@ class Conversation:
 
         :param call_ids: the ids under which the kernel will know its calls, in their order
         """
-        growing = self._open
+        growing, draft = self._open, self._draft
         assert growing is None or not growing.results, "calls before it have no answer"
-        known = [] if growing is None else list(growing.message.calls)  # these stay what they were
-        known += [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
+        if draft is None or draft.reply != reply or draft.call_ids != call_ids:
+            self._drop_draft()
+            draft = self._drafted(reply, call_ids)
+        self._draft, message = None, draft.message
+        if growing is not None and message == growing.message:
+            return
+        if reply.calls:
+            self._open = Exchange(message, tuple(call_ids))
+            if growing is not None:
+                self._next -= 1
+            self._open_at = self._next
+            self._keep(draft.data)
+        elif any(not isinstance(part, Kept) or part.said for part in message.parts):
+            self._add(message)
+
+    def draft(self, reply: Reply, call_ids: Sequence[str]) -> None:
+        """Work out ahead what :meth:`propose` is to add, if it is given this very reply."""
+        self._drop_draft()
+        self._draft = self._drafted(reply, call_ids)
+
+    def _drafted(self, reply: Reply, call_ids: Sequence[str]) -> _Draft:
+        known = [] if self._open is None else list(self._open.message.calls)  # these stay what they were
+        new = [call_part(call, self._ids.take(call.provider_id)) for call in reply.calls[len(known) :]]
+        known += new
         parts: list[TextPart | CallPart | Kept] = []
         for part in reply.parts:
             if isinstance(part, int):
@@ -170,16 +207,12 @@ class Conversation:
             elif not isinstance(part, TextPart) or part.text.strip():
                 parts.append(part)
         message = AssistantMessage(tuple(parts))
-        if growing is not None and message == growing.message:
-            return
-        if message.calls:
-            self._open = Exchange(message, tuple(call_ids))
-            if growing is not None:
-                self._next -= 1
-            self._open_at = self._next
-            self._keep(as_data(message, call_ids))
-        elif any(not isinstance(part, Kept) or part.said for part in parts):
-            self._add(message)
+        return _Draft(reply, call_ids, new, message, as_data(message, call_ids) if reply.calls else {})
+
+    def _drop_draft(self) -> None:
+        if self._draft is not None:
+            self._ids.give_back(part.wire_id for part in self._draft.new)
+            self._draft = None
 
     def answer(self, answers: Mapping[int, Answer]) -> None:
         """Add answers to the calls of the open reply; with the last one it becomes part of the history.

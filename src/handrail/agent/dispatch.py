@@ -159,7 +159,8 @@ class Dispatch:
         first = len(self.calls)
         until = self._assembly.ready(first)
         if until == first and (coming := self._assembly.coming(first)) is not None:
-            self._turn.look_ahead(coming)
+            self._turn.look_ahead(coming.calls[first])
+            self._conversation.draft(*self._proposal(coming))
         if until == first or self._weight > MAX_KEPT_AGAIN or self._may_be_over():
             return ()
         return self._start(self._assembly.so_far(until))
@@ -182,9 +183,7 @@ class Dispatch:
 
     def _start(self, reply: Reply) -> Sequence[tuple[int, ProposedCall]]:
         first = len(self.calls)
-        if first:  # what has been started stays what it was, whatever the stream brought after its block was closed
-            reply = Reply(reply.parts, (*self.calls, *reply.calls[first:]), reply.reason, reply.usage)
-        ids = [call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]
+        reply, ids = self._proposal(reply)
         self._conversation.propose(reply, ids)
         self._kept = max(self._kept, len(reply.calls))
         self._weight += self._assembly.units
@@ -194,3 +193,11 @@ class Dispatch:
             self.calls.append(call)
             self._answers.append(asyncio.ensure_future(self._turn.submit(call)))
         return [*enumerate(self.calls)][first:]
+
+    def _proposal(self, reply: Reply) -> tuple[Reply, Sequence[str]]:
+        """The reply, with the ids of its calls. What has been started stays what it was, whatever the stream brought after its
+        block was closed."""
+        if self.calls:
+            calls = (*self.calls, *reply.calls[len(self.calls) :])
+            reply = Reply(reply.parts, calls, reply.reason, reply.usage)
+        return reply, [call_id(self._session_id, self._turn.number, position) for position in range(len(reply.calls))]

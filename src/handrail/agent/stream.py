@@ -217,9 +217,10 @@ class ReplyAssembly:
             position -= 1
         return position
 
-    def coming(self, position: int) -> ProposedCall | None:
-        """The call at this position as it will be if its block, which is open, closes now. Given once, when the piece that
-        makes its arguments whole has come; None before and afterwards, and for one that nothing sound can become of."""
+    def coming(self, position: int) -> Reply | None:
+        """The reply up to the call at this position, as it will be if that call's block, which is open, closes now. Given once,
+        when the piece that makes its arguments whole has come; None before and afterwards, and where nothing sound can become
+        of it."""
         if len(self._calls) <= position:
             return None
         call = self._calls[position]
@@ -228,11 +229,14 @@ class ReplyAssembly:
         if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS:
             return None
         call.looks += 1
-        return call.proposed() if call.whole else None
+        return self._until(position + 1, None) if call.whole else None
 
     def so_far(self, count: int) -> Reply:
         """The reply up to its ``count``-th call."""
-        calls = [call.proposed(None if call.closed else NEVER_CLOSED) for call in self._calls[:count]]
+        return self._until(count, NEVER_CLOSED)
+
+    def _until(self, count: int, never_closed: str | None) -> Reply:
+        calls = [call.proposed(None if call.closed else never_closed) for call in self._calls[:count]]
         until = 1 + self._parts.index(count - 1) if count else 0
         return Reply(_whole(self._parts[:until]), tuple(calls), None, self.usage)
 
@@ -311,6 +315,10 @@ class WireIds:
             wire_id = self._own()
         self._used.add(wire_id)
         return wire_id
+
+    def give_back(self, wire_ids: Iterable[str]) -> None:
+        """These were taken for calls that were never made."""
+        self._used.difference_update(wire_ids)
 
     def _own(self) -> str:
         while True:
