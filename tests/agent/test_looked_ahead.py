@@ -15,8 +15,17 @@ from handrail import tool
 from handrail.agent import conversation
 from handrail.agent.conversation import Conversation
 from handrail.agent.loop import Agent
-from handrail.agent.model import CallArguments, CallClosed, CallOpened, CallPart, Finished, StreamCut, TextPart
-from handrail.agent.stream import MAX_LOOKS, Reply, call_part
+from handrail.agent.model import (
+    CallArguments,
+    CallClosed,
+    CallOpened,
+    CallPart,
+    Finished,
+    StreamCut,
+    TextDelta,
+    TextPart,
+)
+from handrail.agent.stream import MAX_AHEAD_UNITS, MAX_LOOKS, Reply, call_part
 from handrail.arbiter.resources import Resources
 from handrail.contract.call import ProposedCall
 from handrail.holding import HeldKernel
@@ -72,6 +81,13 @@ async def test_it_is_looked_at_once_as_soon_as_its_arguments_are_whole() -> None
     model = PlayedModel([*opened("echo", *pieces), *CLOSED], text_reply("ok"))
     assert (await Agent(session, model).complete("go")).ok
     assert session.looked_at == session.calls == [ProposedCall("echo", '{"n":{"m":1}}')]
+
+
+async def test_behind_a_very_long_text_nothing_is_looked_at() -> None:
+    session = RecordingSession()
+    model = PlayedModel([TextDelta("x" * MAX_AHEAD_UNITS), *opened("echo", '{"n":1}'), *CLOSED], text_reply("ok"))
+    assert (await Agent(session, model).complete("go")).ok
+    assert session.looked_at == [] and len(session.calls) == 1
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,8 @@ KEPT_HEAD = 2_000
 
 MAX_LOOKED_AHEAD = 64 * 1024
 """Characters of arguments that are read before their block is closed."""
+MAX_AHEAD_UNITS = 1024 * 1024
+"""Of the whole reply, as :data:`MAX_REPLY_UNITS` counts; behind more nothing is read before its block is closed."""
 MAX_LOOKS = 16
 """How often they are, of one call: each piece that may be the last has them read anew."""
 
@@ -226,7 +228,7 @@ class ReplyAssembly:
         call = self._calls[position]
         if call.known_whole or call.closed or call.fault or not call.pieces or not call.pieces[-1].endswith("}"):
             return None
-        if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS:
+        if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS or self._units > MAX_AHEAD_UNITS:
             return None
         call.looks += 1
         return self._until(position + 1, None) if call.whole else None
