@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from typing import Any
 
@@ -42,3 +43,14 @@ async def test_a_run_that_is_stopped_as_its_turn_starts_asks_the_model_nothing()
                 agent.cancel()
     assert isinstance(events[-1], RunFinished)
     assert (events[-1].outcome.status, model.requests) == ("cancelled", [])
+
+
+@pytest.mark.proves("A-10")
+async def test_a_run_ends_at_whichever_moment_it_is_stopped() -> None:
+    for moment in range(40):
+        agent = Agent(RecordingSession(), PlayedModel(text_reply("said")))
+        run = asyncio.ensure_future(agent.complete("go"))
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        agent.cancel()
+        assert (await run).status in ("answered", "cancelled"), moment

@@ -51,6 +51,7 @@ class ReplyPump(Generic[T]):
         self._heed = heed
         self._stopped = False
         self._task = asyncio.create_task(self._read(model, request, policy, deadline))
+        self._task.add_done_callback(self._cut)
 
     def stop(self) -> None:
         """Close the stream; :meth:`events` then ends with :class:`StoppedReading`."""
@@ -100,7 +101,6 @@ class ReplyPump(Generic[T]):
             late = OutOfTime() if timer.expired() else StreamCut("the provider sent nothing for too long")
             self._tell(_End(late))
         except asyncio.CancelledError:
-            self._tell(_End(StoppedReading()))
             if not self._stopped:
                 raise
         except (ProviderError, ReplyTooLong) as error:
@@ -108,3 +108,7 @@ class ReplyPump(Generic[T]):
         except Exception as error:  # a defect in an adapter: the run ends with its name, and open calls are answered
             text = f"reading the reply of {model.name} failed: {type(error).__name__}: {str(error)[:500]}"
             self._tell(_End(ProviderError(text)))
+
+    def _cut(self, _: asyncio.Task[None]) -> None:
+        """It reads no more: where nothing else has told of that, it was stopped, maybe before its first step."""
+        self._told.put_nowait(_End(StoppedReading()))
