@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from handrail.arbiter.call import Lane
+from handrail.arbiter.call import Call, Lane
 from handrail.arbiter.delegating import check_type
 from handrail.assembly import Rooms
 from handrail.contract.delegation import Child, Delegation
@@ -34,6 +34,8 @@ class HeldSessions:
         self._context_of = context_of
         self._face = face
         self._open: dict[str, HeldSession] = {}
+        self._resting: dict[str, HeldSession] = {}
+        """Those that are suspended while jobs of theirs run."""
         self._closing: set[str] = set()
         self.lasting = Lasting(rooms.store, rooms.arbiter.shaper.redactor, rooms.log)
         self.arrivals = Arrivals(rooms.store, rooms.arbiter.shaper.redactor)
@@ -56,7 +58,8 @@ class HeldSessions:
         return None if session is None else session.lane
 
     def lanes(self) -> Iterable[Lane]:
-        return (session.lane for session in tuple(self._open.values()))
+        """Those of all that are open, and of those that bound the sub-agents of their jobs while they are suspended."""
+        return [session.lane for session in (*self._open.values(), *self._resting.values())]
 
     async def suspend_all(self) -> None:
         """
@@ -97,14 +100,16 @@ class HeldSessions:
             self._forget(session)
             rooms.store.sessions.abandon(session_id, time.time_ns())
             raise
+        if (before := self._resting.pop(session_id, None)) is not None:
+            family.take_over(session, before)
         opened = {"agent": context.agent, "face": opening.face, "headless": row.headless, "mode": lane.rules.mode}
         context.shelf.begin()
         rooms.log.append([Record("session-opened", session_id, "", {**opened, **parent_of(row)})])
         return session
 
-    async def _open_child(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
+    async def _open_child(self, parent: HeldSession, call: Call, delegation: Delegation) -> Child:
         """A session of a sub-agent, in the context of its own agent with what this process brought."""
-        session = await self.open_child(self._context_of, Under(parent, call_id, delegation), self._face)
+        session = await self.open_child(self._context_of, Under(parent, call, delegation), self._face)
         return Child(session, session.family.manifest)
 
     async def open_child(
@@ -114,6 +119,8 @@ class HeldSessions:
         :param context_of: that of an agent, with what the process brought whose session the parent is
         :raises ToolError: where work cannot be handed to that agent
         """
+        known = under.parent.id  # as it is now: the job may have begun when it was open before
+        under.parent = self._resting.get(known) or self._open.get(known) or under.parent
         above, agent = under.parent.lane, under.delegation.agent
         check_type(agent, above.agent_types())
         context, around = self._appointed(under.parent.family, context_of, agent), above.around
@@ -160,6 +167,14 @@ class HeldSessions:
             await self.lasting.suspend(session.id)
         finally:
             self._forget(session)
+            self._rest(session)
+
+    def _rest(self, session: HeldSession) -> None:
+        """Keep a session that is suspended, and others, while they bound the sub-agents of jobs."""
+        if session.family.under is None:
+            self._resting[session.id] = session
+        at_work = {live.row.job.session_id for live in self._rooms.arbiter.jobs.live.values()}
+        self._resting = {id: resting for id, resting in self._resting.items() if id in at_work}
 
     async def _closed(self, session: HeldSession) -> None:
         """Taken from the list last: until its folders are gone nobody may open it again."""
@@ -177,6 +192,8 @@ class HeldSessions:
         store, approvals = self._rooms.store, self._rooms.arbiter.approvals
         self._closing.add(session_id)
         try:
+            if (resting := self._resting.get(session_id)) is not None:
+                await resting.family.end()
             await self._rooms.arbiter.jobs.end("user", session_id)
             for child in store.sessions.under(session_id):
                 await self._discard(child.id)
@@ -190,5 +207,6 @@ class HeldSessions:
                 await asyncio.to_thread(store.folders.discard, session_id)
                 self._rooms.arbiter.jobs.outputs.forget_in(store.folders.outputs / session_id)
         finally:
+            self._resting.pop(session_id, None)
             self._closing.discard(session_id)
             self._outputs.changed()

@@ -82,7 +82,7 @@ class JoinedKernel(Kernel):
         self._bench = Bench(tools, SecretStore(brought.secrets or {}))
         self._described = describe(tools)
         self._sessions: dict[str, JoinedSession] = {}
-        self._opening: set[str] = set()
+        self._opening: dict[str, JoinedSession] = {}
         self._agent_named = brought.agent or config.settings.agent
         self._agent = AgentManifest()
         self._generation: Generation | None = None
@@ -152,13 +152,14 @@ class JoinedKernel(Kernel):
             session.brought_in(told["interaction"], told["steps"])
 
     async def _approve(self, body: Any) -> Any:
-        request = mirror.request_of(body)
-        return mirror.of_decision(await self._attendant(request.session_id).approve(request))
+        told = dict(body)
+        people = self._attendant(told.pop("people_of"))
+        return mirror.of_decision(await people.approve(mirror.request_of(told)))
 
     async def _answer(self, body: Any) -> Any:
         questions = [question_of(question) for question in body["questions"]]
         try:
-            return await self._attendant(body["session"]).answer(body["session"], questions)
+            return await self._attendant(body["people_of"]).answer(body["session"], questions)
         except ToolError as error:
             raise mirror.refusal_of(error) from None
 
@@ -176,7 +177,7 @@ class JoinedKernel(Kernel):
             session.peer.let_go(told["call"])
 
     def _attendant(self, session_id: str) -> Attendant:
-        session = self._sessions.get(session_id)
+        session = self._sessions.get(session_id) or self._opening.get(session_id)
         if session is None or session.attendant is None:
             raise Refused("UsageError", NOBODY_TO_ASK)
         return session.attendant
@@ -285,11 +286,11 @@ class JoinedKernel(Kernel):
             self.workdir,
             self._forget,
         )
-        self._opening.add(session.id)
+        self._opening[session.id] = session  # whose people may be asked before it is here
         try:
             await session.open()
         finally:
-            self._opening.discard(session.id)
+            del self._opening[session.id]
         self._adopt(session)
         session.adopted = self._adopt
         return session

@@ -267,24 +267,3 @@ async def test_of_a_job_that_ended_with_its_sub_agent_nobody_has_to_be_told(tmp_
         await kernel.log.flush()
         await jobs.retire()
         assert not await kernel.jobs.list(), "so it makes room as any other"
-
-
-async def test_a_sub_agent_in_the_background_is_aborted_with_its_session_which_is_told_when_it_goes_on(
-    tmp_path: Path,
-) -> None:
-    shop, pause = Shop(), Pause()
-    async with kernel_of(tmp_path, {"quiet": QUIET}, tools=shop.tools, rules=["allow build"]) as kernel:
-        quiet = PlayedModel([pause, *call_reply(("build", {"name": "late"}))], text_reply("Never."))
-        session = await kernel.session("ses_top")
-        top = PlayedModel(call_reply(task("quiet", background=True)), text_reply("Begun."))
-        assert (await Agent(session, top, models=models(quiet=quiet)).complete("Go.")).ok
-        await pause.reached.wait()
-        child = session.family.children[0].id
-        await session.suspend()
-        pause.proceed.set()
-        session = await kernel.session("ses_top")
-        heard = PlayedModel(*(text_reply("I see.") for _ in range(2)))
-        assert (await Agent(session, heard).complete("And?", until="idle")).ok
-        said = str(heard.requests[-1].messages)
-        assert said.count("The job task_") == 1 and "was aborted by its parent" in said and child in said
-        assert not shop.ran and len(quiet.requests) == 1

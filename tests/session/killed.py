@@ -76,6 +76,11 @@ STEPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         **OF_A_TASK,
         **{step: OF_A_JOB[step] for step in ("detached", "ended", "row ended", "notice written", "notice given")},
     },
+    "task whose session is left": {
+        "left": (AFTER, "handrail.session.session:HeldSession.suspend"),
+        **{step: OF_A_TASK[step] for step in ("asked", "running", "done")},
+        **{step: OF_A_JOB[step] for step in ("ended", "row ended", "notice written", "notice given", "notice taken")},
+    },
     "task whose agent has a job": {step: OF_A_JOB[step] for step in ("detached", "running", "ended", "row ended")},
 }
 """By case, each step at which the process is killed."""
@@ -90,6 +95,7 @@ CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "task": ("task", {"subagent_type": "worker", "prompt": "Work."}),
     "task whose agent has a job": ("task", {"subagent_type": "worker", "prompt": "Work."}),
     "task in the background": ("task", {"subagent_type": "worker", "prompt": "Work.", "background": True}),
+    "task whose session is left": ("task", {"subagent_type": "worker", "prompt": "Work.", "background": True}),
 }
 RULES = ("allow once", "allow again")
 AGENTS = {
@@ -207,7 +213,29 @@ async def live(folder: Path, case: str, step: str) -> None:
     kill_at(STEPS[case][step])
     async with workplace(folder, step) as kernel:
         session = await kernel.session(SESSION, attendant=person())
-        await agent_in(session, case, step).complete("Begin.", until="idle")
+        if case == "task whose session is left":
+            await leave(kernel, session)
+        else:
+            await agent_in(session, case, step).complete("Begin.", until="idle")
+
+
+async def leave(kernel: HeldKernel, session: HeldSession) -> None:
+    """Suspend a session while a sub-agent works for it, answer what that asks from another door, and take it up again."""
+    left, asked = Pause(), asyncio.Event()
+    kernel.approvals.watch(lambda _: asked.set())
+    worker = PlayedModel([left, *call_reply(("pay", {"name": "work"}))], text_reply("I have done it."))
+    model = PlayedModel(call_reply(CALLS["task in the background"]), text_reply("Begun."))
+    await Agent(session, model, models=lambda _: worker).complete("Begin.")
+    await left.reached.wait()
+    await session.suspend()
+    left.proceed.set()
+    await asked.wait()
+    (row,) = kernel.approvals.pending()
+    await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="another door")
+    (job,) = await kernel.jobs.list()
+    await kernel.jobs.wait(job.id, timeout_ms=60_000)
+    again = await kernel.session(SESSION, attendant=person())
+    await Agent(again, PlayedModel(text_reply("Heard."))).complete("Go on.")
 
 
 async def live_awhile(folder: Path, life: str, seconds: str) -> None:

@@ -23,6 +23,8 @@ LEAN = {
     ("question", "decided"),
     ("task", "asked"),
     ("task in the background", "ended"),
+    ("task whose session is left", "notice written"),
+    ("task whose session is left", "notice taken"),
 }
 """Those that are looked at each time; the others belong to the big counts."""
 MATRIX = [
@@ -80,9 +82,11 @@ async def test_a_process_killed_at_a_step_is_followed_by_one_that_knows_what_bec
         assert ("work is done" in said) is bool(jobs and (known or again))
         assert effects(tmp_path) == (step not in ("proposed", "detached", "answered", "intended")) + again * bool(jobs)
     elif case.startswith("task"):
-        of_a_job = case == "task in the background"
+        of_a_job = "background" in CALLS[case][1]
         assert (len(below), len(jobs)) == (not (of_a_job and step == "detached"), of_a_job)
         assert all(row.id in said for row in below), "where it worked is told"
+        known = step in ("ended", "row ended") or "notice" in step
+        assert [job.state for job in jobs] == ["done" if known else "interrupted"] * len(jobs)
         assert not asked.requests, "and it does not go on"
     elif case == "question":
         assert ("blue" in said) is (step != "taken up") or '"interrupted"' in said

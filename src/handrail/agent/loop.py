@@ -65,8 +65,7 @@ MAX_CUTS = 3
 class Agent:
     """One model working through one session.
 
-    The conversation goes on from run to run. It begins with what an earlier agent said in the same session, in this process
-    or another. One run at a time.
+    The conversation goes on from run to run, from what an earlier agent said in the same session. One run at a time.
 
     :param session: where calls go
     :param model: see :func:`handrail.agent.providers.open_model`; the caller closes it
@@ -107,7 +106,8 @@ class Agent:
         self._room = Room(self._conversation, session.history, model, self._retry, self.budget)
         self._natives = Natives(model, session.history)
         self._counted = counted
-        session.delegate_to(Subagents(self, models))
+        self.subagents = Subagents(self, models)
+        session.delegate_to(self.subagents)
         self._run: Run | None = None
         self._spent = counted(self.budget, 0.0)  # of the run under way, or of the last
         self._life: Life | None = None

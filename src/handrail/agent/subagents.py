@@ -87,9 +87,31 @@ class Subagents:
     def __init__(self, of: Agent, models: OpenModel | None = None) -> None:
         self._of = of
         self._models = models
+        self._at_work = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether any works now, also after the session was suspended: its model is not to be closed yet."""
+        return self._at_work > 0
+
+    async def idle(self) -> None:
+        """Return when none works."""
+        await self._idle.wait()
 
     async def run(self, call_id: str, delegation: Delegation) -> Result:
         """See :meth:`handrail.contract.delegation.Delegates.run`."""
+        self._at_work += 1
+        self._idle.clear()
+        try:
+            return await self._run(call_id, delegation)
+        finally:
+            self._at_work -= 1
+            if not self._at_work:
+                self._idle.set()
+
+    async def _run(self, call_id: str, delegation: Delegation) -> Result:
         above = self._of.spent_on(call_id)  # first: the run that begins this may end any time
         session, manifest = await self._of.session.child(call_id, delegation)
         own: Model | None = None

@@ -96,7 +96,7 @@ class Lane:
     below: list[Lane] = field(default_factory=list["Lane"])
     """The lanes of the sub-agents that work for its calls."""
     delegating: dict[str, Call] = field(default_factory=dict[str, "Call"])
-    """Its calls that wait for a sub-agent, by their ids."""
+    """Its calls that wait for a sub-agent, by their ids; the same for each lane that its session has had with one at work."""
     skills: Skills | None = None
     """The skills of its session."""
     origin: str = ""
@@ -262,6 +262,9 @@ class Call:
     """How many requests it and the calls that it made have sent to the client at the face."""
     hands_over: int = 0
     """How many sub-agents are working for it now."""
+    delegates: Delegates | None = None
+    """Whoever runs its sub-agents, where that is not whoever does for its session now: a job goes on with the model and the
+    budget that it began with."""
     handed: tuple[Handed, ...] = ()
     """The sub-agents that have worked for it."""
     background: bool = False

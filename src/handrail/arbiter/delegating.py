@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from handrail.arbiter.call import Call, Lane, Refusal
+from handrail.arbiter.call import Call, Refusal
 from handrail.arbiter.peers import not_counted
 from handrail.contract.delegation import NO_MODEL, AgentType, Delegates, Delegation, Handed
 from handrail.contract.errors import ToolError
@@ -41,7 +41,7 @@ class CallAgents:
 
     async def run(self, delegation: Delegation) -> Result:
         lane = self._of.lane
-        delegates = ready(lane, delegation.agent)
+        delegates = ready(self._of, delegation.agent)
         lane.delegating[self._of.id] = self._of
         self._of.hands_over += 1
         try:
@@ -63,21 +63,24 @@ def check_handing(call: Call) -> None:
     if agent is None:
         return
     try:
-        ready(call.lane, agent)
+        ready(call, agent)
     except ToolError as error:
         raise Refusal("validate", error.kind, error.text) from None
 
 
-def ready(lane: Lane, agent: str) -> Delegates:
-    """Whoever runs the sub-agent that a call of ``lane`` hands work to.
+def ready(call: Call, agent: str) -> Delegates:
+    """Whoever runs the sub-agent that ``call`` hands work to.
 
     :raises ToolError: where it cannot be begun: there is no such agent for it, no model, no further level, or it is faulty
     """
+    lane, first = call.lane, call
+    while first.parent is not None:
+        first = first.parent
     check_type(agent, lane.agent_types())
-    if lane.delegates is None:
+    if (delegates := first.delegates or lane.delegates) is None:
         raise ToolError(NO_MODEL, kind="unavailable")
     lane.appoint(agent)
-    return lane.delegates
+    return delegates
 
 
 def check_type(agent: str, types: Sequence[AgentType]) -> None:

@@ -95,8 +95,10 @@ class Restarts:
 
     @staticmethod
     def _adopt(live: LiveJob, lane: Lane) -> None:
-        call = live.call
-        lane.around.terminals = call.lane.around.terminals
+        call, before = live.call, live.call.lane
+        lane.around.terminals = before.around.terminals
+        lane.delegating = before.delegating
+        call.delegates = call.delegates or before.delegates
         call.lane, call.watched = lane, lane.listeners
         if not live.ended.is_set():
             lane.running[call.id] = call

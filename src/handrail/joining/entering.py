@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
+from handrail.arbiter.call import Call
 from handrail.contract.delegation import Child, Delegation
 from handrail.joining import mirror
 from handrail.joining.framing import Message
@@ -48,8 +49,8 @@ async def child_of(
     """The session of a sub-agent that a call of ``parent`` begins; see :meth:`handrail.contract.session.Session.child`."""
     begun: list[HeldSession] = []
 
-    async def opens(parent: HeldSession, call_id: str, delegation: Delegation) -> Child:
-        begun.append(await host.open_child(context_of, Under(parent, call_id, delegation), face, id))
+    async def opens(parent: HeldSession, call: Call, delegation: Delegation) -> Child:
+        begun.append(await host.open_child(context_of, Under(parent, call, delegation), face, id))
         return Child(begun[0], begun[0].family.manifest)
 
     await parent.family.child(parent, call_id, delegation, opens)

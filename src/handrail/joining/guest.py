@@ -239,7 +239,7 @@ class Guest:
             context,
             self._context,
             self.face,
-            attendant=None if headless else RemotePerson(self._connection),
+            attendant=None if headless else RemotePerson(self._connection, id),
             peer=client_there,
             rules=rules,
             mode=mode,

@@ -12,19 +12,25 @@ from handrail.joining.wire import Connection, ConnectionLost
 
 
 class RemotePerson:
-    """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked."""
+    """Whoever sits at a process that joined. When that is gone, nobody is here now: what was asked is parked.
 
-    def __init__(self, connection: Connection) -> None:
+    :param session_id: of the session that it opened; the calls of its sub-agents are asked about by another's id
+    """
+
+    def __init__(self, connection: Connection, session_id: str) -> None:
         self._connection = connection
+        self._session_id = session_id
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
         try:
-            return a_decision(await self._connection.request("approve", mirror.of_request(request)))
+            body = {**mirror.of_request(request), "people_of": self._session_id}
+            return a_decision(await self._connection.request("approve", body))
         except ConnectionLost:
             return ApprovalAnswer("later")
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        body = {"session": session_id, "questions": [mirror.of_question(question) for question in questions]}
+        asked = [mirror.of_question(question) for question in questions]
+        body = {"session": session_id, "questions": asked, "people_of": self._session_id}
         try:
             said = some_answers(await self._connection.request("answer", body))
         except ConnectionLost:

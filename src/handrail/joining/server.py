@@ -18,6 +18,7 @@ from handrail.joining.host import Host
 from handrail.joining.operations import Operations, Refused, logger
 from handrail.joining.requests import LEAVING
 from handrail.joining.wire import Connection
+from handrail.session.family import ABORTED
 from handrail.session.session import HeldSession
 
 _DRAIN_S = 10.0
@@ -98,6 +99,9 @@ class Server:
 
     async def _suspend(self, session: HeldSession) -> None:
         try:
+            if session.family.under is not None:  # its model was there, so nobody takes its answers
+                await session.suspend(ABORTED, "parent")
+                return
             await session.settled()
             await session.suspend("was left by the process that had it open; open it again by its id")
         except Exception as error:  # as when the disk is full: the end of this process suspends it, too

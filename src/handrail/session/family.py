@@ -1,12 +1,13 @@
-"""A session and those of the sub-agents that its calls begin: what bounds a child, and what ends with its parent."""
+"""A session and those of the sub-agents that its calls begin: what bounds a child, what ends with its parent, and what goes on
+until that is opened again."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from handrail.arbiter.call import Call
 from handrail.arbiter.peers import far_along
@@ -22,6 +23,8 @@ from handrail.runtime.secrets import SecretStore
 if TYPE_CHECKING:
     from handrail.session.session import HeldSession
 
+T = TypeVar("T")
+
 ABORTED = "was aborted by its parent, whose session has ended"
 NOT_NOW = "nobody is there now, and a sub-agent's call cannot wait for them"
 
@@ -29,16 +32,31 @@ NOT_NOW = "nobody is there now, and a sub-agent's call cannot wait for them"
 class Opens(Protocol):
     """Opens the session of a sub-agent."""
 
-    def __call__(self, parent: HeldSession, call_id: str, delegation: Delegation) -> Awaitable[Child]: ...
+    def __call__(self, parent: HeldSession, call: Call, delegation: Delegation) -> Awaitable[Child]: ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Under:
-    """Where a child session comes from."""
+    """Where a child session comes from.
+
+    :ivar parent: another one once that, suspended meanwhile, is opened again
+    """
 
     parent: HeldSession
-    call_id: str
+    call: Call
     delegation: Delegation
+
+    @property
+    def top(self) -> HeldSession:
+        """The session at the top of the tree."""
+        above = self.parent.family.under
+        return self.parent if above is None else above.top
+
+    @property
+    def in_background(self) -> bool:
+        """Whether nobody waits for the work: it is done for a job."""
+        above = self.parent.family.under
+        return self.call.of_a_job or (above is not None and above.in_background)
 
 
 @dataclass(slots=True)
@@ -55,6 +73,10 @@ class Family:
     under: Under | None = None
     children: list[HeldSession] = field(default_factory=list["HeldSession"])
     """The open sessions of its sub-agents."""
+    left: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it is not open any more."""
+    taken_up: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it was suspended, with sub-agents at work in the background, and is opened again."""
 
     @property
     def line(self) -> tuple[AgentManifest, ...]:
@@ -86,7 +108,7 @@ class Family:
             )
         if opens is None:
             raise ToolError("sub-agents cannot be begun from this session", kind="unavailable")
-        child = await opens(of, call_id, delegation)
+        child = await opens(of, call, delegation)
         call.handed = (*call.handed, Handed(delegation.agent, child.session.id))
         if call.watched:  # whoever watches the call sees what is done for it
             child.session.watch(partial(_tell, call, delegation.agent))
@@ -94,15 +116,39 @@ class Family:
 
     def cancel(self) -> None:
         """Stop what runs in the sessions below, except in those that work for a job."""
-        for child in tuple(self.children):
-            under = child.family.under
-            call = None if under is None else under.parent.lane.delegating.get(under.call_id)
-            if call is None or not call.of_a_job:
-                child.cancel("parent")
+        for child in self._below(but_jobs=True):
+            child.cancel("parent")
 
-    async def end(self) -> None:
-        """End the sessions below, because this one ends."""
-        await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in tuple(self.children)))
+    async def end(self, *, but_jobs: bool = False) -> None:
+        """End the sessions below, because this one ends.
+
+        :param but_jobs: those that work for a job go on
+        """
+        self.left.set()
+        await asyncio.gather(*(child.suspend(ABORTED, "parent") for child in self._below(but_jobs)))
+
+    def _below(self, but_jobs: bool) -> list[HeldSession]:
+        unders = ((child, child.family.under) for child in self.children)
+        return [child for child, under in unders if not (but_jobs and under is not None and under.call.of_a_job)]
+
+    def take_over(self, session: HeldSession, before: HeldSession) -> None:
+        """The sub-agents that went on in the background while ``before`` was suspended are ``session``'s, which it is opened as
+        again and whose place this is: they are bound by its rules, see its editor and ask its people.
+        """
+        for child in tuple(before.family.children):
+            child.family.leave(child)
+            if child.family.under is not None:
+                child.family.under.parent = session
+            child.family.enter(child)
+        session.lane.rule_by(session.lane.rules)
+        self._seen_by_editor()
+        before.family.taken_up.set()
+
+    def _seen_by_editor(self) -> None:
+        for child in self.children:
+            if child.family.under is not None:
+                child.lane.around.peer = editor_of(child.family.under)
+            child.family._seen_by_editor()
 
     def enter(self, session: HeldSession) -> None:
         """Enter ``session``, which is open now, among its parent's children."""
@@ -132,10 +178,9 @@ def secrets_for(child: SecretStore, under: Under) -> SecretStore:
 
 def attendant_for(under: Under) -> Attendant | None:
     """The people of the parent, where it passes them on."""
-    there = under.parent.lane.attendant
-    if there is None or not under.parent.family.manifest.delegable.presence:
+    if under.parent.lane.attendant is None or not under.parent.family.manifest.delegable.presence:
         return None
-    return there if isinstance(there, _AskedFromBelow) else _AskedFromBelow(there)
+    return _AskedFromBelow(under)
 
 
 def editor_of(under: Under) -> Peer | None:
@@ -166,16 +211,48 @@ def _tell(call: Call, agent: str, event: Event) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _AskedFromBelow:
-    """The people of a parent session, asked by a child. Its calls are not parked: nobody would take them up again."""
+    """The people of the session at the top of the tree, asked by one below. Its calls are not parked: nobody would take them up
+    again. Those that are made in the background wait where they are while that session is suspended or its people put them
+    off. Every other door can answer them meanwhile, and whoever opens the session again is asked."""
 
-    people: Attendant
+    under: Under
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
-        answer = await self.people.approve(request)
-        return ApprovalAnswer("reject", NOT_NOW) if answer.choice == "later" else answer
+        async def asked(people: Attendant) -> ApprovalAnswer | None:
+            answer = await people.approve(request)
+            return None if answer.choice == "later" else answer
+
+        return await self._answered(asked) or ApprovalAnswer("reject", NOT_NOW)
 
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
-        answers = await self.people.answer(session_id, questions)
+        answers = await self._answered(lambda people: people.answer(session_id, questions))
         if answers is None:
             raise ToolError(NOT_NOW, kind="unavailable")
         return answers
+
+    async def _answered(self, ask: Callable[[Attendant], Awaitable[T | None]]) -> T | None:
+        """What they answer; None where nobody is there now, and none is waited for."""
+        waits = False
+        while True:
+            top = self.under.top
+            people = None if top.closed else top.people
+            if people is not None and (answer := await _unless_left(ask(people), top)) is not None:
+                return answer
+            alone = people is None and not top.closed and not waits  # it was headless when this was asked
+            if alone or not self.under.in_background:
+                return None
+            waits = True
+            await top.family.taken_up.wait()
+
+
+async def _unless_left(asking: Awaitable[T | None], session: HeldSession) -> T | None:
+    """What is answered, unless the session whose people are asked ends before: a yes that comes too late is none."""
+    asked = asyncio.ensure_future(asking)
+    left = asyncio.ensure_future(session.family.left.wait())
+    try:
+        await asyncio.wait((asked, left), return_when=asyncio.FIRST_COMPLETED)
+        return asked.result() if not left.done() else None
+    finally:
+        left.cancel()
+        if not asked.cancel() and not asked.cancelled():
+            asked.exception()  # looked at

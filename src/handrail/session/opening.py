@@ -54,4 +54,4 @@ class Opening:
         details: dict[str, Any] = {"description": told.description} if told.description else {}
         if told.metadata is not None:
             details["metadata"] = dict(told.metadata)
-        return replace(row, details=details, under=self.under.parent.id, under_call=self.under.call_id)
+        return replace(row, details=details, under=self.under.parent.id, under_call=self.under.call.id)

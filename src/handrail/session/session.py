@@ -26,6 +26,7 @@ from handrail.contract.events import Event
 from handrail.contract.history import History
 from handrail.contract.native import NativeOffer
 from handrail.contract.notices import Notices
+from handrail.contract.people import Attendant
 from handrail.contract.result import Result
 from handrail.contract.session import Proposal, StopReason
 from handrail.contract.skills import Skill
@@ -85,6 +86,8 @@ class HeldSession:
         self._keys: dict[str, _KeyInUse] = {}
         self._readers: list[EventQueue] = []
         self.closed = False
+        self._rests = False
+        """Whether it was suspended, so that its jobs go on, with the sub-agents that work for them."""
         self.history: History | None = None
         """Where its conversation is stored; None when it is not stored."""
         self.notices: Notices | None = None
@@ -101,6 +104,11 @@ class HeldSession:
     def generation(self) -> Generation:
         """The tools that its next turn gets."""
         return self._generation()
+
+    @property
+    def people(self) -> Attendant | None:
+        """Whoever can be asked in those of its interactions that are not headless."""
+        return self._people
 
     @property
     def headless(self) -> bool:
@@ -309,7 +317,9 @@ class HeldSession:
 
     async def child(self, call_id: str, delegation: Delegation) -> Child:
         """See :meth:`handrail.contract.session.Session.child`."""
-        self._check_open()
+        call = self._lane.delegating.get(call_id)
+        if call is None or not call.of_a_job or not self._rests:
+            self._check_open()
         return await self.family.child(self, call_id, delegation)
 
     async def settled(self) -> None:
@@ -334,6 +344,7 @@ class HeldSession:
         for call in self._lane.in_flight:
             if call.asked and self.family.under is None:  # it waits for a person, which outlasts this: parked
                 call.execution.stop("shutdown")
+        self._rests = self.family.under is None  # with a sub-agent's session nobody goes on
         await self.end(reason, why)
         await self._on_suspend(self)
 
@@ -354,7 +365,7 @@ class HeldSession:
         self._lane.closed = f"session {self.id} {why}"
         self.news.end()
         self.cancel(reason)
-        await self.family.end()
+        await self.family.end(but_jobs=self._rests)
         if self._lane.subscribed is not None:
             await self._lane.subscribed.aclose()
         # Work in the event loop that never heeds its cancellation must not keep everybody else from ending.

@@ -93,6 +93,8 @@ class Desk:
         self._places = Places(serving.opening)
         self._open: dict[str, Conversation] = {}
         self._opening: set[str] = set()
+        self._left: dict[asyncio.Task[None], Conversation] = {}
+        """Those that were left while sub-agents of theirs work, with what waits for the end of that."""
         self._client: AgentSideConnection | None = None
         self._offered: schema.ClientCapabilities | None = None
 
@@ -100,10 +102,12 @@ class Desk:
         self._client = conn
 
     async def aclose(self) -> None:
-        """Suspend every session and close every workspace."""
+        """Suspend every session and close every workspace. Where somebody else keeps one open, what works there goes on."""
         for conversation in list(self._open.values()):
             await self._let_go(conversation)
         await self._places.aclose()
+        if ended := [task for task, conversation in self._left.items() if not conversation.at_work]:
+            await asyncio.wait(ended)
 
     # ── the connection ───────────────────────────────────────────────────────────────────────────
 
@@ -160,9 +164,10 @@ class Desk:
         additional_directories: Sequence[str] | None = None,
     ) -> schema.LoadSessionResponse:
         folder = self._folder(cwd, additional_directories)
-        conversation = await self._again(folder, session_id, mcp_servers)
+        conversation = await self._again(folder, session_id, mcp_servers, replayed=True)
         try:
             await conversation.replay()
+            conversation.known.set()
         except BaseException as error:
             await through(self._let_go(conversation))
             if isinstance(error, HandrailError):
@@ -314,11 +319,13 @@ class Desk:
             raise RequestError(INVALID_PARAMS, f"session {session_id} was closed for good: nothing said in it is kept")
         return found
 
-    async def _again(self, folder: str, session_id: str, servers: Sequence[McpServer] | None) -> Conversation:
+    async def _again(
+        self, folder: str, session_id: str, servers: Sequence[McpServer] | None, *, replayed: bool = False
+    ) -> Conversation:
         self._facts(folder, session_id)
         self._opening.add(session_id)
         try:
-            return await self._enter(folder, session_id, servers)
+            return await self._enter(folder, session_id, servers, replayed=replayed)
         finally:
             self._opening.discard(session_id)
 
@@ -329,6 +336,7 @@ class Desk:
         servers: Sequence[McpServer] | None,
         *,
         fork: str | None = None,
+        replayed: bool = False,
     ) -> Conversation:
         offered, client, serving = self._greeted(), self._client, self._serving
         assert client is not None
@@ -348,13 +356,33 @@ class Desk:
             raise
         conversation.remarks += remarks_on(kernel, servers or ())
         self._open[conversation.session.id] = conversation
-        asyncio.get_running_loop().call_soon(conversation.announce)  # once the client knows which session it is of
+        loop = asyncio.get_running_loop()
+        loop.call_soon(conversation.announce)  # once the client knows which session it is of
+        if not replayed:
+            loop.call_soon(conversation.known.set)
         return conversation
 
     async def _leave(self, session_id: str) -> None:
         conversation = self._open.pop(session_id)
         try:
             await conversation.leave()
+        finally:
+            rest = asyncio.create_task(self._release(conversation))
+            if conversation.at_work:
+                self._left[rest] = conversation
+                rest.add_done_callback(self._released)
+            else:
+                await rest
+
+    def _released(self, task: asyncio.Task[None]) -> None:
+        del self._left[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.warning("a session that was left could not be let go of in order: %s", error)
+
+    async def _release(self, conversation: Conversation) -> None:
+        """Let go of the models and the workspace of a session that was left."""
+        try:
+            await conversation.release()
         finally:
             await self._places.leave(conversation.folder)
 

@@ -6,6 +6,7 @@ asked has answered nothing: the call is parked, and asked about again when its s
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol, cast
 
@@ -59,6 +60,7 @@ class Person:
     :param forms: whether the client fills in forms
     :param introduce: tells of a call before it is asked about, where the client has not heard of it
     :param decided: hears what became of it
+    :ivar there: set once the client knows its session, of which calls may be asked about from before; till then they wait
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class Person:
         self._forms = forms
         self._introduce = introduce
         self._decided = decided
+        self.there = asyncio.Event()
 
     async def approve(self, request: ApprovalRequest) -> ApprovalAnswer:
+        await self.there.wait()
         options = options_of(request)
         self._introduce(request)
         answer = await self._answered(request, options)
@@ -137,6 +141,7 @@ class Person:
     async def answer(self, session_id: str, questions: Sequence[Question]) -> list[list[str]] | None:
         if not self._forms:
             raise ToolError(NOBODY_TO_ASK, kind="unavailable")
+        await self.there.wait()
         form = question_form(questions, TITLED_SINCE).params
         mode = schema.ElicitationFormSessionMode(
             session_id=self.session_id,

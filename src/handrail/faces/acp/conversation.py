@@ -7,7 +7,7 @@ import base64
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -38,6 +38,7 @@ _END = re.compile(r"<(?=\s*/\s*embedded)", re.IGNORECASE)
 class Conversation:
     """
     :param folder: the workspace, canonical
+    :param known: set once the client knows of the session
     :param models: what the user may choose from, the one that it begins with first
     :param working: an agent for the session with another of them
     :param remarks: what the user is to know before the first answer
@@ -49,6 +50,7 @@ class Conversation:
     telling: Telling
     folder: str
     mode: Mode
+    known: asyncio.Event
     models: Sequence[str] = ()
     working: Callable[[str], tuple[Agent, Model]] | None = None
     named: str = ""
@@ -57,6 +59,8 @@ class Conversation:
     _running: asyncio.Task[schema.PromptResponse] | None = None
     _cancelled: bool = False
     _leaving: bool = False
+    _before: list[tuple[Agent, Model]] = field(default_factory=list[tuple[Agent, Model]])
+    """Those that answered before, and whose sub-agents are at work."""
 
     @property
     def modes(self) -> schema.SessionModeState:
@@ -95,10 +99,13 @@ class Conversation:
         elif self._running is not None:
             raise RequestError(INVALID_PARAMS, "the model is at work; cancel the prompt, or wait for its answer")
         elif value != self.named:
-            before = self.model
+            before = self.agent, self.model
             self.agent, self.model = self.working(value)
             self.named = value
-            await before.aclose()
+            if before[0].subagents.at_work:
+                self._before.append(before)
+            else:
+                await before[1].aclose()
             self._optioned()
 
     def _optioned(self) -> None:
@@ -261,7 +268,8 @@ class Conversation:
     # ── its end ──────────────────────────────────────────────────────────────────────────────────
 
     async def leave(self) -> None:
-        """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, everything is kept."""
+        """Suspend the session: running calls are stopped and answered, calls that wait for a person go on waiting, sub-agents in the
+        background go on, everything is kept. :meth:`release` comes next."""
         running = self._running
         self._leaving = True
         if running is not None:
@@ -272,7 +280,21 @@ class Conversation:
         finally:
             await self.telling.flush()
             await self.telling.aclose()
-            await self.model.aclose()
+
+    @property
+    def at_work(self) -> bool:
+        """Whether sub-agents work with its models."""
+        return any(agent.subagents.at_work for agent, _ in self._all())
+
+    async def release(self) -> None:
+        """Close its models, once no sub-agent works with them any more."""
+        async with AsyncExitStack() as closing:
+            for agent, model in self._all():
+                closing.push_async_callback(model.aclose)
+                await agent.subagents.idle()
+
+    def _all(self) -> list[tuple[Agent, Model]]:
+        return [*self._before, (self.agent, self.model)]
 
 
 def _stop_reason(outcome: RunOutcome) -> schema.StopReason:

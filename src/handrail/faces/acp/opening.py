@@ -90,7 +90,7 @@ async def converse(
             attendant=None if serving.headless else person,
         )
         try:
-            conversation = _conversation(kernel, session, model, telling, folder, serving)
+            conversation = _conversation(kernel, session, model, telling, folder, serving, person)
         except BaseException:
             await session.suspend()
             raise
@@ -105,7 +105,7 @@ async def converse(
 
 
 def _conversation(
-    kernel: Kernel, session: Session, model: Model, telling: Telling, folder: str, serving: Serving
+    kernel: Kernel, session: Session, model: Model, telling: Telling, folder: str, serving: Serving, person: Person
 ) -> Conversation:
     manifest = kernel.agent
 
@@ -121,5 +121,5 @@ def _conversation(
     models = tuple(serving.models(manifest) if serving.named is not None else ()) or ("",)
     mode, begins_with = read_mode(kernel.rules.mode), models[0]
     return Conversation(
-        session, working(model), model, telling, folder, mode, models=models, working=other, named=begins_with
+        session, working(model), model, telling, folder, mode, person.there, models, other, named=begins_with
     )

@@ -58,7 +58,8 @@ class Places:
 
     async def leave(self, folder: str) -> None:
         """Close it where this was its last user."""
-        place = self._places[folder]
+        if (place := self._places.get(folder)) is None:  # all were closed meanwhile
+            return
         self._left(place)
         if place.leave.is_set() and place.task is not None:
             await asyncio.wait((place.task,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from contextlib import aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,33 +103,31 @@ async def _run(
     from handrail.agent.providers import FORMS
 
     outcome: RunOutcome | None = None
-    async with opened(setting) as kernel:
+    async with AsyncExitStack() as at_the_end, opened(setting) as kernel:
         manifest = kernel.agent
         model = asked.opened(
             manifest,
             f"name a model: --model {FORMS} (or HANDRAIL_MODEL, or the agent's model)",
         )
-        try:
-            session = await _session(setting, kernel, begin)
-            view = JsonView() if setting.json else LiveView(asked.again)
-            view.opened(session.id)
-            agent = Agent(
-                session,
-                model,
-                workspace=session.workdir,
-                instructions=manifest.prompt,
-                budget=asked.budget(manifest),
-            )
-            interruption.stop = agent.cancel
-            async with aclosing(agent.run(begin.task, until="idle")) as events:
-                async for event in events:
-                    view.show(event)
-                    if isinstance(event, RunFinished):
-                        outcome = event.outcome
-            interruption.stop = None
-            await session.suspend()
-        finally:
-            await model.aclose()
+        at_the_end.push_async_callback(model.aclose)  # its sub-agents work until the kernel ends
+        session = await _session(setting, kernel, begin)
+        view = JsonView() if setting.json else LiveView(asked.again)
+        view.opened(session.id)
+        agent = Agent(
+            session,
+            model,
+            workspace=session.workdir,
+            instructions=manifest.prompt,
+            budget=asked.budget(manifest),
+        )
+        interruption.stop = agent.cancel
+        async with aclosing(agent.run(begin.task, until="idle")) as events:
+            async for event in events:
+                view.show(event)
+                if isinstance(event, RunFinished):
+                    outcome = event.outcome
+        interruption.stop = None
+        await session.suspend()
     if outcome is not None and outcome.status == "parked":
         return PARKED
     return OUTPUT if outcome is not None and outcome.ok else ERROR

@@ -1,0 +1,373 @@
+"""A sub-agent in the background, whose session above is suspended and opened again: it goes on, bounded as before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from tests.kernel.guests import joined_kernel
+from tests.kernel.test_joined_ends import lose
+from tests.kernel.test_sub_agents import READER, WRITER, WRITES, Agents, answers, kernel_of, models, task
+
+from handrail import ApprovalAnswer, Kernel, Runtime, Session, tool
+from handrail.agent.budget import Budget
+from handrail.agent.loop import Agent
+from handrail.contract.delegation import Delegation
+from handrail.faces.acp.buffers import Client, Editor
+from handrail.holding import HeldKernel
+from handrail.runtime import unsaved
+from handrail.session.session import HeldSession
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import Pause, PlayedModel, call_reply, text_reply
+
+SESSION = "ses_above"
+PRESENT = "[delegable]\npresence = true"
+WRITE = call_reply(("write", {"path": "a", "content": "a"}))
+
+
+async def begun(kernel: Kernel, agent: str, worker: PlayedModel, pause: Pause, **opening: Any) -> Session:
+    """A session whose model has begun a sub-agent in the background, which is at the pause."""
+    session = await kernel.session(SESSION, **opening)
+    top = PlayedModel(call_reply(task(agent, background=True)), text_reply("Begun."))
+    assert (await Agent(session, top, models=models(reader=worker, writer=worker)).complete("Go.")).text == "Begun."
+    await pause.reached.wait()
+    return session
+
+
+async def heard(session: Session) -> str:
+    """What a model that goes on in a session is sent, once there is the job's end to tell."""
+    assert session.notices is not None
+    await session.notices.arrived()
+    return await said_in(session)
+
+
+async def said_in(session: Session) -> str:
+    """What a model that goes on in a session, where the job's end is told, is sent."""
+    model = PlayedModel(text_reply("Heard."), text_reply("Again."))
+    agent = Agent(session, model)
+    assert (await agent.complete("And?")).text == "Heard."
+    assert (await agent.complete("And now?")).text == "Again."
+    said = str(model.requests[1].messages)
+    assert said.count("The job task_") == 1, "it is told once"
+    return said
+
+
+@asynccontextmanager
+async def suspended(
+    folder: Path, agents: Agents, worker: PlayedModel, pause: Pause, **opening: Any
+) -> AsyncGenerator[HeldKernel]:
+    """A kernel whose only session is suspended, while a sub-agent of it works."""
+    (agent,) = agents.keys() - {"default"}
+    async with kernel_of(folder, agents) as kernel:
+        session = await begun(kernel, agent, worker, pause, **opening)
+        await session.suspend()
+        yield kernel
+
+
+async def ended(kernel: Kernel) -> str:
+    """The state of the only job, once it has ended."""
+    (job,) = await kernel.jobs.list()
+    result = await kernel.jobs.wait(job.id, timeout_ms=60_000)
+    assert result is not None
+    return (await kernel.jobs.get(job.id)).state
+
+
+@pytest.mark.proves("A-10", "A-03")
+@pytest.mark.parametrize("when", ["ends meanwhile", "ends later"])
+async def test_it_goes_on_while_its_session_is_suspended_and_its_end_is_told_once(tmp_path: Path, when: str) -> None:
+    pause = Pause()
+    reader = PlayedModel([pause, *call_reply(("read", {"path": "note"}))], text_reply("It says 42."))
+    async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
+        (tmp_path / "ws" / "note").write_text("42")
+        if when == "ends meanwhile":
+            pause.proceed.set()
+            assert await ended(kernel) == "done"
+        session = await kernel.session(SESSION)
+        pause.proceed.set()
+        assert "It says 42." in await heard(session)
+        assert not kernel.sessions.by_id.keys() - {SESSION}
+        await session.suspend()
+        await said_in(await kernel.session(SESSION))
+
+
+@pytest.mark.proves("A-10")
+async def test_a_stop_of_the_session_that_is_open_again_leaves_it_and_so_does_a_further_suspension(
+    tmp_path: Path,
+) -> None:
+    pause = Pause()
+    reader = PlayedModel([pause, *text_reply("Done after all.")])
+    async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
+        for _ in range(3):
+            session = await kernel.session(SESSION)
+            assert [child.family.manifest.id for child in session.family.children] == ["reader"]
+            session.cancel()
+            await session.suspend()
+        pause.proceed.set()
+        assert "Done after all." in await heard(await kernel.session(SESSION))
+
+
+@pytest.mark.proves("A-10", "A-03")
+@pytest.mark.parametrize("how", ["closed", "stopped", "opened and closed", "kernel"])
+async def test_what_ends_the_session_above_for_good_aborts_it(tmp_path: Path, how: str) -> None:
+    pause = Pause()
+    reader = PlayedModel([pause, *text_reply("never")])
+    async with suspended(tmp_path, {"reader": READER}, reader, pause) as kernel:
+        (child,) = kernel.sessions.by_id.values()
+        if how == "closed":
+            await kernel.close_session(SESSION)
+        elif how == "stopped":
+            (job,) = await kernel.jobs.list()
+            assert (await kernel.jobs.stop(job.id)).state == "cancelled"
+        elif how == "opened and closed":
+            await (await kernel.session(SESSION)).close()
+        if how != "kernel":
+            assert child.closed and not kernel.sessions.by_id
+            assert (kernel.rooms.store.sessions.under(SESSION) == []) is (how != "stopped")
+    assert child.closed and len(reader.requests) == 1 and not reader.open_streams
+
+
+@pytest.mark.proves("A-10", "P-12")
+@pytest.mark.parametrize("who", ["another door", "whoever comes back"])
+async def test_what_it_asks_meanwhile_waits_and_is_answered_once(tmp_path: Path, who: str) -> None:
+    pause = Pause()
+    writer = PlayedModel([pause, *WRITE], text_reply("Written."))
+    gone = ScriptedPerson([ApprovalAnswer("once")])
+    agents = {"default": PRESENT, "writer": WRITER}
+    async with suspended(tmp_path, agents, writer, pause, attendant=gone) as kernel:
+        asking = asyncio.Event()
+        kernel.approvals.watch(lambda _: asking.set())
+        pause.proceed.set()
+        await asking.wait()
+        (row,) = kernel.approvals.pending()
+        assert row.request.origin == f"sub-agent writer of session {SESSION}"
+        back = ScriptedPerson([ApprovalAnswer("once")])
+        if who == "another door":
+            await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
+            assert await ended(kernel) == "done"
+        session = await kernel.session(SESSION, attendant=back)
+        assert "Written." in await heard(session)
+        assert (len(gone.requests), len(back.requests)) == (0, who != "another door")
+        assert (tmp_path / "ws" / "a").read_text() == "a" and not kernel.approvals.pending()
+
+
+@pytest.mark.proves("A-10", "P-12")
+async def test_what_is_being_asked_when_the_session_is_suspended_is_asked_of_whoever_opens_it_again(
+    tmp_path: Path,
+) -> None:
+    pause, late = Pause(), ScriptedPerson([ApprovalAnswer("once")])
+    pause.proceed.set()
+    late.may_answer.clear()
+    writer = PlayedModel([pause, *WRITE], text_reply("Not written."))
+    async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
+        session = await begun(kernel, "writer", writer, pause, attendant=late)
+        await late.asked.wait()
+        await session.suspend()
+        late.may_answer.set()
+        (row,) = kernel.approvals.pending()
+        back = ScriptedPerson([ApprovalAnswer("reject", "not that one")])
+        again = await kernel.session(SESSION, attendant=back)
+        assert "Not written." in await heard(again)
+        assert [request.id for request in back.requests] == [row.id] and "not that one" in str(writer.requests[1])
+        assert not (tmp_path / "ws" / "a").exists(), "a yes that comes too late is none"
+
+
+@pytest.mark.proves("A-10", "P-12")
+async def test_what_its_people_put_off_waits_for_them_and_headless_nothing_is_asked_anew(tmp_path: Path) -> None:
+    pause, busy = Pause(), ScriptedPerson([ApprovalAnswer("later")])
+    pause.proceed.set()
+    writer = PlayedModel([pause, *WRITE], call_reply(("write", {"path": "b", "content": "b"})), text_reply("Tried."))
+    async with kernel_of(tmp_path, {"default": PRESENT, "writer": WRITER}) as kernel:
+        session = await begun(kernel, "writer", writer, pause, attendant=busy)
+        await busy.asked.wait()
+        await session.suspend()
+        again = await kernel.session(SESSION)
+        (row,) = kernel.approvals.pending()
+        await kernel.approvals.decide(row.id, ApprovalAnswer("once"), by="test")
+        assert "Tried." in await heard(again)
+        assert "nobody is there now" in str(writer.requests[2].messages)
+        assert [(tmp_path / "ws" / name).exists() for name in "ab"] == [True, False]
+
+
+@pytest.mark.proves("P-12")
+@pytest.mark.parametrize("bound", ["opened with a rule", "opened in a mode", "ruled later", "ruled meanwhile"])
+async def test_whoever_opens_the_session_again_bounds_it_at_once(tmp_path: Path, bound: str) -> None:
+    pause = Pause()
+    writer = PlayedModel([pause, *WRITE], text_reply("Tried."))
+    async with suspended(tmp_path, {"writer": WRITES}, writer, pause) as kernel:
+        if bound == "ruled meanwhile":
+            asked = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("reject-always")]))
+            assert (await asked.call("write", {"path": "a", "content": "x"})).error_kind == "denied"
+        else:
+            rules = ["deny fs.write a"] if bound == "opened with a rule" else []
+            session = await kernel.session(SESSION, rules=rules, mode="plan" if "mode" in bound else None)
+            if bound == "ruled later":
+                session.add_rules("deny fs.write a")
+        pause.proceed.set()
+        assert await ended(kernel) == "done"
+        assert '"error_kind":"denied"' in str(writer.requests[1].messages).replace(" ", "")
+    assert not (tmp_path / "ws" / "a").exists()
+
+
+@pytest.mark.proves("F-05")
+@pytest.mark.skipif(os.name == "nt", reason="file times say something else there")
+async def test_it_writes_over_nothing_that_is_not_saved_in_the_editor_that_opens_the_session_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Typing(Editor):
+        async def unsaved(self, path: str) -> str | None:
+            return "typed"
+
+    monkeypatch.setattr(unsaved, "FRESH_NS", -(10**12))
+    monkeypatch.setattr(unsaved, "SETTLED_NS", -(10**12))
+    pause = Pause()
+    writer = PlayedModel(call_reply(("read", {"path": "a"})), [pause, *WRITE], text_reply("Tried."))
+    async with kernel_of(tmp_path, {"writer": WRITES}) as kernel:
+        (tmp_path / "ws" / "a").write_text("saved")
+        await (await begun(kernel, "writer", writer, pause)).suspend()
+        await kernel.session(SESSION, peer=Typing(cast("Client", None)))
+        pause.proceed.set()
+        assert await ended(kernel) == "done"
+        assert "has unsaved changes to a" in str(writer.requests[2].messages)
+    assert (tmp_path / "ws" / "a").read_text() == "saved"
+
+
+@pytest.mark.proves("P-12", "P-09")
+async def test_what_is_allowed_for_the_project_meanwhile_is_allowed_it_too(tmp_path: Path) -> None:
+    pause = Pause()
+    writer = PlayedModel([pause, *WRITE], text_reply("Written."))
+    agents = {"default": PRESENT, "writer": WRITER}
+    async with suspended(tmp_path, agents, writer, pause, attendant=ScriptedPerson()) as kernel:
+        asked = await kernel.session(attendant=ScriptedPerson([ApprovalAnswer("project")]))
+        assert (await asked.call("write", {"path": "a", "content": "x"})).ok
+        (tmp_path / "ws" / "a").unlink()
+        pause.proceed.set()
+        assert await ended(kernel) == "done"
+    assert (tmp_path / "ws" / "a").read_text() == "a"
+
+
+@pytest.mark.proves("A-03")
+async def test_it_has_what_is_left_of_the_budget_of_the_run_that_began_it(tmp_path: Path) -> None:
+    pause = Pause()
+    reader = PlayedModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("one turn too many"))
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        session = await kernel.session(SESSION)
+        top = PlayedModel(call_reply(task("reader", background=True)), text_reply("Begun."))
+        agent = Agent(session, top, budget=Budget(turns=3), models=models(reader=reader))
+        await agent.complete("Go.")
+        await pause.reached.wait()
+        await session.suspend()
+        session = await kernel.session(SESSION)
+        again = Agent(session, PlayedModel(text_reply("On.")), budget=Budget(turns=100))
+        assert (await again.complete("On?")).text == "On."
+        pause.proceed.set()
+        assert await ended(kernel) == "failed" and len(reader.requests) == 1
+        assert "all 3 turns of the budget are used" in await heard(session)
+
+
+@pytest.mark.proves("A-03", "A-10", "P-12")
+@pytest.mark.parametrize("then", ["it stays suspended", "it is open again", "it was open again"])
+async def test_a_job_goes_on_to_hand_work_over_with_the_model_it_began_with(tmp_path: Path, then: str) -> None:
+    @tool(id="both", requires={"capabilities": ["agents"]}, side_effect="external", locks=[], mode="background")
+    async def both(runtime: Runtime) -> list[str]:
+        """Ask one agent after the other."""
+        results = [await runtime.agents.run(Delegation("writer", prompt)) for prompt in ("one", "two")]
+        return [result.data["text"] for result in results]
+
+    pause = Pause()
+    writer = PlayedModel([pause, *text_reply("First.")], WRITE, text_reply("Second."))
+    agents = {"default": "rules = ['allow both']", "writer": WRITES}
+    async with kernel_of(tmp_path, agents, tools=[both]) as kernel:
+        session = await kernel.session(SESSION)
+        top = PlayedModel(call_reply(("both", {})), text_reply("Begun."))
+        await Agent(session, top, models=models(writer=writer)).complete("Go.")
+        await pause.reached.wait()
+        await session.suspend()
+        if then != "it stays suspended":
+            session = await kernel.session(SESSION, mode="plan")
+            Agent(session, PlayedModel())
+        if then == "it was open again":
+            await session.suspend()
+        pause.proceed.set()
+        assert await ended(kernel) == "done"
+        session = await kernel.session(SESSION) if session.closed else session
+        (job,) = await session.jobs.list()
+        result = await session.jobs.wait(job.id, timeout_ms=0)
+        assert result is not None and result.data == ["First.", "Second."]
+        bound = then != "it stays suspended"
+        assert (tmp_path / "ws" / "a").exists() is not bound, "by the session as it was open last"
+
+
+@pytest.mark.proves("A-10")
+async def test_one_that_is_waited_for_still_ends_with_its_session(tmp_path: Path) -> None:
+    pause = Pause()
+    async with kernel_of(tmp_path, {"reader": READER}) as kernel:
+        session: HeldSession = await kernel.session(SESSION)
+        reader = PlayedModel([pause, *text_reply("never")])
+        run = asyncio.ensure_future(
+            answers(Agent(session, PlayedModel(call_reply(task("reader"))), models=models(reader=reader)))
+        )
+        await pause.reached.wait()
+        await session.suspend()
+        (result,) = await run
+        assert result.error_kind == "cancelled" and not kernel.sessions.by_id
+
+
+@pytest.mark.proves("A-10", "L-07")
+async def test_in_a_process_that_joined_it_goes_on_as_well_and_another_may_take_its_session_up(tmp_path: Path) -> None:
+    pause = Pause()
+    reader = PlayedModel([pause, *call_reply(("read", {"path": "x"}))], text_reply("Read."))
+    async with kernel_of(tmp_path, {"reader": READER}) as held, joined_kernel(tmp_path) as kernel:
+        session = await begun(kernel, "reader", reader, pause)
+        await session.suspend()
+        again = await held.session(SESSION)
+        assert [child.family.manifest.id for child in again.family.children] == ["reader"]
+        pause.proceed.set()
+        assert "Read." in await heard(again)
+
+
+@pytest.mark.proves("A-10", "P-12", "L-07")
+async def test_people_at_a_process_that_takes_its_session_up_are_asked_what_it_asks(tmp_path: Path) -> None:
+    pause = Pause()
+    pause.proceed.set()
+    late, back = ScriptedPerson(), ScriptedPerson([ApprovalAnswer("once")], [[["blue"]]])
+    late.may_answer.clear()
+    question = call_reply(("question", {"questions": [{"question": "Which?"}]}))
+    writer = PlayedModel([pause, *WRITE], question, text_reply("Done."))
+    agents = {"default": PRESENT, "writer": WRITER}
+    async with kernel_of(tmp_path, agents) as held, joined_kernel(tmp_path) as one, joined_kernel(tmp_path) as other:
+        session = await begun(one, "writer", writer, pause, attendant=late)
+        await late.asked.wait()
+        await session.suspend()
+        again = await other.session(SESSION, attendant=back)
+        assert "Done." in await heard(again)
+        assert (len(back.requests), len(back.questions)) == (1, 1) and "blue" in str(writer.requests[2].messages)
+        assert (tmp_path / "ws" / "a").exists() and not held.approvals.pending()
+
+
+@pytest.mark.proves("A-10", "P-12")
+async def test_where_the_process_that_has_its_model_is_lost_it_ends_and_what_it_asks_waits_for_nobody(
+    tmp_path: Path,
+) -> None:
+    pause = Pause()
+    writer = PlayedModel([pause, *WRITE])
+    agents = {"default": PRESENT, "writer": WRITER}
+    async with kernel_of(tmp_path, agents) as held:
+        async with joined_kernel(tmp_path) as kernel:
+            session = await begun(kernel, "writer", writer, pause, attendant=ScriptedPerson())
+            await session.suspend()
+            asking = asyncio.Event()
+            held.approvals.watch(lambda _: asking.set())
+            pause.proceed.set()
+            await asking.wait()
+            assert len(held.approvals.pending()) == 1
+            lose(kernel)
+            assert await ended(held) == "interrupted"
+        assert "was lost while the sub-agent was at work" in await heard(await held.session(SESSION))
+        assert not held.approvals.pending() and held.sessions.by_id.keys() == {SESSION}
+    async with temporary_kernel(tmp_path) as held:
+        assert not held.approvals.pending() and not (tmp_path / "ws" / "a").exists()
