@@ -73,14 +73,16 @@ async def test_a_client_that_cannot_start_what_it_offered_has_the_output_as_text
     assert "one" in editor.call(0)["content"][0]["content"]["text"]
 
 
-async def test_a_command_that_goes_on_as_a_job_is_shown_to_its_end(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("command", "code"), [("echo one", 0), ("ls nowhere", 2)])
+async def test_a_command_that_goes_on_as_a_job_is_shown_to_its_end(tmp_path: Path, command: str, code: int) -> None:
     desk, offers = Desk(tmp_path), schema.ClientCapabilities(field_meta={"terminal_output": True})
     turns = (
-        {"calls": [call("bash", command="echo one", background=True)]},
+        {"calls": [call("bash", command=command, background=True)]},
         {"calls": [call("wait", job_id="${0.data.job_id}")]},
         {"text": "Done."},
     )
-    async with desk.connected(*turns, offers=offers, rules=["allow bash echo *"]) as (client, editor):
+    rules = ["allow bash echo *", "allow bash ls *"]
+    async with desk.connected(*turns, offers=offers, rules=rules) as (client, editor):
         opened = await client.new_session(cwd=str(desk.workspace))
         await ask(client, opened.session_id)
 
@@ -89,7 +91,7 @@ async def test_a_command_that_goes_on_as_a_job_is_shown_to_its_end(tmp_path: Pat
             return [meta["terminal_exit"] for meta in metas if "terminal_exit" in meta]
 
         await editor.until(ended)
-        assert ended()[0]["exit_code"] == 0 and len(ended()) == 1
+        assert ended()[0]["exit_code"] == code and len(ended()) == 1
         assert editor.statuses(0) == ["pending", "in_progress", "completed"]
         assert editor.call(0)["rawOutput"]["data"]["job_id"].startswith("bash_")
 

@@ -25,7 +25,7 @@ from handrail.arbiter.execution import Execution, HandedOver, uninterrupted, unt
 from handrail.arbiter.jobs import DetachedCalls, JobLimits
 from handrail.arbiter.locking import Locking, choose_locks
 from handrail.arbiter.locks import LockTable, Want, lock_names
-from handrail.arbiter.output import Shaped, Shaper, said
+from handrail.arbiter.output import Shaped, Shaper, said, told_at_the_end
 from handrail.arbiter.repeats import Repeats
 from handrail.arbiter.requests import Lifetimes
 from handrail.arbiter.resources import Resources
@@ -164,7 +164,7 @@ class Arbiter:
         if lane.failed is not None or shaped.result.type == "error":
             lane.heed(call, shaped.result, self.shaper.hash)
         if call.watched:
-            call.emit("finished", {"type": shaped.result.type, "error_kind": shaped.result.error_kind})
+            call.emit("finished", told_at_the_end(shaped.result))
         return _new_answer(Answer, (call.id, call.tool_id, shaped.result, shaped.model))
 
     # ── 1 resolve ────────────────────────────────────────────────────────────────────────────────

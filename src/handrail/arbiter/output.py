@@ -70,6 +70,16 @@ def said(result: Result) -> Shaped:
     return Shaped(result, for_model(result), {})
 
 
+def told_at_the_end(result: Result) -> dict[str, Any]:
+    """What the session's listeners are told of a call's end. Its result is its caller's."""
+    told: dict[str, Any] = {"type": result.type, "error_kind": result.error_kind}
+    data: object = result.data
+    if isinstance(data, dict):
+        ended = cast("dict[str, Any]", data)
+        told |= {name: ended[name] for name in ("exit_code", "signal") if isinstance(ended.get(name), int)}
+    return told
+
+
 class Shaper:
     """Shapes outputs for one kernel.
 

@@ -17,7 +17,7 @@ EventKind = Literal[
     "started",
     "progress",  # message, fraction; or a piece of what it gives so far, under output
     "log",  # a message of the tool's: level, data, logger
-    "finished",
+    "finished",  # type, error_kind; of a program that ended by itself its exit_code, or the signal
     "offers-changed",  # of the session, no call's: which tools, resources or prompts there are, or are in view
     "resource-updated",  # of the session: a resource that it has subscribed to, under uri
 ]

@@ -188,7 +188,9 @@ class Telling:
                     if not answered:
                         self._over.add(call_id)
                     if (screen := self._screens.end(call_id)) is not None:
-                        screen.end(0 if ended == "completed" else 1, None)
+                        run = showing.run_of(event.data)
+                        unknown = 0 if ended == "completed" else 1
+                        screen.end(unknown if run.code is None and run.by is None else run.code, run.by)
                         if screen.content is None and not screen.shown:
                             self._change(call_id, event.tool_id, content=[showing.text(showing.NO_OUTPUT)])
             case _:
