@@ -23,6 +23,8 @@ def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -
     entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
     if entry is None or entry.withheld is not None:
         return None
+    if not isinstance(proposed.arguments, (str, bytes)):  # whoever made an object may still change it
+        return None
     spec, tool = entry.spec, entry.tool
     if spec.mode != "direct" or spec.background_argument is not None or tool.types:
         return None
@@ -31,12 +33,10 @@ def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -
     given, compact, _ = arguments_of(proposed)
     if given is None or entry.schema.problems(given, parsed=True):
         return None
-    call.entry, call.arguments = entry, entry.schema.whole(given)
+    lane, call.entry, call.arguments = call.lane, entry, entry.schema.whole(given)
     try:
-        wants = resources.wants(spec, call.arguments, call.lane.around.roots)
+        wants = resources.wants(spec, call.arguments, lane.around.roots)
     except ToolError:
         return None
-    lane = call.lane
-    return LookedAhead(
-        proposed, given, compact, call.arguments, wants, lane.authority, lane.rules, authorisation.judged(call)
-    )
+    verdict = authorisation.judged(call)
+    return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)

@@ -193,7 +193,8 @@ class Arbiter:
         assert call.entry is not None
         spec = call.entry.spec
         if (looked := call.looked) is not None:
-            self._propose(call, looked.given, looked.compact)
+            if fault := self._propose(call, looked.given, looked.compact):
+                raise Refusal("validate", "invalid_input", f"{spec.id}: {fault}", **unseen(call))
             call.arguments, call.wants = looked.arguments, looked.wants
             return spec
         schema = call.entry.schema

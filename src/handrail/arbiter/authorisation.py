@@ -31,7 +31,7 @@ class Authorisation:
         """
         lane, looked = call.lane, call.looked
         call.rules = lane.rules
-        if looked is not None and looked.rules is lane.rules and looked.authority is lane.authority:
+        if looked is not None and looked.rules is lane.rules and looked.layer is lane.authority.layer:
             verdict = looked.verdict
         else:
             verdict = self.judged(call)

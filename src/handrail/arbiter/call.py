@@ -26,6 +26,7 @@ from handrail.contract.notices import NoticeBox
 from handrail.contract.offering import Offering
 from handrail.contract.opened import StateEnd
 from handrail.contract.people import Approval, Attendant
+from handrail.contract.requires import Layer
 from handrail.contract.result import Result
 from handrail.contract.runtime import Question
 from handrail.contract.sandbox import Attempt
@@ -201,7 +202,7 @@ class LookedAhead(NamedTuple):
 
     :param given: its arguments as they were sent, and ``compact`` their JSON
     :param arguments: as its tool gets them
-    :param authority: by which, and by which rules, the verdict was found
+    :param layer: of capabilities, by which, and by which rules, the verdict was found
     """
 
     proposed: ProposedCall
@@ -209,7 +210,7 @@ class LookedAhead(NamedTuple):
     compact: bytes | None
     arguments: dict[str, Any]
     wants: tuple[Want, ...]
-    authority: Authority
+    layer: Layer
     rules: RuleBook
     verdict: Verdict
 

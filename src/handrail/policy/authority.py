@@ -61,6 +61,11 @@ class Authority:
         # Keyed by identity, which is quick; the value keeps the key's objects alive, so no number is used again.
         self._prepared: dict[tuple[int, int, int, str | None], tuple[Prepared, CapabilitySet | None]] = {}
 
+    @property
+    def layer(self) -> Layer:
+        """The agent's capability layer of now; :meth:`renew` replaces it."""
+        return self.agent_layer if self.of is None else self.of.agent_layer
+
     def within(self, handed: CapabilitySet) -> Authority:
         """The authority of a sub-agent's session, bounded by what its parent passes on."""
         narrower = Authority(
@@ -75,7 +80,7 @@ class Authority:
 
         :param manifest: of its agent
         """
-        has = CapabilitySet(((self.of or self).agent_layer,))
+        has = CapabilitySet((self.layer,))
         if self.ceiling is not None:
             has = has.narrowed(self.ceiling)
         if self.handed is not None:
@@ -186,8 +191,8 @@ class Authority:
         found = self._prepared.get(key)
         if found is not None:
             return found[0]
-        agent = self.agent_layer if self.of is None else self.of.agent_layer
-        capabilities = call_set(spec, self.variables, agent, self.ceiling, self.handed if parent is None else parent)
+        handed = self.handed if parent is None else parent
+        capabilities = call_set(spec, self.variables, self.layer, self.ceiling, handed)
         prepared = Prepared(spec, rules, capabilities, origin)
         if len(self._prepared) >= _MOST_PREPARED:
             self._prepared.clear()

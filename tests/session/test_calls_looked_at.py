@@ -1,0 +1,68 @@
+"""Whatever lies between the look at a call and its submission, the call that is submitted is the one that is carried out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from handrail import tool
+from handrail.contract.call import Answer
+from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
+from handrail.contract.requires import Layer
+from handrail.testing.kernels import temporary_kernel
+
+pytestmark = pytest.mark.proves("X-09")
+
+
+@tool(
+    id="test.put",
+    side_effect="write",
+    locks=["file:{path}:X"],
+    targets={"fs.write": "{path}"},
+    requires={"fs": {"write": ["{workspace}"]}},
+)
+async def put(path: str, text: str = "", n: int = 0) -> dict[str, Any]:
+    """Would open the file itself, where nobody judges it again."""
+    return {"path": path, "length": len(text), "n": n}
+
+
+def denied(answer: Answer) -> bool:
+    return answer.result.error_kind == "denied"
+
+
+async def test_an_object_that_is_changed_after_the_look_is_judged_as_it_is(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put", "deny fs.write secret"]) as kernel:
+        turn = (await kernel.session()).turn()
+        arguments = {"path": "plain"}
+        turn.look_ahead(("test.put", arguments))
+        arguments["path"] = "secret"
+        assert denied(await turn.submit(("test.put", arguments)))
+
+
+async def test_an_equal_object_is_another_call(tmp_path: Path) -> None:
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+        turn = (await kernel.session()).turn()
+        turn.look_ahead(("test.put", {"path": "a", "n": 1}))
+        answer = await turn.submit(("test.put", {"path": "a", "n": True}))
+    assert answer.result.error_kind == "invalid_input"
+
+
+async def test_what_is_more_than_a_call_may_carry_is_refused_all_the_same(tmp_path: Path) -> None:
+    call = ("test.put", '{"path":"a","text":"' + "\u4e00" * (MAX_ARGUMENT_BYTES // 3) + '"}')
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+        turn = (await kernel.session()).turn()
+        turn.look_ahead(call)
+        answer = await turn.submit(call)
+    assert answer.result.error_kind == "invalid_input" and "at most" in str(answer.result.error_text)
+
+
+async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> None:
+    call = ("test.put", '{"path":"a"}')
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+        session = await kernel.session()
+        turn = session.turn()
+        turn.look_ahead(call)
+        session._lane.authority.renew(Layer("another agent"))  # pyright: ignore[reportPrivateUsage]
+        assert denied(await turn.submit(call))
