@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from handrail import tool
+from handrail.arbiter.resources import Resources
 from handrail.contract.call import Answer
 from handrail.contract.jsontext import MAX_ARGUMENT_BYTES
 from handrail.contract.requires import Layer
@@ -66,3 +67,18 @@ async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> N
         turn.look_ahead(call)
         session._lane.authority.renew(Layer("another agent"))  # pyright: ignore[reportPrivateUsage]
         assert denied(await turn.submit(call))
+
+
+async def test_a_defect_that_the_look_meets_is_told_by_the_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise OSError("too many open files")
+
+    call = ("test.put", '{"path":"a"}')
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+        turn = (await kernel.session()).turn()
+        monkeypatch.setattr(Resources, "wants", broken)
+        turn.look_ahead(call)
+        answer = await turn.submit(call)
+    assert answer.result.error_kind == "backend" and "too many open files" in str(answer.result.error_text)

@@ -11,15 +11,22 @@ from handrail.arbiter.arguments import arguments_of
 from handrail.arbiter.authorisation import Authorisation
 from handrail.arbiter.call import Call, LookedAhead
 from handrail.arbiter.resources import Resources
-from handrail.contract.errors import ToolError
 
 
 def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
     """What :attr:`Call.looked` of a call like this one will be, if its block closes as it stands. None where that takes more
-    than a look at it, and where it is not sound: whatever is to be said of it then is said when it is proposed.
+    than a look at it, and where it is not sound or cannot be looked at: whatever is to be said of it then is said when it is
+    proposed.
 
     :param call: of no use afterwards
     """
+    try:
+        return _looked_at(call, resources, authorisation)
+    except Exception:  # a fault of its arguments, or a defect of ours, which is nobody else's
+        return None
+
+
+def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:
     entry, proposed = call.generation.resolve(call.proposed.name), call.proposed
     if entry is None or entry.withheld is not None:
         return None
@@ -34,9 +41,5 @@ def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -
     if given is None or entry.schema.problems(given, parsed=True):
         return None
     lane, call.entry, call.arguments = call.lane, entry, entry.schema.whole(given)
-    try:
-        wants = resources.wants(spec, call.arguments, lane.around.roots)
-    except ToolError:
-        return None
-    verdict = authorisation.judged(call)
+    wants, verdict = resources.wants(spec, call.arguments, lane.around.roots), authorisation.judged(call)
     return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)
