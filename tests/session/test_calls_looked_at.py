@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -67,6 +67,19 @@ async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> N
         turn.look_ahead(call)
         session._lane.authority.renew(Layer("another agent"))  # pyright: ignore[reportPrivateUsage]
         assert denied(await turn.submit(call))
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+async def test_a_watcher_that_changes_what_it_is_told_changes_nothing(tmp_path: Path, ahead: bool) -> None:
+    call = ("test.put", '{"path":"a","n":1}')
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+        session = await kernel.session()
+        session.watch(lambda event: cast("dict[str, Any]", event.data).get("arguments", {}).clear())
+        turn = session.turn()
+        if ahead:
+            turn.look_ahead(call)
+        answer = await turn.submit(call)
+    assert answer.result.data == {"path": "a", "length": 0, "n": 1}
 
 
 async def test_a_defect_that_the_look_meets_is_told_by_the_call(

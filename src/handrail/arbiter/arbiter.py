@@ -248,7 +248,7 @@ class Arbiter:
             body |= call.going.told
         call.note("proposed", body)
         if call.watched:
-            call.emit("proposed", {"arguments": arguments})
+            call.emit("proposed", {"arguments": call.to_tell(arguments)})
         return fault
 
     # ── 5 intend ─────────────────────────────────────────────────────────────────────────────────

@@ -379,6 +379,13 @@ class Call:
         text = f"{self.tool_id} was {STOPPED_TEXT[reason]} before it began; nothing was run"
         return Refusal(step, kind_of_stop(reason), text, stopped_by=reason)
 
+    def to_tell(self, arguments: Any) -> Any:
+        """``arguments`` for whoever watches, who has no say in what is run: those that were
+        parsed here are the call's own."""
+        if self.redactor.active or not isinstance(self.proposed.arguments, (str, bytes)):
+            return arguments
+        return copy.deepcopy(arguments)
+
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Send an event to the session's listeners. Costs nothing when there are none."""
         listeners = self.watched
