@@ -211,7 +211,7 @@ class Conversation:
 
     def _drop_draft(self) -> None:
         if self._draft is not None:
-            self._ids.give_back(part.wire_id for part in self._draft.new)
+            self._ids.give_back([part.wire_id for part in self._draft.new])
             self._draft = None
 
     def answer(self, answers: Mapping[int, Answer]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from handrail.agent.model import (
@@ -318,16 +318,23 @@ class WireIds:
         self._used.add(wire_id)
         return wire_id
 
-    def give_back(self, wire_ids: Iterable[str]) -> None:
-        """These were taken for calls that were never made."""
+    def give_back(self, wire_ids: Sequence[str]) -> None:
+        """These, the latest, were taken for calls that were never made: the next call gets what it would have got without."""
         self._used.difference_update(wire_ids)
+        for wire_id in reversed(wire_ids):
+            if wire_id == _own_id(self._next):
+                self._next -= 1
 
     def _own(self) -> str:
         while True:
             self._next += 1
-            wire_id = f"hr{self._next:07d}"
+            wire_id = _own_id(self._next)
             if wire_id not in self._used:
                 return wire_id
+
+
+def _own_id(number: int) -> str:
+    return f"hr{number:07d}"
 
 
 def call_part(call: ProposedCall, wire_id: str) -> CallPart:
