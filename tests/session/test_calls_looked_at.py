@@ -69,10 +69,13 @@ async def test_capabilities_that_came_after_the_look_decide(tmp_path: Path) -> N
         assert denied(await turn.submit(call))
 
 
+@pytest.mark.parametrize("secrets", [None, {"TOKEN": "something-else"}])
 @pytest.mark.parametrize("ahead", [True, False])
-async def test_a_watcher_that_changes_what_it_is_told_changes_nothing(tmp_path: Path, ahead: bool) -> None:
+async def test_a_watcher_that_changes_what_it_is_told_changes_nothing(
+    tmp_path: Path, ahead: bool, secrets: dict[str, str] | None
+) -> None:
     call = ("test.put", '{"path":"a","n":1}')
-    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"]) as kernel:
+    async with temporary_kernel(tmp_path, tools=[put], rules=["allow test.put"], secrets=secrets) as kernel:
         session = await kernel.session()
         session.watch(lambda event: cast("dict[str, Any]", event.data).get("arguments", {}).clear())
         turn = session.turn()

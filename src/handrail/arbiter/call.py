@@ -380,11 +380,8 @@ class Call:
         return Refusal(step, kind_of_stop(reason), text, stopped_by=reason)
 
     def to_tell(self, arguments: Any) -> Any:
-        """``arguments`` for whoever watches, who has no say in what is run: those that were
-        parsed here are the call's own."""
-        if self.redactor.active or not isinstance(self.proposed.arguments, (str, bytes)):
-            return arguments
-        return copy.deepcopy(arguments)
+        """``arguments`` for whoever watches, who has no say in what is run: those that were parsed here are the call's own."""
+        return copy.deepcopy(arguments) if isinstance(self.proposed.arguments, (str, bytes)) else arguments
 
     def emit(self, kind: EventKind, data: Mapping[str, Any] | None = None) -> None:
         """Send an event to the session's listeners. Costs nothing when there are none."""
