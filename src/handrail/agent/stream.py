@@ -160,6 +160,8 @@ class ReplyAssembly:
         self._calls: list[_Open] = []
         self._by_index: dict[int, int] = {}
         self._half = ""
+        self._coming: Reply | None = None
+        """What :meth:`coming` gave, while it holds."""
         self._units = 0
         self.usage: Usage | None = None
         self.reason: FinishReason | None = None
@@ -170,6 +172,7 @@ class ReplyAssembly:
         :return: text that may be shown, or the position of a call that is now closed, or None
         :raises ReplyTooLong: when the reply passes :data:`MAX_REPLY_UNITS` or :data:`MAX_CALLS`
         """
+        coming, self._coming = self._coming, None
         match event:
             case TextDelta(text):
                 self._weigh(len(text))
@@ -186,6 +189,7 @@ class ReplyAssembly:
                 position = self._by_index.get(index)
                 if position is not None and not self._calls[position].closed:
                     self._calls[position].closed = True
+                    self._coming = coming
                     return position
             case Kept():
                 self._weigh(len(str(event.block)))
@@ -231,10 +235,14 @@ class ReplyAssembly:
         if call.length > MAX_LOOKED_AHEAD or call.looks >= MAX_LOOKS or self._units > MAX_AHEAD_UNITS:
             return None
         call.looks += 1
-        return self._until(position + 1, None) if call.whole else None
+        self._coming = self._until(position + 1, None) if call.whole else None
+        return self._coming
 
     def so_far(self, count: int) -> Reply:
         """The reply up to its ``count``-th call."""
+        coming = self._coming
+        if coming is not None and len(coming.calls) == count and self._calls[count - 1].closed:
+            return coming
         return self._until(count, NEVER_CLOSED)
 
     def _until(self, count: int, never_closed: str | None) -> Reply:

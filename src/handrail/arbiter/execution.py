@@ -8,7 +8,9 @@ can be left behind after a grace period while the caller is answered; its locks 
 from __future__ import annotations
 
 import asyncio
+from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented, for tasks of another kind
 from collections.abc import Callable, Coroutine, Generator
+from contextvars import copy_context
 from typing import Any, TypeVar
 
 from handrail.contract.errors import ErrorKind, ToolError
@@ -64,7 +66,6 @@ class Execution:
     """The awaiting task itself was cancelled, by this: it is raised again once the call is on record."""
     _task: asyncio.Task[Any] | None = None
     _child: asyncio.Task[Any] | None = None
-    _work: Coroutine[Any, Any, Any] | None = None
     _cancellable: bool = True
     _waiter: asyncio.Future[None] | None = None
     _overdue: bool = False
@@ -203,7 +204,8 @@ class Execution:
         raise _own_failure(struck or asyncio.CancelledError()) from struck
 
     async def apart(self, work: Coroutine[Any, Any, Any], timeout_s: float, *, cancellable: bool = True) -> Any:
-        """Await ``work`` in a task of its own.
+        """Await ``work`` in a task of its own, which takes its first step at once: the next turn of the event loop may have much
+        else to do first.
 
         :param cancellable: False for work in a thread, which can only be asked through :attr:`requested`
         :raises Stopped: when it ended because it was told to
@@ -213,18 +215,27 @@ class Execution:
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
-        child = self.loop.create_task(_contained(work))
+        context, begun = copy_context(), _InItsOwnTask(work)
+        child = self.loop.create_task(begun, context=context)
         child.add_done_callback(self._wake)
         self._child = child
-        self._work = work
         self._cancellable = cancellable
+        caller = asyncio.current_task(self.loop)
+        assert caller is not None
+        _leave_task(self.loop, caller)
+        _enter_task(self.loop, child)
+        try:
+            context.run(begun.begin)
+        finally:
+            _leave_task(self.loop, child)
+            _enter_task(self.loop, caller)
         self._count_down(timeout_s)
         return await self.to_its_end()
 
     async def to_its_end(self) -> Any:
         """Await what runs apart; see :meth:`apart`."""
-        child, work = self._child, self._work
-        assert child is not None and work is not None
+        child = self._child
+        assert child is not None
         while not (child.done() or self._overdue) or self.handing is not None:
             if self.handing is not None and self.handing.done():
                 handed_over, self.handing = self.handing.result(), None
@@ -244,10 +255,9 @@ class Execution:
         if self._grace is not None:
             self._grace.cancel()
             self._grace = None
-        self._child = self._work = self._waiter = None
+        self._child = self._waiter = None
         if not child.done():
             raise StillRunning(self.reason or "user", child)
-        work.close()  # cancelled before its first step, it would complain of never having been awaited
         if not child.cancelled():
             return child.result()
         if self.reason is None:
@@ -307,13 +317,62 @@ def _own_failure(error: BaseException) -> RuntimeError:
     return RuntimeError(f"it raised {type(error).__name__}: {error}")
 
 
-async def _contained(work: Coroutine[Any, Any, T]) -> T:
-    try:
-        return await work
-    except (*_ORDINARY, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise _own_failure(error) from error
+class _InItsOwnTask(Coroutine[Any, Any, Any]):
+    """What a task runs whose first step is taken before its first turn, as Python 3.12 has it for eager tasks."""
+
+    __slots__ = ("_ended", "_first", "_is_first", "_work")
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self._work = work
+        self._is_first = True
+        self._first: Any = None
+        """What it waits for then."""
+        self._ended: BaseException | None = None
+        """How it ended with that."""
+
+    def begin(self) -> None:
+        """Take the first step. How that ends is told in the task's first turn."""
+        try:
+            self._first = self._work.send(None)
+        except BaseException as ended:
+            self._ended = ended
+
+    def send(self, value: Any) -> Any:
+        return self._took_first() if self._is_first else self._went(self._work.send, value)
+
+    def throw(self, error: Any, *more: Any) -> Any:
+        if self._is_first:
+            if self._ended is not None:
+                return self._took_first()
+            cancel: Callable[[], bool] = getattr(self._first, "cancel", bool)
+            if isinstance(error, asyncio.CancelledError) and cancel():  # as a task does where it waits
+                return self._took_first()
+        self._is_first = False
+        return self._went(self._work.throw, error, *more)
+
+    def close(self) -> None:
+        self._work.close()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return _Begun(self, self.send(None)).__await__()
+
+    def _took_first(self) -> Any:
+        self._is_first = False
+        ended, self._ended = self._ended, None
+        return self._first if ended is None else self._went(_raised, ended)
+
+    @staticmethod
+    def _went(step: Callable[..., Any], *given: Any) -> Any:
+        try:
+            return step(*given)
+        except (*_ORDINARY, asyncio.CancelledError):
+            raise
+        except BaseException as error:
+            raise _own_failure(error) from error
+
+
+def _raised(error: BaseException) -> None:
+    raise error
 
 
 class _Begun:

@@ -1,0 +1,117 @@
+"""Work in a task of its own takes its first step at once: in that task, and stopped, failed and ended as if it was any other."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from handrail.arbiter.execution import Execution, Stopped
+
+pytestmark = pytest.mark.proves("X-01", "X-08")
+
+MARK: ContextVar[str] = ContextVar("MARK", default="")
+
+
+async def beginning(work: Coroutine[Any, Any, Any], then: Callable[[Execution], object]) -> Any:
+    """Run ``work``, and do something else between its first step and its task's first turn."""
+    run = Execution(asyncio.get_running_loop(), 60)
+    running = asyncio.ensure_future(run.apart(work, 60))
+    asyncio.get_running_loop().call_soon(then, run)
+    return await running
+
+
+async def test_every_step_is_taken_in_its_own_task_and_context() -> None:
+    seen: list[Any] = []
+
+    async def work() -> str:
+        seen.append(asyncio.current_task())
+        MARK.set("its own")
+        async with asyncio.timeout(60):  # which the task that entered it has to leave
+            await asyncio.sleep(0)
+        seen.extend([asyncio.current_task(), MARK.get()])
+        return "done"
+
+    MARK.set("the caller's")
+    before = asyncio.all_tasks()
+    assert await beginning(work(), lambda _: seen.append("meanwhile")) == "done"
+    first, meanwhile, last, mark = seen
+    assert meanwhile == "meanwhile" and first is last and mark == "its own" and MARK.get() == "the caller's"
+    assert first not in before and asyncio.all_tasks() == before
+
+
+async def test_what_is_stopped_before_its_tasks_first_turn_is_cancelled_where_it_waits() -> None:
+    cleaned: list[str] = []
+    inner: list[asyncio.Task[Any]] = []
+
+    async def waiting() -> None:
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        inner.append(asyncio.ensure_future(waiting()))
+        try:
+            await inner[0]
+        finally:
+            await asyncio.sleep(0)
+            cleaned.append("in its own time")
+
+    with pytest.raises(Stopped):
+        await beginning(work(), lambda run: run.stop("user"))
+    assert cleaned == ["in its own time"] and inner[0].cancelled()
+
+
+@pytest.mark.parametrize("ready", [False, True])
+async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready: bool) -> None:
+    heard: list[str] = []
+    arrives = asyncio.get_running_loop().create_future()
+
+    async def work() -> None:
+        try:
+            await (arrives if ready else asyncio.sleep(0))
+        except asyncio.CancelledError:
+            heard.append("cancelled")
+            raise
+
+    def stop(run: Execution) -> None:
+        arrives.set_result(None)
+        run.stop("user")
+
+    with pytest.raises(Stopped):
+        await beginning(work(), stop)
+    assert heard == ["cancelled"]
+
+
+async def test_what_had_ended_with_its_first_step_is_not_stopped_any_more() -> None:
+    async def work() -> str:
+        return "done"
+
+    assert await beginning(work(), lambda run: run.stop("user")) == "done"
+
+
+async def test_how_the_first_step_fails_is_how_it_fails() -> None:
+    async def failing(error: BaseException) -> None:
+        raise error
+
+    with pytest.raises(LookupError, match="its own"):
+        await beginning(failing(LookupError("its own")), lambda _: None)
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        await beginning(failing(SystemExit(1)), lambda _: None)
+    with pytest.raises(RuntimeError, match="CancelledError"):
+        await beginning(failing(asyncio.CancelledError()), lambda _: None)
+
+
+async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -> None:
+    run = Execution(asyncio.get_running_loop(), 60)
+    seen: list[str] = []
+
+    async def work() -> None:
+        run.stop("call")
+        seen.append("after that")
+        await asyncio.Event().wait()
+
+    with pytest.raises(Stopped) as stopped:
+        await run.apart(work(), 60)
+    assert stopped.value.reason == "call" and seen == ["after that"]
