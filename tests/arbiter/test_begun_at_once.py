@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from handrail.arbiter.execution import Execution, Stopped
+from handrail.arbiter.execution import Execution, Stopped, _InItsOwnTask  # pyright: ignore[reportPrivateUsage]
 
 pytestmark = pytest.mark.proves("X-01", "X-08")
 
@@ -101,6 +101,18 @@ async def test_how_the_first_step_fails_is_how_it_fails() -> None:
         await beginning(failing(SystemExit(1)), lambda _: None)
     with pytest.raises(RuntimeError, match="CancelledError"):
         await beginning(failing(asyncio.CancelledError()), lambda _: None)
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_whoever_awaits_it_themselves_gets_the_same(waits: bool) -> None:
+    async def work() -> str:
+        if waits:
+            await asyncio.sleep(0)
+        return "done"
+
+    begun = _InItsOwnTask(work())
+    begun.begin()
+    assert await begun == "done"
 
 
 async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -> None:

@@ -354,7 +354,11 @@ class _InItsOwnTask(Coroutine[Any, Any, Any]):
         self._work.close()
 
     def __await__(self) -> Generator[Any, Any, Any]:
-        return _Begun(self, self.send(None)).__await__()
+        try:
+            first = self.send(None)
+        except StopIteration as ended:
+            return ended.value
+        return (yield from _Begun(self, first).__await__())
 
     def _took_first(self) -> Any:
         self._is_first = False
