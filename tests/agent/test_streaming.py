@@ -72,6 +72,25 @@ async def test_a_call_runs_and_is_done_while_its_reply_goes_on_and_is_answered_o
         assert verify(kernel.log.reader).ok
 
 
+@pytest.mark.parametrize("promotable", [False, True])
+async def test_a_tool_that_stops_its_run_in_its_first_line_is_stopped_with_it(tmp_path: Path, promotable: bool) -> None:
+    agents: list[Agent] = []
+
+    @tool(id="test.end", side_effect="read", locks=[], promotable=promotable)
+    async def end() -> None:
+        """Stop the run, and wait."""
+        agents[0].cancel()
+        await asyncio.Event().wait()
+
+    async with temporary_kernel(tmp_path, tools=[end], rules=["allow test.end"]) as kernel:
+        model = PlayedModel([*call(0, "test__end"), Pause(), Finished("calls")], text_reply("never"))
+        agents.append(Agent(await kernel.session(), model))
+        outcome = await agents[0].complete("go")
+        assert outcome.status == "cancelled" and model.open_streams == 0
+        told = agents[0].messages[-1]
+        assert isinstance(told, ResultsMessage) and '"error_kind":"cancelled"' in told.results[0].text
+
+
 async def test_a_call_has_begun_before_anybody_is_told_of_it(tmp_path: Path) -> None:
     seen: list[str] = []
 

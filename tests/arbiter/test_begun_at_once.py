@@ -1,15 +1,20 @@
-"""Work in a task of its own takes its first step at once: in that task, and stopped, failed and ended as if it was any other."""
+"""Work in a task of its own, and each call of a reply, takes its first step at once: in that task, and stopped, failed and ended as
+if it was any other."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from handrail.arbiter.execution import Execution, Stopped, _InItsOwnTask  # pyright: ignore[reportPrivateUsage]
+from handrail import tool
+from handrail.arbiter.eager import BegunInTask
+from handrail.arbiter.execution import Execution, Stopped
+from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-01", "X-08")
 
@@ -110,7 +115,7 @@ async def test_whoever_awaits_it_themselves_gets_the_same(waits: bool) -> None:
             await asyncio.sleep(0)
         return "done"
 
-    begun = _InItsOwnTask(work())
+    begun = BegunInTask(work())
     begun.begin()
     assert await begun == "done"
 
@@ -127,3 +132,25 @@ async def test_what_stops_itself_in_its_first_step_goes_on_to_where_it_waits() -
     with pytest.raises(Stopped) as stopped:
         await run.apart(work(), 60)
     assert stopped.value.reason == "call" and seen == ["after that"]
+
+
+async def test_a_call_of_a_reply_goes_as_far_as_it_comes_when_it_is_submitted(tmp_path: Path) -> None:
+    seen: list[Any] = []
+
+    @tool(id="test.mark", side_effect="read", locks=[])
+    async def mark(n: int) -> int:
+        """Say in which task it runs."""
+        seen.append(n)
+        assert asyncio.current_task() is not None
+        seen.append(asyncio.current_task())
+        await asyncio.sleep(0)
+        seen.append(n)
+        return n
+
+    async with temporary_kernel(tmp_path, tools=[mark], rules=["allow test.mark"]) as kernel:
+        turn, mine = (await kernel.session()).turn(), asyncio.current_task()
+        first, second = (turn.submit(("test.mark", {"n": n})) for n in (1, 2))
+        assert [seen[0], seen[2]] == [1, 2] and len(seen) == 4, "before the event loop has gone on"
+        assert seen[1] is first and seen[3] is second and asyncio.current_task() is mine
+        assert [(await task).result.data for task in (first, second)] == [1, 2]
+        assert seen[4:] == [1, 2]

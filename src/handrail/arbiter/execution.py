@@ -8,11 +8,10 @@ can be left behind after a grace period while the caller is answered; its locks 
 from __future__ import annotations
 
 import asyncio
-from asyncio import _enter_task, _leave_task  # pyright: ignore[reportPrivateUsage] - documented, for tasks of another kind
-from collections.abc import Callable, Coroutine, Generator
-from contextvars import copy_context
+from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
+from handrail.arbiter.eager import Begun, begin_at_once
 from handrail.contract.errors import ErrorKind, ToolError
 from handrail.contract.session import StopReason
 from handrail.store.awaiting import Written
@@ -180,7 +179,7 @@ class Execution:
             self._count_down(timeout_s)
         struck: asyncio.CancelledError | None = None
         try:
-            return await _Begun(work, first)
+            return await Begun(work, first)
         except asyncio.CancelledError as cancellation:
             struck = cancellation
         except _ORDINARY:
@@ -215,22 +214,14 @@ class Execution:
         if self.reason is not None:
             work.close()
             raise Stopped(self.reason)
-        context, begun = copy_context(), _InItsOwnTask(work)
-        child = self.loop.create_task(begun, context=context)
-        child.add_done_callback(self._wake)
-        self._child = child
         self._cancellable = cancellable
-        caller = asyncio.current_task(self.loop)
-        assert caller is not None
-        _leave_task(self.loop, caller)
-        _enter_task(self.loop, child)
-        try:
-            context.run(begun.begin)
-        finally:
-            _leave_task(self.loop, child)
-            _enter_task(self.loop, caller)
+        begin_at_once(self.loop, _contained(work), self._begins)
         self._count_down(timeout_s)
         return await self.to_its_end()
+
+    def _begins(self, child: asyncio.Task[Any]) -> None:
+        child.add_done_callback(self._wake)
+        self._child = child
 
     async def to_its_end(self) -> Any:
         """Await what runs apart; see :meth:`apart`."""
@@ -317,92 +308,13 @@ def _own_failure(error: BaseException) -> RuntimeError:
     return RuntimeError(f"it raised {type(error).__name__}: {error}")
 
 
-class _InItsOwnTask(Coroutine[Any, Any, Any]):
-    """What a task runs whose first step is taken before its first turn, as Python 3.12 has it for eager tasks."""
-
-    __slots__ = ("_ended", "_first", "_is_first", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
-        self._work = work
-        self._is_first = True
-        self._first: Any = None
-        """What it waits for then."""
-        self._ended: BaseException | None = None
-        """How it ended with that."""
-
-    def begin(self) -> None:
-        """Take the first step. How that ends is told in the task's first turn."""
-        try:
-            self._first = self._work.send(None)
-        except BaseException as ended:
-            self._ended = ended
-
-    def send(self, value: Any) -> Any:
-        return self._took_first() if self._is_first else self._went(self._work.send, value)
-
-    def throw(self, error: Any, *more: Any) -> Any:
-        if self._is_first:
-            if self._ended is not None:
-                return self._took_first()
-            cancel: Callable[[], bool] = getattr(self._first, "cancel", bool)
-            if isinstance(error, asyncio.CancelledError) and cancel():  # as a task does where it waits
-                return self._took_first()
-        self._is_first = False
-        return self._went(self._work.throw, error, *more)
-
-    def close(self) -> None:
-        self._work.close()
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        try:
-            first = self.send(None)
-        except StopIteration as ended:
-            return ended.value
-        return (yield from _Begun(self, first).__await__())
-
-    def _took_first(self) -> Any:
-        self._is_first = False
-        ended, self._ended = self._ended, None
-        return self._first if ended is None else self._went(_raised, ended)
-
-    @staticmethod
-    def _went(step: Callable[..., Any], *given: Any) -> Any:
-        try:
-            return step(*given)
-        except (*_ORDINARY, asyncio.CancelledError):
-            raise
-        except BaseException as error:
-            raise _own_failure(error) from error
-
-
-def _raised(error: BaseException) -> None:
-    raise error
-
-
-class _Begun:
-    """Awaits a coroutine whose first step was already taken, in the same task."""
-
-    __slots__ = ("_first", "_work")
-
-    def __init__(self, work: Coroutine[Any, Any, Any], first: Any) -> None:
-        self._work = work
-        self._first = first
-
-    def __await__(self) -> Generator[Any, Any, Any]:
-        waited_for = self._first
-        try:
-            while True:
-                try:
-                    sent = yield waited_for
-                except GeneratorExit:
-                    self._work.close()
-                    raise
-                except BaseException as error:
-                    waited_for = self._work.throw(error)
-                else:
-                    waited_for = self._work.send(sent)
-        except StopIteration as ended:
-            return ended.value
+async def _contained(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return await work
+    except (*_ORDINARY, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise _own_failure(error) from error
 
 
 async def until_known(written: Written, execution: Execution) -> None:

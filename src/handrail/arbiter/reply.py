@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from handrail.arbiter.arbiter import Arbiter
 from handrail.arbiter.call import Call
+from handrail.arbiter.eager import begin_at_once
 from handrail.contract.call import Answer, ProposedCall
 
 
@@ -27,14 +28,13 @@ class Reply:
         self._tasks: list[asyncio.Task[Answer]] = []
 
     def submit(self, proposed: ProposedCall) -> asyncio.Task[Answer]:
-        """Begin ``proposed`` as the next call of the reply."""
+        """Begin ``proposed`` as the next call of the reply: on return it has gone as far as it comes without a wait."""
         call = self._make(proposed)
         loop = asyncio.get_running_loop()
         call.entered = loop.create_future()
-        task = loop.create_task(self._arbiter.carry_out(call, tuple(self._calls)))
+        predecessors = tuple(self._calls)
         self._calls.append(call)
-        self._tasks.append(task)
-        return task
+        return begin_at_once(loop, self._arbiter.carry_out(call, predecessors), self._tasks.append)
 
     async def answers(self) -> list[Answer]:
         """All answers, in call order, once every call has one.
