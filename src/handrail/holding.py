@@ -141,8 +141,7 @@ class HeldKernel(Kernel):
             raise ToolError(f"there is no tool {tool[:80]!r}" + (f"; {hint}" if hint else ""), kind="unknown_tool")
         if entry.withheld is not None:
             raise ToolError(f"{entry.id} is withheld: {entry.withheld}", kind="unavailable")
-        if problems := entry.schema.problems(dict(arguments)):
-            raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
+        entry.admitted(dict(arguments))
         further = parse_rules(given_rules(rule_texts(rules), "session"), generation)
         spec, origin, _ = judged_as(entry, arguments, generation)
         return await explain(

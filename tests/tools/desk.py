@@ -159,9 +159,10 @@ class Desk:
         )
 
     async def call(self, tool_id: str, **arguments: Any) -> Any:
-        """What the tool returns; its arguments have to fit its schema first."""
+        """What the tool returns, whose arguments have to fit its schema, or what it says of them."""
         tool = next(tool for tool in BUILTINS if tool.spec.id == tool_id)
         assert compile_schema(tool.spec.parameters).problems(arguments) == []
+        tool.check(arguments)
         return await tool.execute(arguments, self.runtime(tool))
 
     def put(self, name: str, content: str | bytes) -> Path:

@@ -57,6 +57,7 @@ def of(searches: Searches) -> Interaction:
 async def called(of: Interaction, tool: Tool, args: dict[str, Any], there: Generation = THERE) -> Result:
     """As the arbiter calls it."""
     assert compile_schema(tool.spec.parameters).problems(args) == []
+    tool.check(args)
     value = await tool.execute(args, cast("Runtime", Around(of.door(there))))
     return value if isinstance(value, Result) else Result.output(value)
 

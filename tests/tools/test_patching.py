@@ -9,13 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from handrail.contract.errors import ToolError
-from handrail.tools.patching import blocks_of_operations, patched
+from handrail.tools.patching import blocks_of_operations, check_operations, patched
 from handrail.tools.text import lines_of
 
 pytestmark = pytest.mark.proves("T-02a")
 
 
 def patch(text: str, *operations: dict[str, Any]) -> str:
+    check_operations(operations)
     return patched(text, blocks_of_operations(text, operations))
 
 

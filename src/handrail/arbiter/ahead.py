@@ -38,8 +38,8 @@ def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -
     if tool.asks_source is not None or tool.goes_on is not None:
         return None
     given, compact, _ = arguments_of(proposed)
-    if given is None or entry.schema.problems(given, parsed=True):
+    if given is None:
         return None
-    lane, call.entry, call.arguments = call.lane, entry, entry.schema.whole(given)
+    lane, call.entry, call.arguments = call.lane, entry, entry.admitted(given, parsed=True)
     wants, verdict = resources.wants(spec, call.arguments, lane.around.roots), authorisation.judged(call)
     return LookedAhead(proposed, given, compact, call.arguments, wants, lane.authority.layer, lane.rules, verdict)

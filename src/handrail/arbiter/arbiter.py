@@ -197,21 +197,20 @@ class Arbiter:
                 raise Refusal("validate", "invalid_input", f"{spec.id}: {fault}", **unseen(call))
             call.arguments, call.wants = looked.arguments, looked.wants
             return spec
-        schema = call.entry.schema
+        entry = call.entry
         arguments, compact, fault = arguments_of(call.proposed)
         if spec.mode == "stateful":
             self.states.look(call, arguments)
         proposed = call.proposed.arguments if arguments is None else arguments
         fault = self._propose(call, proposed, compact) or fault
-        if fault or arguments is None:
-            problems = [fault]
-        else:
-            parsed = isinstance(call.proposed.arguments, (str, bytes))
-            problems = schema.problems(arguments, parsed=parsed)
-        if arguments is None or problems:
+        if arguments is None or fault:
             kind = call.proposed.fault_kind if call.proposed.fault is not None else "invalid_input"
-            raise Refusal("validate", kind, f"{spec.id}: " + "; ".join(problems), **unseen(call))
-        arguments = call.arguments = schema.whole(arguments)
+            raise Refusal("validate", kind, f"{spec.id}: {fault}", **unseen(call))
+        try:
+            arguments = entry.admitted(arguments, parsed=isinstance(call.proposed.arguments, (str, bytes)))
+        except ToolError as error:
+            raise Refusal("validate", error.kind, error.text, **unseen(call)) from None
+        call.arguments = arguments
         if spec.background_argument is None and spec.mode == "direct":  # nearly every call
             try:
                 call.wants = self.resources.wants(spec, arguments, call.lane.around.roots)

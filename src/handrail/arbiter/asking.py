@@ -273,10 +273,10 @@ class Asking:
     async def _change(self, call: Call, changed: Mapping[str, Any]) -> None:
         """Take a person's arguments instead of the model's: steps 2 and 3 again."""
         assert call.entry is not None
-        spec, arguments = call.entry.spec, dict(changed)
-        if problems := call.entry.schema.problems(arguments):
-            raise Refusal("validate", "invalid_input", f"{spec.id}: " + "; ".join(problems))
-        call.arguments, call.owns_arguments = call.entry.schema.whole(arguments), True
+        try:
+            call.arguments, call.owns_arguments = call.entry.admitted(dict(changed)), True
+        except ToolError as error:
+            raise Refusal("validate", error.kind, error.text) from None
         choose_locks(call, self._resources)
         check_handing(call)
         verdict = await self._watched(call, self._judged(call))

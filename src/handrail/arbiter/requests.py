@@ -122,12 +122,9 @@ def check_changed(
 ) -> None:
     """Judge arguments that a person gives instead of those proposed.
 
-    :raises ToolError: ``invalid_input`` where they do not fit the schema, ``denied`` where a rule denies them
+    :raises ToolError: ``invalid_input`` where the tool does not take them, ``denied`` where a rule denies them
     """
-    arguments = dict(given)
-    if problems := entry.schema.problems(arguments):
-        raise ToolError(f"{entry.id}: " + "; ".join(problems), kind="invalid_input")
-    arguments = entry.schema.whole(arguments)
+    arguments = entry.admitted(dict(given))
     verdict = authority.judge(entry.spec, arguments, rules=rules, roots=roots, origin=entry.tool.origin)
     if verdict.action == "deny":
         raise ToolError(verdict.reason, kind="denied")

@@ -48,6 +48,9 @@ class Opening(Tool):
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         return await self._states.open(self._call, self._tool, runtime)
 
+    def check(self, args: dict[str, Any]) -> None:
+        self._tool.check(args)
+
     def questions(self, args: dict[str, Any]) -> Any:
         return self._tool.questions(args)
 

@@ -7,6 +7,7 @@ from typing import Any, Protocol, cast
 
 from handrail.catalog.view import View
 from handrail.contract.doors import Manual
+from handrail.contract.errors import ToolError
 from handrail.contract.names import wire_name
 from handrail.contract.requires import Requires
 from handrail.registry.generation import Entry
@@ -93,7 +94,11 @@ def example_of(entry: Entry) -> dict[str, Any] | None:
     if not isinstance(made, dict):
         return None
     arguments = cast("dict[str, Any]", made)
-    return None if entry.schema.problems(arguments) else arguments
+    try:
+        entry.admitted(arguments)
+    except ToolError:
+        return None
+    return arguments
 
 
 def _example(schema: object, root: Mapping[str, Any], depth: int) -> Any:

@@ -101,6 +101,10 @@ class FunctionTool(Tool, Generic[P, R]):
     def __repr__(self) -> str:
         return f"<tool {self.spec.id}>"
 
+    def check(self, args: dict[str, Any]) -> None:
+        if self._adapters:
+            self._built(args)
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if self.blocking:
             return await asyncio.to_thread(self.run_blocking, args, runtime)

@@ -57,6 +57,13 @@ class Tool(abc.ABC):
         :raises ToolError: for a failure the model should read about
         """
 
+    def check(self, args: dict[str, Any]) -> None:  # noqa: B027 - optional to override
+        """Look at ``args``, which fit the schema, for what no schema can say. It is called before anybody is asked about the
+        call, and also where a call is only looked at; so it has no effect, takes no time, and knows nothing but ``args``.
+
+        :raises ToolError: ``invalid_input``, for what is wrong with them and what would do
+        """
+
     def hands_to(self, args: dict[str, Any]) -> str | None:
         """The agent to which a call with these validated ``args`` hands work. Whether it can is decided before the call may
         run. For built-in tools only."""

@@ -164,6 +164,7 @@ class Bench:
         try:
             if asked["step"] is not None:
                 return await self._steps.take(tool, arguments, runtime, asked["step"])
+            tool.check(arguments)
             if isinstance(tool, FunctionTool) and tool.blocking:
                 return await in_a_thread_of_its_own(partial(tool.run_blocking, arguments, runtime), tool.spec.id)
             return await tool.execute(arguments, runtime)

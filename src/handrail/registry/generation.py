@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
-from handrail.contract.errors import Fault
+from handrail.contract.errors import Fault, ToolError
 from handrail.contract.names import nearest, wire_name
 from handrail.contract.offering import Offering
 from handrail.contract.schema import Schema
@@ -83,6 +83,25 @@ class Entry:
         spec = self.spec
         reads = spec.side_effect == "read" and not spec.promotable and spec.mode != "stateful"
         object.__setattr__(self, "inline", reads and not self.blocking)
+
+    def admitted(self, arguments: dict[str, Any], *, parsed: bool = False) -> dict[str, Any]:
+        """``arguments`` as the tool gets them: they fit its schema, with whole numbers as integers, and have passed its
+        own look at them.
+
+        :param parsed: they came from JSON text
+        :raises ToolError: ``invalid_input`` with what is wrong with them; ``backend`` where that look failed by itself
+        """
+        if problems := self.schema.problems(arguments, parsed=parsed):
+            raise ToolError(f"{self.spec.id}: {'; '.join(problems)}", kind="invalid_input")
+        whole = self.schema.whole(arguments)
+        try:
+            self.tool.check(whole)
+        except ToolError as error:
+            raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
+        except Exception as error:
+            text = f"{self.spec.id}: its check of these arguments failed: {type(error).__name__}: {error}"
+            raise ToolError(text, kind="backend") from error
+        return whole
 
 
 @dataclass(frozen=True, slots=True)

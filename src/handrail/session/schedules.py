@@ -12,7 +12,6 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 
 from handrail.contract.arrivals import Trigger
-from handrail.contract.errors import ToolError
 
 SECOND_NS = 1_000_000_000
 _EPOCH = datetime(1970, 1, 1)
@@ -20,10 +19,6 @@ _NEAR_S = 26 * 3600
 """So many seconds before and after a clock in UTC shows something, any zone's time is that before and after a change which is
 near where its own clocks show it: they are 14 hours ahead at most, and changes lie days apart."""
 _EVERY_HOUR = set(range(24))
-_FIELDS = (
-    "minutes go from 0 to 59, hours from 0 to 23, days from 1 to 31 and no further than the months named have, months from 1 to "
-    "12, weekdays from 0 (Sunday) to 7"
-)
 Zone = Callable[[int], int]
 """How many seconds clocks are ahead of UTC, at a time in seconds."""
 
@@ -82,26 +77,6 @@ def _fires(wall: int, before: int, after: int, zone: Zone, created: int, *, hour
     if not shown:
         return [wall - before]
     return shown[1:] if len(shown) > 1 and shown[0] <= created else shown[:1]
-
-
-def checked(cron: str, now_ns: int) -> str:
-    """A schedule in its plain form.
-
-    :raises ToolError: ``invalid_input`` for a text that is none, or one that never comes
-    """
-    from cronsim import CronSim, CronSimError
-
-    cron = " ".join(cron.split())
-    if len(cron) > 200 or len(cron.split(" ")) != 5:
-        text = f"{cron[:80]!r} is no schedule: five fields, minute hour day month weekday, as in '30 8 * * 1-5'"
-        raise ToolError(text, kind="invalid_input")
-    try:
-        CronSim(cron, _EPOCH)
-    except (CronSimError, ValueError) as error:
-        raise ToolError(f"{cron!r} is no schedule: {error}; {_FIELDS}", kind="invalid_input") from None
-    if _next_of(cron, now_ns, now_ns, local) is None:
-        raise ToolError(f"{cron!r} names a day that never comes; nothing was added", kind="invalid_input")
-    return cron
 
 
 def when(trigger: Trigger) -> str:

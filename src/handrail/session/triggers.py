@@ -12,12 +12,13 @@ from typing import Any
 
 from handrail.arbiter.redaction import Redactor
 from handrail.contract.arrivals import Trigger, TriggerClass
+from handrail.contract.cron import plain_cron
 from handrail.contract.errors import LogUnavailable, ToolError, UsageError
 from handrail.contract.neutral import neutralised
 from handrail.contract.notices import Notice
 from handrail.session.channels import SessionChannels, Switchboard
 from handrail.session.notices import Noticeboard
-from handrail.session.schedules import SECOND_NS, checked, next_after, when
+from handrail.session.schedules import SECOND_NS, next_after, when
 from handrail.session.waits import Happened, Id, Waits, time_of
 from handrail.session.watches import Watch
 from handrail.store.database import Work
@@ -389,7 +390,7 @@ class SessionTriggers:
 
     async def schedule(self, cron: str, prompt: str, *, name: str | None = None) -> Trigger:
         now = self._clockwork.clock()
-        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=checked(cron, now))
+        made = Trigger("schedule", self._session_id, "schedule", _prompt(prompt), now, cron=plain_cron(cron))
         return await self._clockwork.add(replace(made, next_ns=next_after(made, now)), name)
 
     async def watch(self, channel: str, prompt: str, *, name: str | None = None, sender: str | None = None) -> Trigger:

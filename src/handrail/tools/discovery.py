@@ -75,13 +75,15 @@ class LoadTools(Tool):
         ),
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def check(self, args: dict[str, Any]) -> None:
         if len(args) != 1:
             raise ToolError(
                 "give category, with a name that browse_tools lists, or tool, with the id of one tool"
                 + ("; not both" if args else ""),
                 kind="invalid_input",
             )
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         kind = "category" if "category" in args else "tool"
         brought = await runtime.catalog.load(args[kind], kind=kind)
         told = {"loaded": brought.name, "tools_added": list(brought.added), "message": _message(brought)}

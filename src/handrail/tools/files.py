@@ -14,7 +14,7 @@ from handrail.contract.requires import FsRequires, Requires
 from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
-from handrail.tools.patching import blocks_of_operations, patched
+from handrail.tools.patching import blocks_of_operations, check_operations, patched
 from handrail.tools.reading import bytes_answer, lines_answer
 from handrail.tools.text import (
     Block,
@@ -131,6 +131,9 @@ class Edit(Tool):
         ),
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        check_differs(args["old"], args["new"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path = args["path"]
         before = await _content(path, runtime)
@@ -245,6 +248,9 @@ class FilePatch(Tool):
         ),
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        check_operations(args["operations"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path = args["path"]
         before = await _content(path, runtime)
@@ -258,10 +264,14 @@ class FilePatch(Tool):
         return await _replace(path, before, after, blocks, runtime)
 
 
-def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
-    """Where ``old`` is replaced. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its line ends."""
+def check_differs(old: str, new: str) -> None:
     if old == new:
         raise ToolError("old and new are the same text, so there is nothing to change", kind="invalid_input")
+
+
+def spans_to_replace(path: str, text: str, old: str, new: str, *, replace_all: bool) -> list[Span]:
+    """Where ``old`` is replaced. A text with ``\\r\\n`` is matched by what ``read`` showed of it, and keeps its line ends."""
+    check_differs(old, new)
     end = line_end(text)
     if end != "\n":
         new = with_line_end(new, end)

@@ -17,8 +17,25 @@ _FIELDS = {
 }
 
 
+def check_operations(operations: Sequence[dict[str, Any]]) -> None:
+    """:raises ToolError: ``invalid_input`` for an operation that can be none, whatever is in the file"""
+    for number, operation in enumerate(operations, 1):
+        wanted, text = _FIELDS[op := operation["op"]]
+        given = operation.keys() - {"op", "expect"}
+        if given != wanted:
+            raise ToolError(
+                f"operation {number} is {op!r}, which takes {text}, and may have expect; this one has "
+                f"{', '.join(sorted(given)) or 'none of them'}",
+                kind="invalid_input",
+            )
+        if op != "replace" and not operation["content"]:
+            raise ToolError(
+                f"operation {number} adds nothing: its content is empty; one blank line is '\\n'", kind="invalid_input"
+            )
+
+
 def blocks_of_operations(text: str, operations: Sequence[dict[str, Any]]) -> list[Block]:
-    """What ``operations`` change, all of whose line numbers mean ``text`` as it is now.
+    """What ``operations``, which were checked, change; all of their line numbers mean ``text`` as it is now.
 
     New lines take the line end that most lines have; a text without a final line end stays without one.
 
@@ -60,16 +77,7 @@ def patched(text: str, blocks: Sequence[Block]) -> str:
 
 
 def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: str) -> Block:
-    op = operation["op"]
-    wanted, text = _FIELDS[op]
-    given = operation.keys() - {"op", "expect"}
-    if given != wanted:
-        raise ToolError(
-            f"operation {number} is {op!r}, which takes {text}, and may have expect; this one has "
-            f"{', '.join(sorted(given)) or 'none of them'}",
-            kind="invalid_input",
-        )
-    content: str = operation["content"]
+    op, content = operation["op"], operation["content"]
     total = len(lines)
     if OPEN in content:
         content = _written(content, operation, lines)
@@ -82,10 +90,6 @@ def _block(number: int, operation: dict[str, Any], lines: Sequence[str], end: st
             )
         _check(number, operation, lines[first - 1 : last], f"lines {first} to {last}")
         return Block(first - 1, last, new)
-    if not new:
-        raise ToolError(
-            f"operation {number} adds nothing: its content is empty; one blank line is '\\n'", kind="invalid_input"
-        )
     if op == "insert":
         line = operation["line"]
         if line > total + 1:

@@ -51,6 +51,15 @@ class Todo(Tool):
         guidance="For work of several steps keep a list with todo, and mark each step as you begin and end it.",
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        taken = [todo["id"] for todo in args.get("todos", ()) if "id" in todo]
+        twice = sorted({one for one in taken if taken.count(one) > 1})
+        if twice:
+            raise ToolError(
+                f"the id {twice[0]!r} stands at {taken.count(twice[0])} tasks; give each its own, or none",
+                kind="invalid_input",
+            )
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "todos" not in args:
             return {"todos": await runtime.state.get(_KEY) or []}
@@ -60,13 +69,7 @@ class Todo(Tool):
 
 
 def _with_ids(todos: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    taken = [todo["id"] for todo in todos if "id" in todo]
-    twice = sorted({one for one in taken if taken.count(one) > 1})
-    if twice:
-        raise ToolError(
-            f"the id {twice[0]!r} stands at {taken.count(twice[0])} tasks; give each its own, or none",
-            kind="invalid_input",
-        )
+    taken = {todo["id"] for todo in todos if "id" in todo}
     free = (str(number) for number in range(1, 2 * len(todos) + 1) if str(number) not in taken)
     return [
         {"id": todo.get("id") or next(free), "content": todo["content"], "status": todo["status"]} for todo in todos

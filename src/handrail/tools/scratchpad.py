@@ -41,21 +41,27 @@ class Scratchpad(Tool):
         kind="other",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        notes = cast("dict[str, str]", await runtime.state.get(_KEY) or {})
+    def check(self, args: dict[str, Any]) -> None:
         action, key = args["action"], args.get("key")
         if action in ("list", "clear"):
             if key is not None or "value" in args:
                 raise ToolError(f"{action} takes no key and no value", kind="invalid_input")
-            if action == "clear":
-                await runtime.state.put(_KEY, {})
-            return {"keys": sorted(notes)} if action == "list" else {"cleared": len(notes)}
-        if key is None or ("value" in args) != (action == "set"):
+        elif key is None or ("value" in args) != (action == "set"):
             raise ToolError(
                 f"{action} takes a key{' and a value' if action == 'set' else ' alone'}", kind="invalid_input"
             )
-        if key.startswith("__") and key.endswith("__"):
+        elif key.startswith("__") and key.endswith("__"):
             raise ToolError(f"{key!r} is reserved; take a name without __ around it", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        notes = cast("dict[str, str]", await runtime.state.get(_KEY) or {})
+        action = args["action"]
+        if action == "list":
+            return {"keys": sorted(notes)}
+        if action == "clear":
+            await runtime.state.put(_KEY, {})
+            return {"cleared": len(notes)}
+        key: str = args["key"]
         if action == "set":
             new = {**notes, key: args["value"]}
             if len(new) > MAX_KEYS or sum(map(len, new.values())) > MAX_ALL:

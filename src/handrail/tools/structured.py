@@ -11,7 +11,7 @@ from handrail.contract.jsontext import json_type
 from handrail.contract.runtime import Runtime
 from handrail.contract.tool import Tool
 from handrail.tools.declaring import FILE, file_changing, file_reading, object_schema
-from handrail.tools.json_text import put, removed, value_at
+from handrail.tools.json_text import put, removed, steps, value_at
 from handrail.tools.text import blocks_between, decoded, encoded, line_end, lines_of, unified, with_line_end
 
 MAX_FILE = 16 * 1024 * 1024
@@ -57,10 +57,13 @@ class JsonWrite(Tool):
         ),
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        if args.get("remove", False) == ("value" in args):
+            raise ToolError("give either a value or remove: true", kind="invalid_input")
+        steps(args.get("pointer", ""))
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         path, pointer, remove = args["path"], args.get("pointer", ""), args.get("remove", False)
-        if remove == ("value" in args):
-            raise ToolError("give either a value or remove: true", kind="invalid_input")
         if not pointer and not remove:
             text = json.dumps(args["value"], ensure_ascii=False, indent=2) + "\n"
             text = with_line_end(text, await _line_end(path, runtime))

@@ -53,9 +53,11 @@ class SearchMemory(Tool):
         kind="search",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def check(self, args: dict[str, Any]) -> None:
         if ("query" in args) == ("id" in args) or ("offset" in args and "id" not in args):
             raise ToolError("give a query, or the id of a hit with or without an offset", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "id" in args:
             found = await runtime.transcript.passage(args["id"], start=args.get("offset", 0), most=MOST_CHARACTERS)
             return {**_shown(found), "next": found.next}

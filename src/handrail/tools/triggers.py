@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from handrail.contract.cron import plain_cron
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
 from handrail.contract.runtime import Runtime
@@ -15,6 +16,7 @@ from handrail.tools.channels import CHANNEL
 from handrail.tools.declaring import object_schema
 
 _NEEDS = Requires(capabilities=("triggers",))
+_WAYS = ("every_minutes", "hourly_at", "daily_at", "cron")
 _TIME = re.compile(r"([01]?\d|2[0-3]):([0-5]\d)\Z")
 
 
@@ -83,13 +85,16 @@ class AddSchedule(Tool):
         "prompt",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        ways = [way for way in ("every_minutes", "hourly_at", "daily_at", "cron") if way in args]
+    def check(self, args: dict[str, Any]) -> None:
+        ways = [way for way in _WAYS if way in args]
         if len(ways) != 1:
             given = ", ".join(ways) or "none of them"
             text = f"give exactly one of every_minutes, hourly_at, daily_at and cron; given: {given}"
             raise ToolError(text, kind="invalid_input")
-        way, name = ways[0], args.get("name")
+        plain_cron(_as_cron(ways[0], args[ways[0]]))
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        way, name = next(way for way in _WAYS if way in args), args.get("name")
         if way == "every_minutes" and 60 % args[way]:  # as a schedule it would begin anew with each hour
             return described(await runtime.triggers.timer(args[way] * 60_000, args["prompt"], name=name))
         return described(await runtime.triggers.schedule(_as_cron(way, args[way]), args["prompt"], name=name))

@@ -43,12 +43,13 @@ class Add(Tool):
         guidance="Stage the files that belong together by name rather than all; look at git.status first.",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        everything, paths = args.get("all", False), args.get("paths", [])
-        if everything == bool(paths):
+    def check(self, args: dict[str, Any]) -> None:
+        if args.get("all", False) == ("paths" in args):
             raise ToolError("give either `paths`, or `all`: true", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."), writing=True)
-        return await stage(repository, paths)
+        return await stage(repository, args.get("paths", []))
 
 
 async def stage(repository: Repository, paths: Sequence[str], *, new: bool = True) -> dict[str, Any]:
@@ -115,9 +116,11 @@ class Commit(Tool):
         guidance="Commit when asked to, or when the task says so; never amend what was pushed.",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def check(self, args: dict[str, Any]) -> None:
         if not args["message"].strip():
             raise ToolError("the message is blank; say what the commit does", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         amend = args.get("amend", False)
         if args.get("all", False):
@@ -278,12 +281,17 @@ class Checkout(Tool):
         guidance="Changes that are not committed keep a checkout from overwriting their files; commit or stash them first.",
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        track = args.get("track", False)
+        if "ref" not in args and (track or "paths" not in args):
+            raise ToolError("give `ref`, the branch, tag or commit to switch to", kind="invalid_input")
+        if track and "paths" in args:
+            raise ToolError("`track` switches to a branch, `paths` stays on it; give one of them", kind="invalid_input")
+        if "ref" in args:
+            commitish(args["ref"])
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         paths, track = args.get("paths", []), args.get("track", False)
-        if "ref" not in args and (track or not paths):
-            raise ToolError("give `ref`, the branch, tag or commit to switch to", kind="invalid_input")
-        if track and paths:
-            raise ToolError("`track` switches to a branch, `paths` stays on it; give one of them", kind="invalid_input")
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         ref = [commitish(args["ref"])] if "ref" in args else []
         await check_writing(repository, ref[0] if ref else None, paths)

@@ -46,12 +46,15 @@ class Merge(Tool):
         kind="edit",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
-        abort = args.get("abort", False)
-        if abort == ("ref" in args):
+    def check(self, args: dict[str, Any]) -> None:
+        if args.get("abort", False) == ("ref" in args):
             raise ToolError("give either `ref`, what to merge, or `abort`: true", kind="invalid_input")
+        if "ref" in args:
+            commitish(args["ref"])
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         repository = await opened(runtime, args.get("repository", "."), writing=True)
-        if abort:
+        if args.get("abort", False):
             await check_writing(repository, "HEAD", [repository.top])
             await repository.run("merge", "--abort")
             return {"result": "aborted", **await described(repository)}
@@ -117,12 +120,15 @@ class Stash(Tool):
         kind="edit",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def check(self, args: dict[str, Any]) -> None:
         action: str = args.get("action", "push")
         if action != "push" and ("message" in args or args.get("untracked", False)):
             raise ToolError("`message` and `untracked` are for push", kind="invalid_input")
         if action in ("push", "list") and args.get("index", 0):
             raise ToolError("`index` is for show, apply, pop and drop", kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        action: str = args.get("action", "push")
         repository = await opened(runtime, args.get("repository", "."), writing=True)
         if action == "push":
             return await _push(repository, args)

@@ -102,9 +102,13 @@ class Clone(Tool):
         kind="fetch",
     )
 
-    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+    def check(self, args: dict[str, Any]) -> None:
         if ("url" in args) == ("source" in args):
             raise ToolError("give either `url`, an http(s) address, or `source`, a folder", kind="invalid_input")
+        if "url" in args:
+            urls.web(args["url"])
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         if "url" in args:
             origin, protocols = str(urls.web(args["url"])), _WEB
         else:

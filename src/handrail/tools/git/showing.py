@@ -71,10 +71,12 @@ class Diff(Tool):
         targets={"fs.read": "{paths}"},
     )
 
+    def check(self, args: dict[str, Any]) -> None:
+        if "to" in args and (args.get("staged", False) or "from" not in args):
+            raise ToolError("`to` is compared with `from`; give both, without `staged`", kind="invalid_input")
+
     async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
         staged, base, to = args.get("staged", False), args.get("from"), args.get("to")
-        if to is not None and (staged or base is None):
-            raise ToolError("`to` is compared with `from`; give both, without `staged`", kind="invalid_input")
         repository = await opened(runtime, args.get("repository", "."))
         ends = [commitish(end) for end in (base, to) if end is not None]
         found = await difference(

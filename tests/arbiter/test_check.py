@@ -1,0 +1,186 @@
+"""What a tool itself finds wrong with its arguments is told before anybody is asked about the call."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import AfterValidator
+from tests.kernel.guests import joined_kernel
+
+from handrail import ApprovalAnswer, Runtime, Tool, ToolError, ToolSpec, tool
+from handrail.agent.loop import Agent
+from handrail.agent.model import CallArguments, CallClosed, CallOpened, Finished
+from handrail.testing.kernels import ScriptedPerson, temporary_kernel
+from handrail.testing.models import PlayedModel, text_reply
+
+pytestmark = pytest.mark.proves("K-05")
+
+NUMBERS = {
+    "type": "object",
+    "properties": {"low": {"type": "integer"}, "high": {"type": "integer", "default": 10}},
+    "required": ["low"],
+    "additionalProperties": False,
+}
+
+
+class Between(Tool):
+    """Needs its numbers in order."""
+
+    spec = ToolSpec(id="test.between", description="Two numbers.", parameters=NUMBERS, side_effect="external", locks=())
+
+    def __init__(self) -> None:
+        self.ran: list[dict[str, Any]] = []
+        self.checked = 0
+
+    def check(self, args: dict[str, Any]) -> None:
+        self.checked += 1
+        if args["low"] == 13:
+            raise LookupError("a defect of its own")
+        if args["low"] > (high := args.get("high", 10)):
+            text = f"low is {args['low']}, which is above high, {high}; give the smaller one first"
+            raise ToolError(text, kind="invalid_input")
+
+    async def execute(self, args: dict[str, Any], runtime: Runtime) -> object:
+        self.ran.append(args)
+        return args
+
+
+async def test_what_the_check_finds_is_a_fault_of_the_arguments_and_asks_nobody(tmp_path: Path) -> None:
+    between, person = Between(), ScriptedPerson([ApprovalAnswer("once")])
+    async with temporary_kernel(tmp_path, tools=[between]) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        result = await session.call("test.between", {"low": 11})
+        assert result.error_text == "test.between: low is 11, which is above high, 10; give the smaller one first"
+        assert result.metadata["error_kind"] == "invalid_input" and not person.requests
+        failed = await session.call("test.between", {"low": 13})
+        assert failed.metadata["error_kind"] == "backend" and "LookupError: a defect of its own" in str(
+            failed.error_text
+        )
+        assert (await session.call("test.between", {"low": 1})).ok
+        assert len(person.requests) == 1 and between.ran == [{"low": 1}]
+        kinds = [[record.kind for record in kernel.log.reader.records(call=f"{session.id}/{n}.0")] for n in (1, 2, 3)]
+        assert kinds[0] == kinds[1] == ["proposed", "refused"] and "committed" in kinds[2]
+        with pytest.raises(ToolError, match="give the smaller one first") as refused:
+            await kernel.explain("test.between", {"low": 11})
+        assert refused.value.kind == "invalid_input"
+
+
+async def test_a_person_cannot_put_in_what_the_check_refuses(tmp_path: Path) -> None:
+    between = Between()
+    person = ScriptedPerson(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
+    async with temporary_kernel(tmp_path, tools=[between]) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        assert (await session.call("test.between", {"low": 1})).ok
+        assert len(person.requests) == 2, "asked again after the first answer, which could not be taken"
+        assert between.ran == [{"low": 2}]
+
+
+def even(number: int) -> int:
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+@tool(id="test.halve", side_effect="external", locks=[])
+async def halve(number: Annotated[int, AfterValidator(even)]) -> int:
+    """Half of it."""
+    return number // 2
+
+
+async def test_what_a_functions_own_types_refuse_is_found_as_early(tmp_path: Path) -> None:
+    person = ScriptedPerson([ApprovalAnswer("once")])
+    async with temporary_kernel(tmp_path, tools=[halve]) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        result = await session.call("test.halve", {"number": 3})
+        assert result.metadata["error_kind"] == "invalid_input" and "3 is odd" in str(result.error_text)
+        assert not person.requests
+        assert (await session.call("test.halve", {"number": 4})).data == 2 and len(person.requests) == 1
+
+
+async def test_a_look_ahead_tells_nobody_what_the_check_finds(tmp_path: Path) -> None:
+    between = Between()
+    looked = asyncio.Event()
+    steps = [CallOpened(0, None, "test__between"), CallArguments(0, '{"low":11}')]
+    async with temporary_kernel(tmp_path, tools=[between], rules=["allow test.*"]) as kernel:
+        session = await kernel.session()
+        model = PlayedModel([*steps, CallClosed(0), Finished("calls")], text_reply("done"))
+        session.watch(lambda event: looked.set())
+        outcome = await Agent(session, model).complete("go")
+        assert outcome.ok and between.checked == 2 and not between.ran
+        kinds = [record.kind for record in kernel.log.reader.records(session=session.id) if record.call_id]
+        assert kinds == ["proposed", "refused"]
+
+
+async def test_what_a_joined_process_brought_is_checked_there_before_it_runs(tmp_path: Path) -> None:
+    between = Between()
+    async with temporary_kernel(tmp_path), joined_kernel(tmp_path, tools=[between], rules=["allow test.*"]) as joined:
+        session = await joined.session()
+        result = await session.call("test.between", {"low": 11})
+        assert result.metadata["error_kind"] == "invalid_input" and "give the smaller one first" in str(
+            result.error_text
+        )
+        assert (await session.call("test.between", {"low": 1})).ok and between.ran == [{"low": 1}]
+
+
+async def test_a_stateful_tool_is_checked_before_it_is_opened(tmp_path: Path) -> None:
+    class Counting(Between):
+        spec = ToolSpec(
+            id="test.counting",
+            description="Counts.",
+            parameters=NUMBERS,
+            side_effect="external",
+            locks=(),
+            mode="stateful",
+        )
+
+        async def execute(self, args: dict[str, Any], runtime: Runtime) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+            self.ran.append(args)
+            yield args["low"]
+
+    counting, person = Counting(), ScriptedPerson(ApprovalAnswer("once", arguments={"low": low}) for low in (20, 2))
+    async with temporary_kernel(tmp_path, tools=[counting]) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        result = await session.call("test.counting", {"low": 11})
+        assert "give the smaller one first" in str(result.error_text) and not person.requests
+        assert (await session.call("test.counting", {"low": 1})).ok
+        assert len(person.requests) == 2 and counting.ran == [{"low": 2}]
+
+
+@pytest.mark.proves("T-10")
+@pytest.mark.parametrize(
+    ("tool_id", "arguments", "told"),
+    [
+        ("add_schedule", {"prompt": "p"}, "exactly one of"),
+        ("add_schedule", {"prompt": "p", "cron": "0 0 30 2 *"}, "is no schedule"),
+        ("add_schedule", {"prompt": "p", "cron": "0 0 */30 2 1#5"}, "never comes"),
+        ("add_schedule", {"prompt": "p", "daily_at": "25:00"}, "no time of day"),
+        ("edit", {"path": "a", "old": "x", "new": "x"}, "the same text"),
+        ("file.patch", {"path": "a", "operations": [{"op": "append", "content": ""}]}, "adds nothing"),
+        ("json_write", {"path": "a"}, "either a value or remove"),
+        ("json_write", {"path": "a", "pointer": "b", "value": 1}, "no JSON Pointer"),
+        ("scratchpad", {"action": "get"}, "takes a key alone"),
+        ("todo", {"todos": [{"id": "1", "content": "a", "status": "pending"}] * 2}, "stands at 2 tasks"),
+        ("git.add", {}, "either `paths`"),
+        ("git.commit", {"message": " "}, "blank"),
+        ("git.checkout", {}, "give `ref`"),
+        ("git.checkout", {"ref": "a..b"}, "not one commit"),
+        ("git.merge", {}, "either `ref`"),
+        ("git.stash", {"action": "list", "message": "m"}, "for push"),
+        ("git.clone", {}, "either `url`"),
+        ("git.diff", {"to": "HEAD"}, "give both"),
+        ("search_memory", {}, "give a query"),
+        ("load_tools", {}, "give category"),
+    ],
+)
+async def test_what_no_schema_says_of_a_built_in_tool_is_told_without_asking(
+    tmp_path: Path, tool_id: str, arguments: dict[str, Any], told: str
+) -> None:
+    person = ScriptedPerson()
+    async with temporary_kernel(tmp_path, rules=["ask *"]) as kernel:
+        session = await kernel.session(headless=False, attendant=person)
+        result = await session.call(tool_id, arguments)
+        assert result.metadata["error_kind"] == "invalid_input" and told in str(result.error_text), result
+        assert not person.requests
