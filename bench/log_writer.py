@@ -26,7 +26,8 @@ import orjson
 from handrail.record.chain import GENESIS, SALT_BYTES, Header, hash_of, new_commitment
 from handrail.record.log import CommitLog, Record
 from handrail.store.opening import Store
-from handrail.store.writer import SinkUnavailable, Writer
+from handrail.store.sink import SinkUnavailable
+from handrail.store.writer import Writer
 
 Entry = tuple[int, Sequence[Record]]
 
@@ -42,6 +43,9 @@ class FileSink:
 
     def promise(self, batch: Sequence[Entry]) -> bool:
         return False
+
+    def rouse(self) -> None:
+        pass
 
     def write(self, batch: Sequence[Entry]) -> None:
         lines: list[bytes] = []

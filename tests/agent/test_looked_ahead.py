@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -30,6 +31,8 @@ from handrail.arbiter.resources import Resources
 from handrail.contract.call import ProposedCall
 from handrail.holding import HeldKernel
 from handrail.session.session import HeldSession
+from handrail.store import writer as writing
+from handrail.store.journal import Journal
 from handrail.testing.kernels import temporary_kernel
 from handrail.testing.models import Pause, PlayedModel, Step, text_reply
 
@@ -122,6 +125,52 @@ async def test_the_work_is_done_by_then_and_nobody_is_told(tmp_path: Path, monke
         await kernel.log.flush()
         assert len(asked) == 1 and records(kernel) == [] and told == []
     assert len(asked) == 1 and told == ["proposed", "started", "finished"]
+
+
+@tool(id="test.see", side_effect="read", locks=[])
+async def see(n: int) -> int:
+    """Have none."""
+    return n
+
+
+@tool(id="test.warm", side_effect="write", locks=[])
+async def warm() -> None:
+    """Have the journal made, and its disk known to be quick."""
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "rules", "rouses"),
+    [
+        ("test__note", '{"path":"a","n":1}', ["allow test.*"], True),
+        ("test__note", '{"path":"a","n":1}', ["allow test.*", "ask test.note"], False),
+        ("test__note", '{"path":"a"}', ["allow test.*"], False),
+        ("test__see", '{"n":1}', ["allow test.*"], False),
+    ],
+)
+async def test_the_disk_is_roused_for_a_call_that_has_to_be_noted_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, arguments: str, rules: list[str], rouses: bool
+) -> None:
+    heard, rouse = threading.Event(), Journal.rouse
+
+    def roused(self: Journal) -> None:
+        rouse(self)
+        heard.set()
+
+    monkeypatch.setattr(Journal, "rouse", roused)
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)  # whatever else this machine does
+    pause = Pause()
+    async with temporary_kernel(tmp_path, tools=[note, see, warm], rules=rules) as kernel:
+        session = await kernel.session()
+        for _ in range(3):
+            assert (await session.call("test.warm", {})).ok
+            await kernel.log.flush()
+        model = PlayedModel([*opened(name, arguments), pause, *CLOSED], text_reply("done"))
+        run = asyncio.create_task(Agent(session, model).complete("go"))
+        await pause.reached.wait()
+        assert await asyncio.to_thread(heard.wait, 60 if rouses else 0) == rouses
+        pause.proceed.set()
+        await run
+        assert heard.is_set() == rouses
 
 
 async def test_the_record_and_the_answer_are_those_of_a_call_that_nobody_looked_at(tmp_path: Path) -> None:

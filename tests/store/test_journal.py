@@ -112,6 +112,18 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
         Journal(tmp_path, 2)
 
 
+def test_to_rouse_it_leaves_its_notes_as_they_are(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, 1)
+    journal.rouse()
+    assert list(notes_of(journal.path)) == []
+    assert journal.note(b"one")
+    journal.rouse()
+    assert journal.note(b"two")
+    journal.rouse()
+    journal.close()
+    assert list(notes_of(journal.path)) == [(1, b"one"), (2, b"two")]
+
+
 def test_near_a_full_disk_the_database_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Journal(tmp_path, 1)
     monkeypatch.setattr(journal, "SPARE", 2**62)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -47,8 +48,7 @@ async def test_a_promise_to_a_lone_caller_is_known_on_return_where_the_disk_was_
     assert not first.done()
     await first
     await writer.commit("outcome")
-    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
-        await asyncio.sleep(0)
+    await asleep(writer)
     said = writer.take("said")
     assert writer.promise("intent").done() and said.durable
     assert shelf.promised[1:] == [["said", "intent"]] and shelf.items[1:] == ["outcome"]
@@ -71,8 +71,7 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
     await writer.promise("of a disk that is slow from now on")
     monkeypatch.setattr(writing, "MOMENT_S", 300.0)
     await writer.commit("outcome")
-    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
-        await asyncio.sleep(0)
+    await asleep(writer)
     goes_on.clear()
     slowly = writer.promise("stood still for, this would never be")
     assert not slowly.done()
@@ -88,6 +87,83 @@ async def test_nobody_stands_still_for_a_slow_disk_nor_where_others_are_at_it(
     goes_on.set()
     await asyncio.gather(one, other)
     writer.close()
+
+
+async def asleep(writer: Writer[str]) -> None:
+    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
+        await asyncio.sleep(0)
+
+
+async def test_a_sink_is_roused_for_a_promise_that_may_follow(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    writer, entered, goes_on = Writer(shelf, linger_s=60), threading.Event(), threading.Event()
+
+    def rouse() -> None:
+        entered.set()
+        goes_on.wait()
+
+    monkeypatch.setattr(shelf, "rouse", rouse)
+    await writer.promise("first")
+    await writer.commit("outcome")
+    await asleep(writer)
+    writer.rouse()
+    await asyncio.to_thread(entered.wait)
+    writer.append("meanwhile")
+    asyncio.get_running_loop().run_in_executor(None, goes_on.set)
+    assert writer.promise("intent").done(), "nobody else is at it"
+    assert shelf.promised == [["first"], ["meanwhile", "intent"]]
+    await writer.flush()
+    assert shelf.items == ["first", "outcome", "meanwhile", "intent"]
+    writer.close()
+
+
+async def test_a_sink_is_not_roused_for_a_promise_that_follows_at_once(
+    shelf: Shelf, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("first")
+    await writer.commit("outcome")
+    await asleep(writer)
+    writer.rouse()
+    assert writer.promise("second").done()
+    written = writer.begin("its outcome")
+    while not writer._asleep:  # pyright: ignore[reportPrivateUsage]
+        time.sleep(0)  # all in one turn of this event loop
+    await written
+    writer.close()  # and before it ends it would have done what it was rung for
+    assert shelf.roused == 0
+
+
+async def test_a_sink_that_nobody_knows_is_not_roused(shelf: Shelf) -> None:
+    writer = Writer(shelf, linger_s=60)
+    await asleep(writer)
+    writer.rouse()
+    await asyncio.sleep(0)
+    writer.close()
+    assert shelf.roused == 0
+
+
+async def test_a_sink_is_roused_only_where_nobody_is_at_it(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "MOMENT_S", 300.0)
+    writer = Writer(shelf, linger_s=60)
+    await writer.promise("first")
+    await writer.commit("outcome")
+    shelf.gate.clear()
+    shelf.entered.clear()
+    others = asyncio.ensure_future(writer.commit("of somebody else"))
+    await asyncio.to_thread(shelf.entered.wait)
+    writer.rouse()
+    await asyncio.sleep(0)
+    shelf.gate.set()
+    await others
+    await asleep(writer)
+    writer.rouse()
+    await asyncio.to_thread(shelf.awake.wait, 60)
+    assert shelf.roused == 1
+    writer.close()
+    writer.rouse()
+    await asyncio.sleep(0)
 
 
 async def test_what_is_promised_is_written_before_long_by_itself(shelf: Shelf) -> None:

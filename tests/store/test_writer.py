@@ -10,7 +10,8 @@ from collections.abc import Awaitable, Callable, Sequence
 import pytest
 
 from handrail.contract.errors import LogUnavailable
-from handrail.store.writer import SinkLost, SinkUnavailable, Writer
+from handrail.store.sink import SinkLost, SinkUnavailable
+from handrail.store.writer import Writer
 
 
 class Shelf:
@@ -22,6 +23,8 @@ class Shelf:
         self.taken_away = False
         self.promises = False
         self.promised: list[list[str]] = []
+        self.roused = 0
+        self.awake = threading.Event()
         self.reopened = 0
         self.gate = threading.Event()
         self.gate.set()
@@ -35,6 +38,10 @@ class Shelf:
         if self.promises:
             self.promised.append(list(batch))
         return self.promises
+
+    def rouse(self) -> None:
+        self.roused += 1
+        self.awake.set()
 
     def write(self, batch: Sequence[str]) -> None:
         self.entered.set()

@@ -2,7 +2,8 @@
 
 A block is closed a moment after the last piece of its arguments has come, and from then on every step is one that somebody
 waits for. Reading the arguments, checking them, finding the locks and judging by the rules change nothing and tell nobody, so
-they are done in that moment. The call takes its steps as always, in their order; it only finds these answers there.
+they are done in that moment. The call takes its steps as always, in their order; it only finds these answers there, and the
+disk awake where it will have to be noted first.
 """
 
 from __future__ import annotations
@@ -21,9 +22,13 @@ def look_ahead(call: Call, resources: Resources, authorisation: Authorisation) -
     :param call: of no use afterwards
     """
     try:
-        return _looked_at(call, resources, authorisation)
+        looked = _looked_at(call, resources, authorisation)
     except Exception:  # a fault of its arguments, or a defect of ours, which is nobody else's
         return None
+    entry = call.entry
+    if looked is not None and looked.verdict.action == "allow" and entry and entry.spec.side_effect != "read":
+        call.log.rouse()
+    return looked
 
 
 def _looked_at(call: Call, resources: Resources, authorisation: Authorisation) -> LookedAhead | None:

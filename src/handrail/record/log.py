@@ -27,7 +27,7 @@ from handrail.store.awaiting import Promised, Written
 from handrail.store.connection import readable
 from handrail.store.database import Database, Statement, Value, Work
 from handrail.store.encoding import decode, encode
-from handrail.store.writer import SinkUnavailable
+from handrail.store.sink import SinkUnavailable
 
 T = TypeVar("T")
 
@@ -139,6 +139,10 @@ class CommitLog:
     def promise(self, records: Sequence[Record]) -> Promised:
         """As :meth:`begin`, for what is to be durable as soon as can be, and is read a moment later or after a crash."""
         return self._writer.promise((self._table, _new_entry(_Entry, (self._clock(), records))))
+
+    def rouse(self) -> None:
+        """A promise may follow soon (see :meth:`Writer.rouse <handrail.store.writer.Writer.rouse>`)."""
+        self._writer.rouse()
 
     def work(self, records: Sequence[Record]) -> Work:
         """The records as one of several works that are written whole or not at all

@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 from handrail.record.chain import CLOSING_BYTES, GENESIS, MAX_GROUP, SALT_BYTES, Walk, hash_in
 from handrail.store.connection import open_reader, start_error
 from handrail.store.encoding import decode
-from handrail.store.writer import SinkUnavailable
+from handrail.store.sink import SinkUnavailable
 
 CallState = Literal[
     "proposed",

@@ -15,7 +15,7 @@ from handrail.contract.errors import LogUnavailable, StartError
 from handrail.store.engines import connected
 from handrail.store.folders import unwritable
 from handrail.store.schema import APPLICATION_ID, MIGRATIONS, VERSION
-from handrail.store.writer import SinkUnavailable
+from handrail.store.sink import SinkUnavailable
 
 _CHECKPOINT_PAGES = 4000
 """The write-ahead log is folded into the database every 16 MiB, and overwritten in place from then on."""

@@ -15,7 +15,8 @@ from handrail.store.encoding import decode, encode
 from handrail.store.engines import OWN, name_of
 from handrail.store.folders import Folders
 from handrail.store.journal import Journal
-from handrail.store.writer import SinkLost, SinkUnavailable, Writer
+from handrail.store.sink import SinkLost, SinkUnavailable
+from handrail.store.writer import Writer
 
 Value = str | int | float | bytes | bytearray | None
 Statement = tuple[str, Sequence[Value]]
@@ -237,6 +238,11 @@ class _DatabaseSink:
         except Exception:  # the database may still take it
             self._notes = False
             return False
+
+    def rouse(self) -> None:
+        if self._journal is not None:
+            with suppress(OSError):  # the next note finds out
+                self._journal.rouse()
 
     def write(self, batch: Sequence[Work]) -> None:
         connection = self._connection

@@ -13,52 +13,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from handrail.contract.errors import LogUnavailable
 from handrail.store.awaiting import Kept, Promised, Taken, Waiting, Written, settle
 from handrail.store.bells import LoopBell, new_bell
+from handrail.store.sink import Sink, SinkLost, SinkUnavailable
 
 T = TypeVar("T")
 Q = TypeVar("Q")
-T_contra = TypeVar("T_contra", contravariant=True)
-
-
-class SinkUnavailable(Exception):
-    """The sink as a whole cannot take anything now (full disk, read-only, damaged); the text says why."""
-
-
-class SinkLost(SinkUnavailable):
-    """The sink will never take anything again from this process; what waits for it is dropped."""
-
-
-class Sink(Protocol[T_contra]):
-    """Where groups go. Used by the writer's thread only."""
-
-    def promise(self, batch: Sequence[T_contra]) -> bool:
-        """Make a batch durable in a quicker way, before it is written. It is given to :meth:`write` soon, as the first of a
-        group and behind what was promised before; if that never happens, whoever opens the sink next writes it.
-
-        Raises nothing: False where it cannot be, and then nothing is promised
-        """
-        ...
-
-    def write(self, batch: Sequence[T_contra]) -> None:
-        """Make the whole batch durable, or none of it.
-
-        :raises SinkUnavailable: for a failure that no other batch would escape. Any other exception is taken
-            for a fault of an item, and the batch is tried again item by item
-        """
-        ...
-
-    def reopen(self) -> None:
-        """After :class:`SinkUnavailable`: begin anew, and prove that writing works.
-
-        :raises SinkUnavailable: when it does not
-        """
-        ...
-
-    def close(self) -> None: ...
 
 
 class _Flush:
@@ -111,6 +74,7 @@ class Writer(Generic[T]):
         self._asleep = False
         self._urgent = False
         self._promising = False
+        self._rousing = False
         self._quick = False
         """Whether the latest promise took less than a moment."""
         self._unwritten = 0
@@ -183,6 +147,17 @@ class Writer(Generic[T]):
         if at_once and (bell := self._loops.get(loop)) is not None:
             bell.wait_for(MOMENT_S)
         return promised
+
+    def rouse(self) -> None:
+        """A promise may follow soon: have the sink ready by then, where nobody is at it. Not if it follows in this very turn of
+        the event loop."""
+        if self._quick:
+            asyncio.get_running_loop().call_soon(self._rouse, self.commits)
+
+    def _rouse(self, commits: int) -> None:
+        if self._asleep and self.commits == commits:
+            self._rousing = True
+            self._bell.ring()
 
     def take(self, item: T) -> Taken:
         """Take an item now that need not be durable before somebody awaits it."""
@@ -289,7 +264,12 @@ class Writer(Generic[T]):
                 # Looked at again after saying so: whoever appended before did not ring.
                 if not self._queue and not self._closing:
                     bell.wait()
+                    rousing, self._rousing = self._rousing, False
+                    if rousing and not self._queue:
+                        self._sink.rouse()  # and whoever promises something meanwhile finds nobody else at it
                 self._asleep = False
+                if not self._queue:
+                    continue
             while not self._urgent and not self._closing:  # a ring alone may be of somebody who was served already
                 if not bell.wait_for(self._linger_s if self._refusal is None else self._retry_s):
                     break
