@@ -11,9 +11,12 @@ from tests.tools.desk import Memory
 from handrail.catalog.interaction import Interaction
 from handrail.catalog.manuals import ManualsRead, example_of
 from handrail.catalog.view import CatalogOptions
+from handrail.contract.checking import checked
 from handrail.contract.errors import ToolError
 from handrail.contract.requires import Requires
-from handrail.registry.generation import Foreign
+from handrail.contract.tool import Tool
+from handrail.registry.generation import Entry, Foreign
+from handrail.tools import BUILTINS
 
 SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -98,3 +101,19 @@ async def test_a_manual_that_there_is_not() -> None:
 )
 def test_an_example_that_would_not_fit_is_none(schema: dict[str, Any]) -> None:
     assert example_of(entry("x", parameters=schema)) is None
+
+
+def test_an_example_has_what_its_tool_does_not_do_without() -> None:
+    entries = {tool.spec.id: entry_of(tool) for tool in BUILTINS}
+    assert example_of(entries["add_schedule"]) == {"prompt": "<prompt>", "every_minutes": 1}
+    assert example_of(entries["edit"]) == {"path": "notes.md", "old": "<old>", "new": "<new>"}
+    for one in entries.values():
+        if (example := example_of(one)) is not None:
+            one.admitted(example)
+    assert [id for id, one in entries.items() if example_of(one) is None] == ["file.patch", "scratchpad"]
+
+
+def entry_of(tool: Tool) -> Entry:
+    schema = checked(tool.spec).schema
+    assert schema is not None
+    return Entry(tool.spec, tool, schema, "here", "hash")

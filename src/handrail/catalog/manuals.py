@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Protocol, cast
 
 from handrail.catalog.view import View
@@ -89,25 +90,29 @@ def needs(requires: Requires, secrets: tuple[str, ...] = (), *, foreign: bool = 
 
 
 def example_of(entry: Entry) -> dict[str, Any] | None:
-    """Arguments of the least kind that the tool takes: those that are required, each as its schema says first."""
-    made = _example(entry.spec.parameters, entry.spec.parameters, 0)
+    """Arguments of the least kind that the tool takes: those that are required, each as its schema says first, and one more
+    where it does not take these alone."""
+    schema = entry.spec.parameters
+    made = _example(schema, schema, 0)
     if not isinstance(made, dict):
         return None
-    arguments = cast("dict[str, Any]", made)
-    try:
-        entry.admitted(arguments)
-    except ToolError:
-        return None
-    return arguments
+    required = cast("dict[str, Any]", made)
+    properties = cast("Mapping[str, Any]", schema.get("properties") or {})
+    more = ({name: _example(of, schema, 1, name)} for name, of in properties.items() if name not in required)
+    for one in ({}, *more):
+        with suppress(ToolError):
+            entry.admitted(arguments := {**required, **one})
+            return arguments
+    return None
 
 
-def _example(schema: object, root: Mapping[str, Any], depth: int) -> Any:
-    """A value for ``schema``, or None where none can be made up."""
+def _example(schema: object, root: Mapping[str, Any], depth: int, name: str = "text") -> Any:
+    """A value for ``schema``, which belongs to ``name``, or None where none can be made up."""
     if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
         return None
     node = cast("Mapping[str, Any]", schema)
     if isinstance(node.get("$ref"), str):
-        return _example(_referred(node["$ref"], root), root, depth + 1)
+        return _example(_referred(node["$ref"], root), root, depth + 1, name)
     for key in ("examples", "enum"):
         if isinstance(node.get(key), list) and node[key]:
             return node[key][0]
@@ -116,19 +121,19 @@ def _example(schema: object, root: Mapping[str, Any], depth: int) -> Any:
             return node[key]
     for key in ("oneOf", "anyOf", "allOf"):
         if isinstance(node.get(key), list) and node[key] and "properties" not in node:
-            return _example(node[key][0], root, depth + 1)
+            return _example(node[key][0], root, depth + 1, name)
     kind = node.get("type", "object" if "properties" in node else "string")
     if isinstance(kind, list):
         kind = cast("list[Any]", kind)[0] if kind else "null"
     if kind == "object":
         properties = cast("Mapping[str, Any]", node.get("properties") or {})
         required = cast("list[str]", node.get("required") or [])
-        return {name: _example(properties.get(name), root, depth + 1) for name in required}
+        return {inner: _example(properties.get(inner), root, depth + 1, inner) for inner in required}
     if kind == "array":
         count = node.get("minItems", 0)
-        return [_example(node.get("items"), root, depth + 1)] * min(count, 5) if isinstance(count, int) else []
+        return [_example(node.get("items"), root, depth + 1, name)] * min(count, 5) if isinstance(count, int) else []
     if kind == "string":
-        return _TEXTS.get(str(node.get("format")), "…")
+        return _TEXTS.get(str(node.get("format")), name if "pattern" in node else f"<{name}>")
     if kind in ("integer", "number"):
         least = node.get("minimum", 1)
         return least if isinstance(least, (int, float)) else 1
