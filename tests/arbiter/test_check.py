@@ -26,6 +26,9 @@ NUMBERS = {
 }
 
 
+DEFECTS = {13: LookupError("a defect of its own"), 14: SystemExit(3), 15: asyncio.CancelledError()}
+
+
 class Between(Tool):
     """Needs its numbers in order."""
 
@@ -37,8 +40,8 @@ class Between(Tool):
 
     def check(self, args: dict[str, Any]) -> None:
         self.checked += 1
-        if args["low"] == 13:
-            raise LookupError("a defect of its own")
+        if args["low"] in DEFECTS:
+            raise DEFECTS[args["low"]]
         if args["low"] > (high := args.get("high", 10)):
             text = f"low is {args['low']}, which is above high, {high}; give the smaller one first"
             raise ToolError(text, kind="invalid_input")
@@ -55,17 +58,25 @@ async def test_what_the_check_finds_is_a_fault_of_the_arguments_and_asks_nobody(
         result = await session.call("test.between", {"low": 11})
         assert result.error_text == "test.between: low is 11, which is above high, 10; give the smaller one first"
         assert result.metadata["error_kind"] == "invalid_input" and not person.requests
-        failed = await session.call("test.between", {"low": 13})
-        assert failed.metadata["error_kind"] == "backend" and "LookupError: a defect of its own" in str(
-            failed.error_text
-        )
         assert (await session.call("test.between", {"low": 1})).ok
         assert len(person.requests) == 1 and between.ran == [{"low": 1}]
-        kinds = [[record.kind for record in kernel.log.reader.records(call=f"{session.id}/{n}.0")] for n in (1, 2, 3)]
-        assert kinds[0] == kinds[1] == ["proposed", "refused"] and "committed" in kinds[2]
+        kinds = [[record.kind for record in kernel.log.reader.records(call=f"{session.id}/{n}.0")] for n in (1, 2)]
+        assert kinds[0] == ["proposed", "refused"] and "committed" in kinds[1]
         with pytest.raises(ToolError, match="give the smaller one first") as refused:
             await kernel.explain("test.between", {"low": 11})
         assert refused.value.kind == "invalid_input"
+
+
+@pytest.mark.parametrize("low", DEFECTS)
+async def test_a_check_that_fails_by_itself_is_a_defect_and_ends_nothing_else(tmp_path: Path, low: int) -> None:
+    between = Between()
+    async with temporary_kernel(tmp_path, tools=[between], rules=["allow test.*"]) as kernel:
+        session = await kernel.session()
+        failed = await session.call("test.between", {"low": low})
+        assert failed.metadata["error_kind"] == "backend" and type(DEFECTS[low]).__name__ in str(failed.error_text)
+        steps = [CallOpened(0, None, "test__between"), CallArguments(0, f'{{"low":{low}}}'), CallClosed(0)]
+        model = PlayedModel([*steps, Finished("calls")], text_reply("done"))
+        assert (await Agent(session, model).complete("go")).ok and not between.ran
 
 
 async def test_a_person_cannot_put_in_what_the_check_refuses(tmp_path: Path) -> None:

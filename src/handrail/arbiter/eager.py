@@ -82,10 +82,11 @@ class BegunInTask(Coroutine[Any, Any, Any]):
 
     def _took_first(self) -> Any:
         self._is_first = False
-        ended, self._ended = self._ended, None
+        first, ended = self._first, self._ended
+        self._first = self._ended = None  # not kept alive while the work goes on
         if ended is not None:
             raise ended
-        return self._first
+        return first
 
 
 class Begun:

@@ -98,8 +98,10 @@ class Entry:
             self.tool.check(whole)
         except ToolError as error:
             raise ToolError(f"{self.spec.id}: {error.text}", kind=error.kind) from None
-        except Exception as error:
-            text = f"{self.spec.id}: its check of these arguments failed: {type(error).__name__}: {error}"
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # a tool's sys.exit() would end the kernel
+            text = f"{self.spec.id}: its check of these arguments failed: {type(error).__name__}: {str(error)[:300]}"
             raise ToolError(text, kind="backend") from error
         return whole
 
