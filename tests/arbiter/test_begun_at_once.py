@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from handrail import tool
-from handrail.arbiter.eager import BegunInTask
+from handrail.arbiter.eager import BegunInTask, begin_at_once
 from handrail.arbiter.execution import Execution, Stopped
+from handrail.store.awaiting import Written
 from handrail.testing.kernels import temporary_kernel
 
 pytestmark = pytest.mark.proves("X-01", "X-08")
@@ -87,6 +88,32 @@ async def test_what_waits_for_nothing_or_for_what_is_there_is_stopped_too(ready:
     with pytest.raises(Stopped):
         await beginning(work(), stop)
     assert heard == ["cancelled"]
+
+
+@pytest.mark.parametrize("failure", [None, LookupError("not written")])
+async def test_where_it_waits_for_what_refuses_to_be_cancelled_that_comes_first(failure: Exception | None) -> None:
+    loop, seen = asyncio.get_running_loop(), list[Any]()
+    written = Written(loop=loop)
+
+    async def work() -> None:
+        try:
+            await written
+        except BaseException as error:
+            seen.extend([type(error), written.done()])
+            raise
+
+    task = begin_at_once(loop, work(), lambda _: None)
+    task.cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    assert seen == [] and not task.done()
+    if failure is None:
+        written.set_result(None)
+    else:
+        written.set_exception(failure)
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert seen == [asyncio.CancelledError, True]
 
 
 async def test_what_had_ended_with_its_first_step_is_not_stopped_any_more() -> None:

@@ -40,7 +40,7 @@ def begin_at_once(
 class BegunInTask(Coroutine[Any, Any, Any]):
     """What such a task runs. How the first step ends is told in the task's first turn."""
 
-    __slots__ = ("_ended", "_first", "_is_first", "_work")
+    __slots__ = ("_ended", "_first", "_is_first", "_owed", "_work")
 
     def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
         self._work = work
@@ -49,6 +49,8 @@ class BegunInTask(Coroutine[Any, Any, Any]):
         """What it waits for then."""
         self._ended: BaseException | None = None
         """How it ended with that."""
+        self._owed: asyncio.CancelledError | None = None
+        """To be raised once what it waits for is there, which could not be cancelled."""
 
     def begin(self) -> None:
         """Take the first step."""
@@ -58,16 +60,24 @@ class BegunInTask(Coroutine[Any, Any, Any]):
             self._ended = ended
 
     def send(self, value: Any) -> Any:
-        return self._took_first() if self._is_first else self._work.send(value)
+        if self._is_first:
+            return self._took_first()
+        if self._owed is not None:
+            return self.throw(self._owed)
+        return self._work.send(value)
 
     def throw(self, error: Any, *more: Any) -> Any:
         if self._is_first:
             if self._ended is not None:
                 return self._took_first()
-            cancel: Callable[[], bool] = getattr(self._first, "cancel", bool)
-            if isinstance(error, asyncio.CancelledError) and cancel():  # as a task does where it waits
+            first: object = self._first
+            if isinstance(error, asyncio.CancelledError) and asyncio.isfuture(first) and not first.done():
+                if not first.cancel():  # as a task does where it waits
+                    self._owed = error
                 return self._took_first()
         self._is_first = False
+        if self._owed is not None:
+            error, more, self._owed = self._owed, (), None
         return self._work.throw(error, *more)
 
     def close(self) -> None:
