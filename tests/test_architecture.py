@@ -34,7 +34,7 @@ COSTLY = (
 )
 """What nobody pays for before using the feature that needs it."""
 
-MOST_LINES = 450
+MOST_LINES = 700
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK|NotImplementedError)\b")
 BOOKKEEPING = re.compile(r"(?i)\bissue\s+#?\d+\b|\.\." + "/shared")
 
