@@ -71,6 +71,12 @@ def expected(machine: Machine, name: str | None, number: int, arguments: tuple[i
         fine = low[0] in (0, 8, 0x20000, 0x20008, 0xFFFFFFFF)
     elif name == "ioctl":
         fine = low[1] not in (0x5412, 0x541C, 0x5423)
+    elif name == "shmget":
+        fine = arguments[1] <= 65_536 and not low[2] & 0o4000
+    elif name == "semget":
+        fine = low[1] <= 16
+    elif name == "fcntl":
+        fine = low[1] != 1031 or low[2] <= 65_536
     elif name is not None and name in seccomp.MODE_ARGUMENTS:
         fine = not low[seccomp.MODE_ARGUMENTS[name]] & 0o6000
     elif name is not None and name in seccomp.OPENS:
@@ -94,7 +100,10 @@ def expected(machine: Machine, name: str | None, number: int, arguments: tuple[i
 ARGUMENT = st.one_of(
     st.integers(0, 45),
     st.sampled_from(
-        [0x5412, 0x541C, 0x5423, 0x5401, 0x40, 0x400000, 0o100644, 0o104755, 0o2755, 0x1200011, 0x10000000]
+        [
+            *(0x5412, 0x541C, 0x5423, 0x5401, 0x40, 0x400000, 0o100644, 0o104755, 0o2755, 0x1200011, 0x10000000),
+            *(1031, 16, 17, 0o4000, 65_536, 65_537, 1 << 32, (1 << 32) + 4_096),
+        ]
     ),
     st.integers(0, 2**64 - 1),
 )
@@ -102,7 +111,7 @@ ARGUMENT = st.one_of(
 
 @given(
     st.sampled_from(MACHINES),
-    st.one_of(st.integers(0, 600), st.integers(0, 2**32 - 1)),
+    st.one_of(st.sampled_from(sorted(seccomp.NUMBERS["x86_64"].values())), st.integers(0, 600), st.integers(0, 2**32 - 1)),
     st.tuples(*[ARGUMENT] * 6),
     st.booleans(),
 )

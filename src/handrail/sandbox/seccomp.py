@@ -1,8 +1,9 @@
 """The system calls that a sandboxed program may make, as a seccomp filter (classic BPF, seccomp(2)).
 
 What a namespace does not confine, or what opens parts of the kernel that no build or test needs, is answered with an
-error: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, and every
-socket family but the internet's and pairs. So is each call that is newer than this table. A program for another
+error: new namespaces and mounts, tracing others, kernel keys, modules, clocks, handles, terminal injection, every
+socket family but the internet's and pairs, and kernel memory that no other bound counts (System V queues, long segments
+and large semaphore sets, longer pipes). So is each call that is newer than this table. A program for another
 architecture (32-bit or x32 on x86-64) is killed or gets ENOSYS, since its numbers mean other calls.
 
 The filter is assembled by hand: bubblewrap takes exactly these bytes, and no library is needed.
@@ -49,8 +50,21 @@ NOT_PERMITTED = (
 )
 """Answered with EPERM."""
 
-NOT_THERE = ("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2")
+NOT_THERE = (
+    *("clone3", "io_uring_setup", "io_uring_enter", "io_uring_register", "openat2"),
+    # memory that no bound of a call counts
+    *("msgget", "memfd_secret"),
+)
 """Answered with ENOSYS, so that libraries fall back to what the filter can look into."""
+
+LONGEST_SEGMENT = 64 * 1024
+"""Bytes of a System V segment. PostgreSQL needs a page of one. A namespace has 4,096 of them: together as much as /tmp."""
+HUGE_PAGES = 0o4000
+"""SHM_HUGETLB: the segment takes whole huge pages, however short it is."""
+MOST_SEMAPHORES = 16
+"""Of one System V set. A namespace has 32,000 sets; each semaphore takes 64 bytes or more of the kernel's memory."""
+SET_PIPE_SIZE, LONGEST_PIPE = 1031, 64 * 1024
+"""F_SETPIPE_SZ of fcntl(2), and the bytes that a pipe has without it. All pipes of a user share one bound."""
 
 NEW_NAMESPACES = 0x7E02_0000
 """Every CLONE_NEW* flag that clone(2) takes."""
@@ -120,6 +134,10 @@ def _argument(index: int) -> Step:
     return Step(_LOAD, _ARGUMENTS_AT + 8 * index)
 
 
+def _upper_half(index: int) -> Step:
+    return Step(_LOAD, _ARGUMENTS_AT + 8 * index + 4)
+
+
 def _label(name: str) -> Step:
     return Step(-1, label=name)
 
@@ -184,6 +202,21 @@ def _looked_into(*, unix_sockets: bool) -> dict[str, list[Step]]:
         "clone": [_argument(0), Step(_ANY_BIT, NEW_NAMESPACES, yes="refuse", no="allow")],
         "personality": [_argument(0), *_one_of(PERSONALITIES, "allow", "refuse")],
         "ioctl": [_argument(1), *_one_of(TERMINAL_COMMANDS, "refuse", "allow")],
+        "shmget": [
+            _upper_half(1),
+            Step(_EQUAL, 0, no="refuse"),
+            _argument(1),
+            Step(_AT_LEAST, LONGEST_SEGMENT + 1, yes="refuse"),
+            _argument(2),
+            Step(_ANY_BIT, HUGE_PAGES, yes="refuse", no="allow"),
+        ],
+        "semget": [_argument(1), Step(_AT_LEAST, MOST_SEMAPHORES + 1, yes="refuse", no="allow")],
+        "fcntl": [
+            _argument(1),
+            Step(_EQUAL, SET_PIPE_SIZE, yes="", no="allow"),
+            _argument(2),
+            Step(_AT_LEAST, LONGEST_PIPE + 1, yes="refuse", no="allow"),
+        ],
         "socketpair": [_argument(0), Step(_EQUAL, AF_UNIX, yes="allow", no="family")],
         "socket": [
             _argument(0),
