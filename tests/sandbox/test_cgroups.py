@@ -166,7 +166,7 @@ async def test_where_a_control_group_bounds_memory_no_look_is_needed(
     """A file in memory that is in nobody's size: who holds it is ended, the shell that waits for them goes on."""
     monkeypatch.setattr(bubblewrap, "memory_of_all", lambda: 96 << 20)
 
-    def nobody_looks(process: Confined, bound: int) -> None:
+    def nobody_looks(process: Confined, bound: int, files: int) -> None:
         pass
 
     monkeypatch.setattr(memory, "Watch", nobody_looks)

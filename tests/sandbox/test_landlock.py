@@ -41,7 +41,7 @@ async def ran(sandbox: Bubblewrap, ground: Ground, script: str, folders: Folders
     options = list(plan.made.options)
     for at, option in enumerate(options):
         if option == "--bind":
-            options[at + 2] = places[options[at + 1]]
+            options[at + 2] = places.get(options[at + 1], options[at + 2])
     told = {WORKSPACE: "rw", SCRATCH: "rw"} if folders is None else folders
     changed: dict[str, object] = {"options": tuple(options), "start": WORKSPACE, "folders": tuple(told.items()), **seen}
     made = dataclasses.replace(plan.made, **changed)  # pyright: ignore[reportArgumentType]

@@ -111,7 +111,9 @@ ARGUMENT = st.one_of(
 
 @given(
     st.sampled_from(MACHINES),
-    st.one_of(st.sampled_from(sorted(seccomp.NUMBERS["x86_64"].values())), st.integers(0, 600), st.integers(0, 2**32 - 1)),
+    st.one_of(
+        st.sampled_from(sorted(seccomp.NUMBERS["x86_64"].values())), st.integers(0, 600), st.integers(0, 2**32 - 1)
+    ),
     st.tuples(*[ARGUMENT] * 6),
     st.booleans(),
 )

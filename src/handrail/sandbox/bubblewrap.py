@@ -24,7 +24,7 @@ from handrail.sandbox import (
     toolchains,
 )
 from handrail.sandbox.launcher import Launcher, Mode
-from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
+from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits, user_counts
 from handrail.sandbox.looks import Looks
 from handrail.sandbox.plans import Plan, Planning, after, start_of
 from handrail.sandbox.process import Confined, Ends
@@ -37,6 +37,8 @@ _FIXED = (
     "--disable-userns",
     "--cap-drop",
     "ALL",
+    "--cap-add",
+    "CAP_SYS_RESOURCE",  # in the sandbox's user namespace alone; the launcher gives it up before it makes a process
     "--as-pid-1",
     "--new-session",
     "--hostname",
@@ -120,8 +122,8 @@ class Bubblewrap:
             begun = await network.fronted(process, begin, capabilities, profile, ahead)
         else:
             begin()
-        if (bound := memory_of_call(plan.made.limits)) is not None:
-            memory.Watch(process, bound)
+        limits = plan.made.limits
+        memory.Watch(process, memory_of_call(limits), memory.most_files(limits.tmp_bytes + limits.shm_bytes))
         return begun
 
     async def plan(
@@ -250,7 +252,8 @@ def _restrictions(
 ) -> bytes:
     """The letter's first part: the same for the same, and so remembered."""
     ruleset = landlock.ruleset(landlock_abi, dict(folders), tcp=tcp, connect=connect) if landlock_abi else None
-    return launcher.preparation(mode, ruleset, dict(limits), dict(environment), terminal=terminal)
+    counts = user_counts()
+    return launcher.preparation(mode, ruleset, dict(limits), dict(environment), counts=counts, terminal=terminal)
 
 
 def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:

@@ -22,8 +22,10 @@ sub part {
     return unpack("(N/a*)*", $text);
 }
 
-my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, @rest) = part();
+my ($mode, $namespaces, $ruleset, $file_rights, $prlimit, $setsid, $capset, @rest) = part();
 my $count  = shift @rest;
+my @counts = splice(@rest, 0, $count);    # a setting of this user namespace and its number, by turns
+$count = shift @rest;
 my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by turns
 $count = shift @rest;
 my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by turns
@@ -33,6 +35,15 @@ for my $space (split(/ /, $namespaces)) {
     my $own = readlink("/proc/self/ns/$kind");
     (defined($own) && $own ne $space) or fail("it shares the $kind namespace of this machine");
 }
+
+# The bounds that only the namespace's settings have; where they cannot be written, doctor says so.
+while (my ($setting, $number) = splice(@counts, 0, 2)) {
+    my $file;
+    sysopen($file, $setting, 1) and syswrite($file, $number);
+}
+# The one capability in this namespace is of no more use: nothing that is made from here on has it.
+my ($version, $none) = (pack("L l", 0x20080522, 0), pack("L6", (0) x 6));
+syscall($capset + 0, $version, $none) == 0 or fail("its capability cannot be given up: $!");
 
 $SIG{CHLD} = sub { };
 my $program = fork;

@@ -56,6 +56,8 @@ _PRLIMIT = {
 """prlimit64(2) by machine; where it is not known the launcher in Python is used, which has it from its library."""
 _SETSID = {"x86_64": 112, "aarch64": 157, "riscv64": 157, "loongarch64": 157, "ppc64le": 66, "s390x": 66}
 """setsid(2) by machine."""
+_CAPSET = {"x86_64": 126, "aarch64": 91, "riscv64": 91, "loongarch64": 91, "ppc64le": 184, "s390x": 185}
+"""capset(2) by machine."""
 _NO_BOUND = (1 << 64) - 1
 _NAMESPACES = ("mnt", "net", "pid", "user")
 _CHANNEL, _LETTER = 3, 4
@@ -127,11 +129,13 @@ def preparation(
     limits: Mapping[int, tuple[int, int]],
     environment: Mapping[str, str],
     *,
+    counts: Sequence[tuple[str, int]] = (),
     terminal: bool = False,
 ) -> bytes:
     """The letter's first part.
 
     :param limits: soft and hard value by RLIMIT_* number
+    :param counts: what to write into which files, with the one capability that the launcher then gives up
     :param environment: that of a waiting shell; a program's comes with the call
     :param terminal: its stdin is a terminal, which is to be its controlling one
     """
@@ -153,6 +157,8 @@ def preparation(
         struct.pack("=Q", landlock.OF_FILES),
         str(_PRLIMIT.get(platform.machine(), 0)),
         str(_SETSID.get(platform.machine(), 1)) if terminal else "0",
+        str(_CAPSET.get(platform.machine(), 0)),
+        *(str(2 * len(counts)), *(str(item) for pair in counts for item in pair)),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
     ]

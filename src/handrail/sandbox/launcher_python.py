@@ -86,6 +86,22 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> N
             os.read(child_ended, 4096)
 
 
+def bound_counts(counts: list[bytes]) -> str | None:
+    """Write the settings of this user namespace and give up the capability for it. Return what went wrong, if anything.
+
+    Where a setting cannot be written, ``handrail doctor`` says so.
+    """
+    for setting, number in zip(counts[::2], counts[1::2], strict=True):
+        with contextlib.suppress(OSError):
+            file = os.open(setting, os.O_WRONLY)
+            os.write(file, number)
+            os.close(file)
+    version, none = struct.pack("=Ii", 0x20080522, 0), bytes(24)
+    if ctypes.CDLL(None, use_errno=True).capset(version, none) != 0:
+        return f"its capability cannot be given up: {os.strerror(ctypes.get_errno())}"
+    return None
+
+
 def restrict(ruleset: bytes, file_rights: int, rules: list[bytes]) -> None:
     """Landlock, by system calls that have the same numbers everywhere."""
     call = ctypes.CDLL(None, use_errno=True).syscall
@@ -129,13 +145,15 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit, terminal = items[:6]
-    del items[:6]
-    limits, rules = taken(items), taken(items)
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _capset = items[:7]
+    del items[:7]
+    counts, limits, rules = taken(items), taken(items), taken(items)
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    if (why := bound_counts(counts)) is not None:
+        fail(channel, why)
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)

@@ -1,9 +1,14 @@
-"""The memory that all of a sandbox holds together, and the end of one that holds more than its call may.
+"""What all of a sandbox holds together, by looking: memory, files in /tmp, pipes. One that holds more than its call may is ended.
 
 The kernel bounds the private memory of each process (:mod:`handrail.sandbox.limits`). What processes share, files in
 memory, and the sum over many of them every user can bound only by looking. So a program that runs for longer is looked
 at, and its sandbox ended when it holds too much. While the whole machine uses less than one call may, that is one read
 of ``/proc/meminfo``.
+
+Two more bounds are kept this way. The kernel's memory for the files of the private /tmp and /dev/shm and for their
+extended attributes is not in their size: each look asks both file systems how many files they have. All pipes of a user
+share one bound, above which the kernel gives every new pipe of that user two pages: each look makes a pipe, and counts
+those of the sandbox once it is given a short one.
 
 A look has gaps: what is allocated between two of them, and what no process has in its descriptors or its address space
 at that moment (on its way through a socket, or handed from one short-lived process to the next). Where a control group
@@ -15,7 +20,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
@@ -35,12 +42,25 @@ _MOST_DESCRIPTORS = 20_000
 """Looked into at once; of a sandbox that has more, nobody can tell in time what it holds."""
 
 
-class Watch:
-    """Looks at a sandbox whose program runs, until it has ended; ends it once it holds more than ``bound`` bytes."""
+_MOST_PIPES = 256
+"""Of one sandbox, while its user has more pipes than the kernel gives their whole length."""
+_WHOLE_PIPE = 64 * 1024
+_FILE_BYTES = 4096
+"""A file system in memory may have one file for each so many of its bytes."""
+_IN_MEMORY = ("/tmp", "/dev/shm")  # noqa: S108 - the sandbox's
 
-    def __init__(self, process: Confined, bound: int) -> None:
+
+class Watch:
+    """Looks at a sandbox whose program runs, until it has ended; ends it once it holds more than it may.
+
+    :param bound: bytes of memory; None for no bound
+    :param files: what ``/tmp`` and ``/dev/shm`` may hold together, in files
+    """
+
+    def __init__(self, process: Confined, bound: int | None, files: int) -> None:
         self._process = process
         self._bound = bound
+        self._files = files
         self._over = False
         self._timer = process.loop.call_later(EVERY_S, self._look)
         process.when_gone(self._ended)
@@ -50,28 +70,120 @@ class Watch:
         self._timer.cancel()
 
     def _look(self) -> None:
-        if in_use().all <= self._bound or not self._process.inner_pid:
-            self._timer = self._process.loop.call_later(EVERY_S, self._look)
-            return
-        looked = self._process.loop.run_in_executor(_looking(os.getpid()), beyond, self._process.inner_pid, self._bound)
-        looked.add_done_callback(self._looked)
+        first = self._process.inner_pid
+        if not first:
+            self._again()
+        elif (held := files_of(first)) > self._files:
+            self._process.end_beyond(_too_many_files(held, self._files))
+        elif (short := pipes_are_short()) or (self._bound is not None and in_use().all > self._bound):
+            looking = _looking(os.getpid())
+            looked = self._process.loop.run_in_executor(looking, found_beyond, first, self._bound, short)
+            looked.add_done_callback(self._looked)
+        else:
+            self._again()
 
-    def _looked(self, looked: asyncio.Future[int | None]) -> None:
+    def _again(self) -> None:
+        self._timer = self._process.loop.call_later(EVERY_S, self._look)
+
+    def _looked(self, looked: asyncio.Future[ToolError | None]) -> None:
         if self._over or looked.cancelled():
             return
-        held = None if looked.exception() else looked.result()
-        if held is None:
-            self._timer = self._process.loop.call_later(EVERY_S, self._look)
-            return
-        self._process.end_beyond(
-            ToolError(
-                f"it was ended: its processes together held {held // _MIB:,} MiB of memory, what they share and files in "
-                f"memory counted, and one call may hold {self._bound // _MIB:,} MiB (the operator sets it as "
-                "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a time, "
-                "or in fewer processes",
-                kind="limit",
-            )
+        found = None if looked.exception() else looked.result()
+        if found is None:
+            self._again()
+        else:
+            self._process.end_beyond(found)
+
+
+def found_beyond(first: int, bound: int | None, short: bool) -> ToolError | None:
+    """Return why a sandbox is to be ended, if it is.
+
+    :param first: its first process
+    :param bound: bytes of memory that it may hold; None for no bound
+    :param short: whether its user's new pipes are short
+    """
+    if bound is not None and (held := beyond(first, bound)) is not None:
+        return ToolError(
+            f"it was ended: its processes together held {held // _MIB:,} MiB of memory, what they share and files in "
+            f"memory counted, and one call may hold {bound // _MIB:,} MiB (the operator sets it as "
+            "sandbox.call_memory_mib, and it is at most three quarters of the machine's). Work on less at a time, "
+            "or in fewer processes",
+            kind="limit",
         )
+    if short and (count := pipes_of(first)) > _MOST_PIPES:
+        return ToolError(
+            f"The program was ended: its processes held {count:,} pipes, and the pipes of this user have become short. "
+            f"A call may hold {_MOST_PIPES} pipes then. Work with fewer pipes or processes at a time.",
+            kind="limit",
+        )
+    return None
+
+
+def _too_many_files(held: int, most: int) -> ToolError:
+    return ToolError(
+        f"The program was ended: it had {held:,} files in /tmp and /dev/shm, extended attributes counted. A call may "
+        f"have {most:,} there. Keep many files in the workspace or in the home folder.",
+        kind="limit",
+    )
+
+
+def most_files(size: int) -> int:
+    """Return how many files the file systems in memory may have that hold ``size`` bytes together."""
+    return size // _FILE_BYTES
+
+
+def files_of(first: int) -> int:
+    """Return how many files a sandbox has in memory, its extended attributes counted as the kernel counts them.
+
+    :param first: its first process; 0 is returned where it has ended
+    """
+    held = 0
+    for place in _IN_MEMORY:
+        with contextlib.suppress(OSError):
+            found = os.statvfs(f"/proc/{first}/root{place}")
+            held += found.f_files - found.f_ffree
+    return held
+
+
+_short: tuple[float, bool] = (float("-inf"), False)
+
+
+def pipes_are_short() -> bool:
+    """Return whether a new pipe of this user is shorter than others are: they hold as many as the kernel gives them.
+
+    The answer is one for all sandboxes, a quarter of a second old at most. Root is given whole pipes always.
+    """
+    global _short
+    now = time.monotonic()
+    if now - _short[0] >= EVERY_S / 2:
+        _short = now, _new_pipe() < _WHOLE_PIPE
+    return _short[1]
+
+
+def _new_pipe() -> int:
+    try:
+        ends = os.pipe2(os.O_CLOEXEC)
+    except OSError:
+        return _WHOLE_PIPE  # no descriptor is left: that says nothing about pipes
+    try:
+        return fcntl.fcntl(ends[0], fcntl.F_GETPIPE_SZ)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def pipes_of(first: int) -> int:
+    """Count the pipes that the process ``first`` and all it has started have open."""
+    found: set[str] = set()
+    for pid in _members(first):
+        folder = f"/proc/{pid}/fd"
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(folder):  # noqa: PTH208 - while others wait
+                with contextlib.suppress(OSError):
+                    target = os.readlink(f"{folder}/{descriptor}")  # noqa: PTH115 - no path
+                    if target.startswith("pipe:"):
+                        found.add(target)
+    return len(found)
 
 
 @lru_cache(maxsize=1)

@@ -21,6 +21,7 @@ from handrail.contract.protected import WORKSPACE_FILE
 from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
+from handrail.sandbox.limits import user_counts
 from handrail.sandbox.looks import Looks, What
 from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
@@ -29,6 +30,7 @@ _PRIVATE_CONFIGURATION = ("/etc", "/usr/local/etc")
 _ALWAYS_THERE = (*SYSTEM, "/etc")
 
 _DEEP = 100
+_USER_SETTINGS = "/proc/sys/user"
 
 Access = Literal["ro", "rw"]
 _Mount = tuple[str, Literal["ro", "rw", "hidden file", "hidden folder", "gone"]]
@@ -265,10 +267,14 @@ def _programs() -> tuple[str, ...]:
 @lru_cache(maxsize=1)
 def _kernel() -> tuple[str, ...]:
     """/proc has parts that are the host's own and that its root may write, also from within a user namespace: for root it
-    is read-only as a whole, which is one mount and leaves nothing out. For others that is only the kernel's settings."""
-    if os.geteuid() == 0:
-        return ("--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev")
-    return ("--proc", "/proc", "--ro-bind", "/proc/sys", "/proc/sys", "--dev", "/dev")
+    is read-only as a whole, which is one mount and leaves nothing out. For others that is only the kernel's settings.
+
+    The launcher writes the settings of the sandbox's own user namespace (:func:`handrail.sandbox.limits.user_counts`).
+    The kernel lets nobody else do so: that takes a capability in that namespace, which the launcher gives up.
+    """
+    private = ("--remount-ro", "/proc") if os.geteuid() == 0 else ("--ro-bind", "/proc/sys", "/proc/sys")
+    settings = ("--bind", _USER_SETTINGS, _USER_SETTINGS) if user_counts() else ()
+    return ("--proc", "/proc", *private, *settings, "--dev", "/dev")
 
 
 def _configuration_folders() -> Iterator[str]:

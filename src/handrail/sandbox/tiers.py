@@ -25,11 +25,11 @@ from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Limits, Mechanism, Process, Profile, Program, Sandbox, Tier
 from handrail.sandbox import cgroups, identity, landlock, seccomp
 from handrail.sandbox.bubblewrap import SYSTEM_BWRAP, Bubblewrap, binaries
-from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
+from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits, user_counts
 
 Optional = Literal["landlock", "seccomp"]
 """The layers that an operator can do without by name. Nothing replaces the namespaces."""
-_WITHHOLDING = ("hosts", "processes", "memory")
+_WITHHOLDING = ("hosts", "processes", "memory", "watches")
 """What no confinement depends on: without it single tools are withheld, or operators told."""
 _TRY_S = 20
 _INSTALL = "install bubblewrap 0.8 or newer (apt install bubblewrap, dnf install bubblewrap, pacman -S bubblewrap)"
@@ -41,6 +41,7 @@ while read -r name value; do
   case $name in Seccomp:|NoNewPrivs:|CapEff:|Uid:) echo "$name $value" ;; esac
 done < /proc/self/status
 while read -r line; do echo "limit $line"; done < /proc/self/limits
+for setting in /proc/sys/user/max_inotify_*; do echo "setting $setting $(cat $setting)"; done
 (echo handrail > /proc/self/comm) 2> /dev/null && echo "proc: written"
 : > tried && echo "workspace: written"
 """
@@ -152,6 +153,7 @@ class _Seen:
     spaces: dict[str, str] = field(default_factory=dict[str, str])
     status: dict[str, str] = field(default_factory=dict[str, str])
     limits: list[str] = field(default_factory=list[str])
+    settings: set[str] = field(default_factory=set[str])
     written: set[str] = field(default_factory=set[str])
     no_hosts: str | None = None
     """Why no proxy could be put in front of it."""
@@ -203,6 +205,8 @@ async def _tried(binary: str, place: str) -> _Seen | str:
             seen.spaces[line.partition(":")[0]] = line
         elif word == "limit":
             seen.limits.append(rest)
+        elif word == "setting":
+            seen.settings.add(rest)
         elif rest == "written":
             seen.written.add(word.rstrip(":"))
         else:
@@ -315,6 +319,7 @@ def _landlock(seen: _Seen) -> Mechanism:
 def _limits(seen: _Seen) -> list[Mechanism]:
     limits = Limits()
     names = {"Max cpu time": 0, "Max file size": 1, "Max data size": 2, "Max processes": 6, "Max open files": 7}
+    names |= {"Max pending signals": 11, "Max msgqueue size": 12, "Max locked memory": 8}
     wanted = rlimits(limits)
     wrong: list[str] = []
     for title, number in names.items():
@@ -324,8 +329,10 @@ def _limits(seen: _Seen) -> list[Mechanism]:
             wrong.append(title.removeprefix("Max "))
     if wrong:
         return [Mechanism("limits", False, f"not in force: {', '.join(wrong)}")]
-    held = Mechanism("limits", True, "processor time, memory of each process, file size, open files, /tmp, /dev/shm")
-    return [held, _processes(limits), _memory(limits)]
+    held = Mechanism(
+        "limits", True, "processor time, memory of each process, file size, open files, timers, /tmp, /dev/shm"
+    )
+    return [held, _processes(limits), _memory(limits), _watches(seen)]
 
 
 def _processes(limits: Limits) -> Mechanism:
@@ -335,6 +342,18 @@ def _processes(limits: Limits) -> Mechanism:
         about = "in all sandboxes of one Handrail together where root is who runs them, else in each"
         return Mechanism("processes", True, f"at most {limits.processes} {about}")
     return Mechanism("processes", False, "the kernel counts none of root's", identity.AS_SOMEBODY)
+
+
+def _watches(seen: _Seen) -> Mechanism:
+    wanted = user_counts()
+    if wanted and all(f"{setting} {number}" in seen.settings for setting, number in wanted):
+        return Mechanism("watches", True, "a sandbox gets a quarter of its user's inotify instances and watches")
+    return Mechanism(
+        "watches",
+        False,
+        "a program can use up all inotify instances of its user, whose editors then miss changes",
+        "use Linux 4.11 or newer, and in a container mount /proc/sys/user so that it can be written",
+    )
 
 
 def _memory(limits: Limits) -> Mechanism:

@@ -1,0 +1,177 @@
+"""Bounds that all processes of a user share: a sandbox that uses up its part leaves the rest to the others."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from tests.sandbox.conftest import Ground
+
+from handrail.contract.errors import ToolError
+from handrail.contract.sandbox import Limits
+from handrail.sandbox import launcher, memory, tiers
+from handrail.sandbox.bubblewrap import Bubblewrap
+from handrail.sandbox.launcher import Launcher
+from handrail.sandbox.limits import rlimits, user_counts
+
+LAUNCHERS = [found for found in (launcher.perl(), launcher.python()) if found is not None]
+INOTIFY = """
+import ctypes
+libc = ctypes.CDLL(None)
+held = 0
+while held < 5000 and libc.inotify_init1(0) >= 0:
+    held += 1
+print(held)
+for setting in ("max_inotify_instances", "max_inotify_watches"):
+    try:
+        open(f"/proc/sys/user/{setting}", "w").write("100000")
+        print("raised", setting)
+    except OSError:
+        pass
+"""
+TIMERS = """
+import ctypes
+libc = ctypes.CDLL(None)
+held = 0
+while held < 100_000 and libc.timer_create(1, None, ctypes.byref(ctypes.c_void_p())) == 0:
+    held += 1
+print(held)
+"""
+
+
+def with_first(ground: Ground, first: Launcher) -> Ground:
+    chosen = tiers.choose()
+    assert isinstance(chosen, Bubblewrap)
+    binary = chosen._binary  # pyright: ignore[reportPrivateUsage] - the same, with another first process
+    return Ground(ground.workspace, ground.scratch, ground.outside, Bubblewrap(binary, chosen.tier, first=first))
+
+
+@pytest.mark.proves("S-04")
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
+async def test_a_sandbox_gets_a_part_of_its_users_inotify_instances(confined: Ground, first: Launcher) -> None:
+    wanted = dict(user_counts())
+    whole = int(Path("/proc/sys/fs/inotify/max_user_instances").read_text())
+    assert wanted["/proc/sys/user/max_inotify_instances"] == whole // 4
+    (confined.workspace / "probe.py").write_text(INOTIFY)
+    ran = await with_first(confined, first).bash("python3 probe.py; cat /proc/sys/user/max_inotify_watches")
+    held, watches = ran.out.split()
+    assert int(held) <= whole // 4, ran
+    assert int(watches) == wanted["/proc/sys/user/max_inotify_watches"]
+
+
+@pytest.mark.parametrize("first", LAUNCHERS, ids=lambda first: first.name)
+async def test_neither_the_launcher_nor_a_program_keeps_the_capability(confined: Ground, first: Launcher) -> None:
+    sets = "Cap(Inh|Prm|Eff|Amb)"
+    ran = await with_first(confined, first).bash(f"grep -Eh '{sets}' /proc/1/status /proc/self/status")
+    assert {line.split()[1] for line in ran.out.splitlines()} == {"0" * 16}
+    assert len(ran.out.splitlines()) == 8
+
+
+@pytest.mark.proves("S-04")
+async def test_a_sandbox_gets_a_part_of_its_users_timers(confined: Ground) -> None:
+    bound = rlimits(Limits())[resource.RLIMIT_SIGPENDING][0]
+    assert bound <= 4096
+    (confined.workspace / "probe.py").write_text(TIMERS)
+    ran = await confined.bash("python3 probe.py; ulimit -q; ulimit -l")
+    held, queues, locked = ran.out.split()
+    assert 0 < int(held) <= bound
+    assert int(queues) <= 256 * 1024
+    assert int(locked) <= 1024
+
+
+@pytest.mark.proves("S-04")
+@pytest.mark.parametrize(
+    ("script", "place"),
+    [
+        ("import itertools\nfor n in itertools.count(): open(f'/tmp/{n}', 'w').close()", "/tmp"),
+        ("import itertools\nfor n in itertools.count(): open(f'/dev/shm/{n}', 'w').close()", "/dev/shm"),
+        ("import itertools, os\nfor n in itertools.count(): os.mkdir(f'/tmp/{n}')", "/tmp"),
+        ("import itertools, os\nfor n in itertools.count(): os.symlink('x', f'/tmp/{n}')", "/tmp"),
+    ],
+    ids=["files", "shared memory", "folders", "links"],
+)
+async def test_a_call_that_fills_memory_with_empty_files_is_ended(confined: Ground, script: str, place: str) -> None:
+    (confined.workspace / "probe.py").write_text(script)
+    limits = Limits(tmp_bytes=16 << 20, shm_bytes=4 << 20)
+    with pytest.raises(ToolError) as caught:
+        await confined.bash("python3 probe.py", limits=limits)
+    assert caught.value.kind == "limit"
+    assert "files in /tmp and /dev/shm" in caught.value.text
+
+
+ATTRIBUTES = """
+import itertools, os
+for n in itertools.count():
+    open(f"/tmp/{n}", "w").close()
+    for k in range(16):
+        try:
+            os.setxattr(f"/tmp/{n}", f"user.{k}", b"x" * 4000)
+        except OSError as error:
+            if error.errno == 95:  # this kernel has none there
+                raise SystemExit(9)
+            break
+"""
+
+
+async def test_extended_attributes_count_as_files(confined: Ground) -> None:
+    (confined.workspace / "probe.py").write_text(ATTRIBUTES)
+    process = await confined.start("/bin/bash", "-c", "python3 probe.py", limits=Limits(tmp_bytes=16 << 20))
+    try:
+        await process.communicate(b"", 1 << 16)
+        assert await process.wait() == 9
+    except ToolError as error:
+        assert error.kind == "limit"
+    finally:
+        await process.kill()
+
+
+PIPES = """
+import os, signal
+held = [os.pipe() for _ in range(1500)]
+print("up", flush=True)
+signal.pause()
+"""
+
+
+async def test_a_call_whose_pipes_take_the_whole_users_is_ended(
+    confined: Ground, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root is given whole pipes always, so that they have become short is said here."""
+    (confined.workspace / "probe.py").write_text(PIPES)
+    process = await confined.start("/bin/bash", "-c", "exec python3 probe.py")
+    try:
+        assert await process.read_line(100) == b"up\n"
+        monkeypatch.setattr(memory, "pipes_are_short", lambda: True)
+        with pytest.raises(ToolError, match=r"1,50\d pipes"):
+            await process.wait()
+    finally:
+        await process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root is given whole pipes always")
+def test_short_pipes_are_seen() -> None:
+    assert memory.pipes_are_short() is False
+
+
+def test_a_program_that_holds_few_files_and_pipes_is_not_ended() -> None:
+    assert memory.found_beyond(os.getpid(), None, short=True) is None
+    assert memory.files_of(0) == 0
+
+
+@pytest.mark.proves("S-04")
+async def test_system_v_memory_is_bounded_and_postgres_gets_its_segment(confined: Ground) -> None:
+    (confined.workspace / "probe.py").write_text(
+        "import ctypes\n"
+        "libc = ctypes.CDLL(None, use_errno=True)\n"
+        "def tried(what, *of): print(what, 'made' if getattr(libc, what)(*of) >= 0 else ctypes.get_errno())\n"
+        "tried('shmget', 0, ctypes.c_size_t(56), 0o1600)\n"
+        "tried('shmget', 0, ctypes.c_size_t(1 << 20), 0o1600)\n"
+        "tried('shmget', 0, ctypes.c_size_t((1 << 32) + 4096), 0o1600)\n"
+        "tried('msgget', 0, 0o1600)\n"
+        "tried('semget', 0, 17, 0o1600)\n"
+        "tried('semget', 0, 1, 0o1600)\n"
+    )
+    ran = await confined.bash("python3 probe.py")
+    assert ran.out.split("\n")[:-1] == ["shmget made", "shmget 1", "shmget 1", "msgget 38", "semget 1", "semget made"]
