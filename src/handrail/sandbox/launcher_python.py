@@ -18,6 +18,7 @@ import sys
 from typing import NoReturn
 
 RULES_FOR_FILES, RULES_FOR_PORTS = 1, 2
+IN_ONLYDIR, IN_MOVED_FROM = 0x01000000, 0x40
 O_PATH = 0o10000000
 
 
@@ -55,14 +56,139 @@ def taken(items: list[bytes]) -> list[bytes]:
     return found
 
 
-def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> NoReturn:
-    """Until the program has ended or the holder has let go of the lifeline; whoever is left ends with this process."""
+class Mounts:
+    """The mounts of this sandbox, compared with those that were asked for, and watched from before that on.
+
+    bubblewrap mounts by path, and a path can lead elsewhere a moment later. The kernel tells of each change: of the table,
+    and of a name that is moved away.
+
+    :param wanted: parent, access, mount point and content of each, as one text
+    :param kept: paths that must keep their names, the outer first
+    """
+
+    def __init__(self, wanted: list[bytes], kept: list[bytes]) -> None:
+        self.wanted = [tuple(one.split(b" ", 3)) for one in wanted]
+        self.kept = frozenset(kept)
+        self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
+        self.changed = select.poll()
+        self.changed.register(self.table, select.POLLPRI)
+        self.before: dict[bytes, tuple[bytes, ...]] = {}
+        self.folders: dict[int, list[bytes]] = {}
+        self.moves = self.watched(kept) if kept else -1
+
+    def watched(self, kept: list[bytes]) -> int:
+        """An inotify descriptor for names that are moved away; -1 where none is to be had."""
+        library = ctypes.CDLL(None, use_errno=True)
+        descriptor = int(library.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC))
+        if descriptor < 0:
+            return -1
+        for folder in dict.fromkeys(path.rpartition(b"/")[0] + b"/" for path in kept):
+            number = int(library.inotify_add_watch(descriptor, folder, IN_ONLYDIR | IN_MOVED_FROM))
+            if number < 0:
+                os.close(descriptor)
+                return -1
+            self.folders.setdefault(number, []).append(folder)
+        return descriptor
+
+    @property
+    def patience(self) -> float | None:
+        """How long to wait until :meth:`lost` looks again; None where it is told of everything."""
+        return 0.05 if self.kept and self.moves < 0 else None
+
+    def lines(self) -> list[list[bytes]]:
+        """Of each mount: id, parent, device, root, point, options, the rest."""
+        text, place = b"", 0
+        while piece := os.pread(self.table, 65536, place):
+            text += piece
+            place += len(piece)
+        return [line.split(b" ", 6) for line in text.rstrip(b"\n").split(b"\n")]
+
+    def misplaced(self) -> bytes | None:
+        """The first mount point at which there is not what was asked for."""
+        places: dict[bytes, list[int]] = {}
+        for at, (_, _, point, _) in enumerate(self.wanted):
+            places.setdefault(point, []).append(at)
+        numbers: dict[bytes, int] = {}
+        found: dict[int, list[bytes]] = {}
+        for line in self.lines():
+            number, parent, device, _root, point, options, _rest = line
+            if not point.startswith(b"/proc/"):
+                self.before[number] = (parent, device, point, options)
+            if places.get(point):
+                numbers[number] = at = places[point].pop(0)
+                found[at] = line
+            elif not (point.startswith(b"/proc/") or (point.startswith(b"/dev/") and point.count(b"/") == 2)):
+                return point  # bubblewrap fills those two itself, where nobody else can
+        for at, (parent, access, point, content) in enumerate(self.wanted):
+            line = found.get(at)
+            if line is None:
+                if content.startswith(b"=") and point.startswith(b"/proc/"):
+                    continue  # mounted and unmounted as it is used
+                return point
+            if parent != b"-" and numbers.get(line[1]) != int(parent):
+                return point
+            if access == b"ro" and line[5].split(b",")[0] != b"ro":
+                return point
+            if content != b"-" and not self.shows(line, content):
+                return point
+        return None
+
+    @staticmethod
+    def shows(line: list[bytes], content: bytes) -> bool:
+        if content.startswith(b"="):
+            return content[1:] == line[2] + b" " + line[3]
+        try:
+            about = os.stat(without_escapes(line[4]))  # noqa: PTH116 - no more is imported than is needed
+        except OSError:
+            return False
+        if content.startswith(b"+"):
+            shown = b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
+            return line[2] == shown and (b" " + line[6]).partition(b" - ")[2].split(b" ")[0] == content[1:]
+        return content == b"%d:%d" % (about.st_dev, about.st_ino)
+
+    def lost(self) -> bytes | None:
+        """The mount point of a mount that is not there any more as it was."""
+        look = bool(self.changed.poll(0)) or (bool(self.kept) and self.moves < 0)
+        events = b""
+        if self.moves >= 0:
+            with contextlib.suppress(BlockingIOError):
+                while piece := os.read(self.moves, 65536):
+                    events += piece
+        while events:
+            number, _, _, length = struct.unpack_from("=iIII", events)
+            name = events[16 : 16 + length].rstrip(b"\0")
+            events = events[16 + length :]
+            look = look or number < 0  # there were too many of them
+            for folder in self.folders.get(number, ()):
+                if folder + name in self.kept:
+                    return folder + name
+        if not look:
+            return None
+        left = dict(self.before)
+        for number, parent, device, _root, point, options, _rest in self.lines():
+            if not point.startswith(b"/proc/"):
+                was = left.pop(number, None)
+                if was != (parent, device, point, options):
+                    return without_escapes(point if was is None else was[2])
+        return without_escapes(left[min(left, key=int)][2]) if left else None
+
+
+def without_escapes(path: bytes) -> bytes:
+    first, *rest = path.split(b"\\")
+    return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
+
+
+def watch(program: int, lifeline: int, others: list[int], child_ended: int, mounts: Mounts | None) -> NoReturn:
+    """Wait until the program has ended, a mount has, or the holder has let go of the lifeline; everybody who is left ends
+    with this process."""
     ended = os.pidfd_open(program)
     for number in (0, 1, 2, *others):
         with contextlib.suppress(OSError):
             os.close(number)
+    waiting = [lifeline, ended, child_ended, *([mounts.moves] if mounts and mounts.moves >= 0 else [])]
     while True:
-        while True:
+        code: int | None = None
+        while code is None:
             try:
                 gone, status = os.waitpid(-1, os.WNOHANG)
             except ChildProcessError:
@@ -72,14 +198,17 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int) -> N
             if gone == program:
                 code = os.waitstatus_to_exitcode(status)
                 code = code if code >= 0 else 128 - code
-                with contextlib.suppress(OSError):
-                    os.kill(-1, signal.SIGKILL)  # everybody but this process
-                    while os.waitpid(-1, 0):
-                        pass
-                with contextlib.suppress(OSError):
-                    os.write(lifeline, bytes([code]))
-                os._exit(code)
-        ready = select.select([lifeline, ended, child_ended], [], [])[0]
+        lost = mounts.lost() if mounts else None
+        if code is not None or lost is not None:
+            with contextlib.suppress(OSError):
+                os.kill(-1, signal.SIGKILL)  # everybody but this process
+                while os.waitpid(-1, 0):
+                    pass
+            code = 137 if lost is not None else code
+            with contextlib.suppress(OSError):
+                os.write(lifeline, bytes([code or 0]) + (lost or b""))
+            os._exit(code or 0)
+        ready = select.select(waiting, [], [mounts.table] if mounts else [], mounts.patience if mounts else None)[0]
         if lifeline in ready:
             os._exit(129)
         if child_ended in ready:
@@ -129,19 +258,23 @@ def run(argv: list[bytes], environment: list[bytes]) -> int:
 def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> NoReturn:
     os.close(spare)
     items = part(channel, letter)
-    mode, namespaces, ruleset, file_rights, _prlimit, terminal = items[:6]
-    del items[:6]
-    limits, rules = taken(items), taken(items)
+    mode, namespaces, ruleset, file_rights, _prlimit, terminal, _inotify = items[:7]
+    del items[:7]
+    limits, rules, table, kept = (taken(items) for _ in range(4))
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
+    mounts = Mounts(table, kept) if table else None
+    if mounts is not None and (wrong := mounts.misplaced()) is not None:
+        os.write(channel, b"M" + without_escapes(wrong))
+        os._exit(125)
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda number, frame: None)
     program = os.fork()
     if program:
-        watch(program, lifeline, [channel, letter, *others], child_ended)
+        watch(program, lifeline, [channel, letter, *others], child_ended, mounts)
     os.close(lifeline)
     with contextlib.suppress(OSError):
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY)

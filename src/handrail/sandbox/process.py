@@ -20,6 +20,7 @@ from pathlib import Path
 import orjson
 
 from handrail.contract.errors import ToolError
+from handrail.sandbox import mount_table
 from handrail.sandbox.pipes import Piped
 
 _READ = 1 << 16
@@ -262,9 +263,9 @@ class Confined(Piped):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def _ended(self) -> None:
-        """The launcher says how its program ended, and that nobody else is left."""
+        """The launcher says how its program ended, or which mount did, and that nobody else is left."""
         try:
-            said = os.read(self._lifeline, 1)
+            said = os.read(self._lifeline, _READ)
         except BlockingIOError:
             return
         except OSError:
@@ -275,6 +276,9 @@ class Confined(Piped):
         if not self._known.done():
             self._read_status()
         _leaving.add(self)
+        if mount_point := said[1:]:
+            mount_table.host_mounts.forget()
+            self._exceeded = mount_table.ended(os.fsdecode(mount_point))
         self._all_gone(said[0])
 
     def _exited(self) -> None:
@@ -344,6 +348,9 @@ class Confined(Piped):
             )
         if said.startswith(b"x"):
             return None
+        if said.startswith(b"M"):
+            mount_table.host_mounts.forget()
+            return mount_table.replaced(os.fsdecode(said[1:]))
         text = said.removeprefix(b"E").decode("utf-8", "replace")
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
