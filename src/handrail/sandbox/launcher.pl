@@ -1,7 +1,8 @@
 # The first process of a sandbox, in perl because every distribution has it and it starts in a millisecond.
-# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl.
+# handrail.sandbox.launcher says what it reads and answers; launcher_python.py does the same where there is no perl. Its
+# first argument is watcher.pl, which the process that stays the sandbox's first becomes.
 # No module is loaded, and nothing is read but the descriptors that it is given and what /proc says of itself.
-my ($channel, $letter, $lifeline, $spare, @others) = @ARGV;
+my ($watcher, $channel, $letter, $lifeline, $spare, @others) = @ARGV;
 open(my $host, "+<&=", $channel);
 open(my $mail, "<&=", $letter);
 open(my $life, "+<&=", $lifeline);
@@ -28,7 +29,7 @@ my @limits = splice(@rest, 0, $count);    # resource and its struct rlimit64, by
 $count = shift @rest;
 my @rules = splice(@rest, 0, $count);     # kind, path or port, and rights, by turns
 $count = shift @rest;
-my @mounts = splice(@rest, 0, $count);    # parent, access, mount point and content, as one text each
+my %mounts = splice(@rest, 0, $count);    # mount point, and by it parent, access and content as one text
 $count = shift @rest;
 my @kept = splice(@rest, 0, $count);      # paths that must keep their names
 
@@ -38,161 +39,15 @@ for my $space (split(/ /, $namespaces)) {
     (defined($own) && $own ne $space) or fail("it shares the $kind namespace of this machine");
 }
 
-# bubblewrap mounts by path, and a path can lead elsewhere a moment later. So every mount is compared with what was asked
-# for, and from before that comparison on the kernel tells of each change: of the table, and of a name that is moved away.
-sysopen(my $table, "/proc/self/mountinfo", 0x80000) or fail("its mounts cannot be read: $!");
-my ($moves, %folders, %kept, %before);
-
-sub without_escapes {
-    my ($path) = @_;
-    $path =~ s/\\([0-7]{3})/chr(oct($1))/ge if index($path, "\\") >= 0;
-    return $path;
-}
-
-sub watch_names {
-    my ($start, $add) = split(/ /, $inotify);
-    my $descriptor = $start ? syscall($start + 0, 0x80800) : -1;    # IN_NONBLOCK | IN_CLOEXEC
-    $descriptor >= 0 && open($moves, "<&=", $descriptor) or return;
-    my %known;
-    for my $path (@kept) {    # the outer first: what is swapped before its folder is watched is noticed in the folder above
-        my ($folder) = $path =~ m{^(.*/)}s;
-        $kept{$path} = 1;
-        next if $known{$folder}++;
-        my $number = syscall($add + 0, $descriptor, $folder, 0x01000040);    # IN_ONLYDIR | IN_MOVED_FROM
-        push(@{$folders{$number}}, $folder);
-        if ($number < 0) { close($moves); undef($moves); return; }
-    }
-}
-
-sub table {
-    my $text = "";
-    sysseek($table, 0, 0);
-    1 while sysread($table, $text, 65536, length($text));
-    return map { [split(/ /, $_, 7)] } split(/\n/, $text);    # id, parent, device, root, point, options, the rest
-}
-
-sub misplaced {
-    my (%wanted, %number, @found);
-    push(@{$wanted{(split(/ /, $mounts[$_], 4))[2]}}, $_) for 0 .. $#mounts;
-    for my $line (table()) {
-        my ($id, $parent, $device, $point) = @$line[0, 1, 2, 4];
-        $before{$id} = "$parent $device $point $$line[5]" unless $point =~ m{^/proc/};
-        my $at = shift(@{$wanted{$point} || []});
-        if (defined($at)) {
-            $number{$id} = $at;
-            $found[$at]  = $line;
-        }
-        elsif ($point !~ m{^/(?:proc/|dev/[^/]+$)}) {    # which bubblewrap fills itself, where nobody else can
-            return $point;
-        }
-    }
-    for my $at (0 .. $#mounts) {
-        my ($parent, $access, $point, $content) = split(/ /, $mounts[$at], 4);
-        my $line = $found[$at];
-        if (!$line) {
-            next if $content =~ /^=/ && $point =~ m{^/proc/};    # mounted and unmounted as it is used
-            return $point;
-        }
-        return $point if $parent ne "-" && ($number{$$line[1]} // "") ne $parent;
-        return $point if $access eq "ro" && $$line[5] !~ /^ro(?:,|$)/;
-        next if $content eq "-";
-        if ($content =~ /^=/) {
-            return $point if $content ne "=$$line[2] $$line[3]";
-            next;
-        }
-        my ($device, $inode) = stat(without_escapes($point));
-        defined($device) or return $point;
-        if ($content =~ /^\+(.*)/) {
-            my ($major, $minor) = split(/:/, $$line[2]);
-            my $shown = ($minor & 0xff) | (($major & 0xfff) << 8) | (($minor & ~0xff) << 12);
-            return $point if $$line[6] !~ /(?:^|.* )- \Q$1\E / || $shown != $device;
-        }
-        elsif ($content ne "$device:$inode") {
-            return $point;
-        }
-    }
-    return undef;
-}
-
-# The mount point of a mount that is not there any more as it was; undef where all are.
-sub lost {
-    my ($names, $tables, $look) = ("", "", @kept && !$moves);
-    vec($names,  fileno($moves), 1) = 1 if $moves;
-    vec($tables, fileno($table), 1) = 1;
-    my $changed = select(my $moved = $names, undef, my $altered = $tables, 0);
-    return undef unless $changed > 0 || $look;
-    while ($moves && sysread($moves, my $events, 65536)) {
-        while (length($events)) {
-            my ($number, $what, undef, $length) = unpack("lLLL", $events);
-            my $name = unpack("Z*", substr($events, 16, $length));
-            substr($events, 0, 16 + $length) = "";
-            $look = 1 if $number < 0;    # there were too many of them
-            for (@{$folders{$number} || []}) { return "$_$name" if $kept{"$_$name"}; }
-        }
-    }
-    return undef unless $look || vec($altered, fileno($table), 1);
-    my %left = %before;
-    for my $line (table()) {
-        my ($id, $parent, $device, undef, $point, $options) = @$line;
-        next if $point =~ m{^/proc/};
-        my $was = delete($left{$id});
-        next if defined($was) && $was eq "$parent $device $point $options";
-        return without_escapes(defined($was) ? (split(/ /, $was))[2] : $point);
-    }
-    my ($gone) = sort { $a <=> $b } keys(%left);
-    return defined($gone) ? without_escapes((split(/ /, $left{$gone}))[2]) : undef;
-}
-
-if (@mounts) {
-    watch_names();
-    my $wrong = misplaced();
-    if (defined($wrong)) {
-        syswrite($host, "M" . without_escapes($wrong));
-        exit 125;
-    }
-}
-
+pipe(my $checked, my $checking) or fail("it has no pipe: $!");
 $SIG{CHLD} = sub { };
 my $program = fork;
 defined($program) or fail("no process could be made: $!");
 if ($program) {
-    # The sandbox lives as long as its program, and no longer than whoever holds the other end of the lifeline.
-    my $ended = syscall(434, $program, 0);
-    $ended >= 0 or fail("the program cannot be watched: $!");
-    close($_) for (*STDIN, *STDOUT, *STDERR, $host, $mail);
-    open(my $other, "<&=", $_) && close($other) for @others;
-    my $watched = "";
-    vec($watched, $_, 1) = 1 for ($lifeline, $ended, $moves ? fileno($moves) : ());
-    my $tables = "";
-    vec($tables, fileno($table), 1) = 1 if @mounts;
-    kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
-    for (;;) {
-        my ($code, $lost);
-        while ((my $gone = waitpid(-1, 1)) > 0) {
-            next if $gone != $program;
-            $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
-            last;
-        }
-        $lost = lost() if @mounts;
-        if (defined($code) || defined($lost)) {
-            # Whoever lives here is a child of this process, or of somebody's who is: without one, nobody is left.
-            if (waitpid(-1, 0x40000001) != -1) {    # __WALL | WNOHANG
-                kill(9, -1);                        # everybody but this process
-                1 while waitpid(-1, 0x40000000) > 0;
-            }
-            $code = 137 if defined($lost);
-            syswrite($life, chr($code) . ($lost // ""));
-            exit $code;
-        }
-        # An orphan that ends just before this is seen the next time. Without word of moved names, they are looked for.
-        my $patience = $moves || !@kept ? 1 : 0.05;
-        select(my $ready = $watched, undef, my $altered = $tables, $patience) > 0 or next;
-        exit 129 if vec($ready, $lifeline, 1);
-    }
+    eval(qq{#line 1 "watcher.pl"\n$watcher});    # compiled while the program's process restricts itself
+    fail("its watcher ended: $@");
 }
-close($moves) if $moves;
-close($table);
-close($life);
+close($_) for ($life, $checking);
 
 # Where the machine runs out of memory, the kernel takes it from sandboxes first.
 my $score;
@@ -220,6 +75,9 @@ while (my ($resource, $bounds) = splice(@limits, 0, 2)) {
 if ($setsid) {
     (syscall($setsid + 0) >= 0 && ioctl(STDIN, 0x540E, 0)) or fail("it gets no terminal of its own: $!");    # TIOCSCTTY
 }
+
+(sysread($checked, my $word, 1) || 0) == 1 or exit 125;
+close($checked);
 
 if ($mode eq "shell") {
     my $script = shift @rest;

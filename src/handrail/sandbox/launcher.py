@@ -112,7 +112,7 @@ def find() -> Launcher | None:
 def perl() -> Launcher | None:
     if platform.machine() not in _PRLIMIT or not os.access(PERL, os.X_OK):
         return None
-    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--"))
+    return Launcher("perl", (PERL, "-f", "-e", _source("launcher.pl"), "--", _source("watcher.pl")))
 
 
 def python() -> Launcher | None:
@@ -169,7 +169,7 @@ def preparation(
         " ".join(map(str, _INOTIFY.get(platform.machine(), ()))),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
-        *(str(len(table)), *mount_table.described(table)),
+        *(str(len(mounts := mount_table.described(table))), *mounts),
         *(str(len(kept := mount_table.kept_in_place(table))), *kept),
     ]
     if mode == "shell":

@@ -62,19 +62,19 @@ class Mounts:
     bubblewrap mounts by path, and a path can lead elsewhere a moment later. The kernel tells of each change: of the table,
     and of a name that is moved away.
 
-    :param wanted: parent, access, mount point and content of each, as one text
+    :param wanted: parent, access and content of each as one text, by its place
     :param kept: paths that must keep their names, the outer first
     """
 
     def __init__(self, wanted: list[bytes], kept: list[bytes]) -> None:
-        self.wanted = [tuple(one.split(b" ", 3)) for one in wanted]
+        self.wanted = dict(zip(wanted[::2], wanted[1::2], strict=True))
         self.kept = frozenset(kept)
         self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self.changed = select.poll()
         self.changed.register(self.table, select.POLLPRI)
-        self.before: dict[bytes, tuple[bytes, ...]] = {}
         self.folders: dict[int, list[bytes]] = {}
         self.moves = self.watched(kept) if kept else -1
+        self.first = self.lines()
 
     def watched(self, kept: list[bytes]) -> int:
         """An inotify descriptor for names that are moved away; -1 where none is to be had."""
@@ -105,45 +105,41 @@ class Mounts:
 
     def misplaced(self) -> bytes | None:
         """The first mount point at which there is not what was asked for."""
-        places: dict[bytes, list[int]] = {}
-        for at, (_, _, point, _) in enumerate(self.wanted):
-            places.setdefault(point, []).append(at)
-        numbers: dict[bytes, int] = {}
-        found: dict[int, list[bytes]] = {}
-        for line in self.lines():
-            number, parent, device, _root, point, options, _rest = line
-            if not point.startswith(b"/proc/"):
-                self.before[number] = (parent, device, point, options)
-            if places.get(point):
-                numbers[number] = at = places[point].pop(0)
-                found[at] = line
-            elif not (point.startswith(b"/proc/") or (point.startswith(b"/dev/") and point.count(b"/") == 2)):
-                return point  # bubblewrap fills those two itself, where nobody else can
-        for at, (parent, access, point, content) in enumerate(self.wanted):
-            line = found.get(at)
-            if line is None:
-                if content.startswith(b"=") and point.startswith(b"/proc/"):
-                    continue  # mounted and unmounted as it is used
+        wanted = dict(self.wanted)
+        places: dict[bytes, bytes] = {}
+        for number, parent, device, root, point, options, _rest in self.first:
+            place = point
+            while place not in wanted and place + b"\n" in wanted:
+                place += b"\n"
+            if place not in wanted:
+                if point.startswith((b"/proc/", b"/dev/")):
+                    continue  # which bubblewrap fills itself, where nobody else can
                 return point
-            if parent != b"-" and numbers.get(line[1]) != int(parent):
+            on, access, content = wanted.pop(place).split(b" ", 2)
+            places[number] = place
+            held = options.startswith(access) and on in (b"-", places.get(parent))
+            if not held or not self.shows(point, device, root, content):
                 return point
-            if access == b"ro" and line[5].split(b",")[0] != b"ro":
-                return point
-            if content != b"-" and not self.shows(line, content):
-                return point
-        return None
+        left = (
+            place
+            for place, what in wanted.items()
+            # What is in /proc is mounted and unmounted as it is used.
+            if not (place.startswith(b"/proc/") and b" =" in what)
+        )
+        return next(left, None)
 
     @staticmethod
-    def shows(line: list[bytes], content: bytes) -> bool:
+    def shows(point: bytes, device: bytes, root: bytes, content: bytes) -> bool:
         if content.startswith(b"="):
-            return content[1:] == line[2] + b" " + line[3]
+            return content[1:] == device + b" " + root
+        if content == b"-":
+            return True
         try:
-            about = os.stat(without_escapes(line[4]))  # noqa: PTH116 - no more is imported than is needed
+            about = os.stat(plain(point))  # noqa: PTH116 - no more is imported than is needed
         except OSError:
             return False
-        if content.startswith(b"+"):
-            shown = b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
-            return line[2] == shown and (b" " + line[6]).partition(b" - ")[2].split(b" ")[0] == content[1:]
+        if content == b"+":  # a file system that was made for this sandbox
+            return device == b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
         return content == b"%d:%d" % (about.st_dev, about.st_ino)
 
     def lost(self) -> bytes | None:
@@ -164,16 +160,23 @@ class Mounts:
                     return folder + name
         if not look:
             return None
-        left = dict(self.before)
-        for number, parent, device, _root, point, options, _rest in self.lines():
-            if not point.startswith(b"/proc/"):
-                was = left.pop(number, None)
-                if was != (parent, device, point, options):
-                    return without_escapes(point if was is None else was[2])
-        return without_escapes(left[min(left, key=int)][2]) if left else None
+        was, now = self.facts(self.first), self.facts(self.lines())
+        for number, facts in was.items():
+            if now.pop(number, None) != facts:
+                return plain(facts[0])
+        return next((plain(facts[0]) for facts in now.values()), None)
+
+    @staticmethod
+    def facts(lines: list[list[bytes]]) -> dict[bytes, tuple[bytes, ...]]:
+        """What must stay as it was of each mount outside of /proc, by its id."""
+        return {
+            number: (point, parent, device, options)
+            for number, parent, device, _root, point, options, _rest in lines
+            if not point.startswith(b"/proc/")
+        }
 
 
-def without_escapes(path: bytes) -> bytes:
+def plain(path: bytes) -> bytes:
     first, *rest = path.split(b"\\")
     return first + b"".join(bytes([int(part[:3], 8)]) + part[3:] for part in rest)
 
@@ -267,7 +270,7 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
     mounts = Mounts(table, kept) if table else None
     if mounts is not None and (wrong := mounts.misplaced()) is not None:
-        os.write(channel, b"M" + without_escapes(wrong))
+        os.write(channel, b"M" + plain(wrong))
         os._exit(125)
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)

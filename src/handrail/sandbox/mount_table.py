@@ -35,7 +35,7 @@ _VALUES = {
     "--dev": 1,
     "--remount-ro": 1,
 }
-_OWN_TYPE = {"--tmpfs": "tmpfs", "--dev": "tmpfs", "--proc": "proc"}
+_MADE = frozenset(("--tmpfs", "--dev", "--proc"))
 _ESCAPED = re.compile(r"\\([0-7]{3})")
 
 
@@ -43,7 +43,7 @@ class ExpectedMount(NamedTuple):
     """One mount that a sandbox must have.
 
     :param point: its mount point in the sandbox
-    :param content: ``DEVICE:INODE`` of the file or folder that it shows, ``+TYPE`` for a file system that is made for the
+    :param content: ``DEVICE:INODE`` of the file or folder that it shows, ``+`` for a file system that is made for the
         sandbox, or ``=MAJOR:MINOR ROOT`` for a mount that is beneath a bound folder on this machine
     """
 
@@ -136,7 +136,7 @@ def expected(options: Sequence[str], look: Looks) -> tuple[ExpectedMount, ...]:
 
     :raises ToolError: ``conflict`` where a source has been replaced since it was looked at
     """
-    found = [ExpectedMount("/", read_only=False, content="+tmpfs")]
+    found = [ExpectedMount("/", read_only=False, content="+")]
     links: dict[str, str] = {}
     look(host_mounts.current)
     at = 0
@@ -150,8 +150,8 @@ def expected(options: Sequence[str], look: Looks) -> tuple[ExpectedMount, ...]:
         value = options[at + _VALUES[option]]
         if option == "--symlink":
             links[value] = os.path.normpath(f"{os.path.dirname(value)}/{options[at + 1]}")  # noqa: PTH120
-        elif option in _OWN_TYPE:
-            found.append(ExpectedMount(_resolved(value, links), read_only=False, content=f"+{_OWN_TYPE[option]}"))
+        elif option in _MADE:
+            found.append(ExpectedMount(_resolved(value, links), read_only=False, content="+"))
         elif option == "--remount-ro":
             point = _resolved(value, links)
             number = max(number for number, mount in enumerate(found) if mount.point == point)
@@ -223,23 +223,25 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
 
 @lru_cache(maxsize=64)
 def described(table: tuple[ExpectedMount, ...]) -> tuple[str, ...]:
-    """Write a table for the launcher, one mount an item: ``PARENT ACCESS POINT CONTENT``.
+    """Write a table for the launcher: of each mount its place, and ``PARENT ACCESS CONTENT`` as the next item.
 
-    ``PARENT`` is the number of the mount that it is on, or ``-`` for a mount that came from this machine with a folder. If
-    a later mount covers one, its content is ``-``, for it cannot be looked at.
+    A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point. The
+    parent is the place of the mount that it is on, or ``-`` for a mount that came from this machine with a folder. If a
+    later mount covers one, its content is ``-``, for it cannot be looked at.
     """
     parents, covered = _stacked(table)
-    return tuple(
-        " ".join(
-            (
-                "-" if number == 0 or mount.content.startswith("=") else str(parents[number]),
-                "ro" if mount.read_only else "any",
-                escaped(mount.point),
-                "-" if number in covered and not mount.content.startswith("=") else mount.content,
-            )
-        )
-        for number, mount in enumerate(table)
-    )
+    places: list[str] = []
+    found: list[str] = []
+    for number, mount in enumerate(table):
+        place = escaped(mount.point)
+        while place in places:
+            place += "\n"
+        places.append(place)
+        ours = not mount.content.startswith("=")
+        parent = places[parents[number]] if number and ours else "-"
+        content = "-" if number in covered and ours else mount.content
+        found += (place, f"{parent} {'ro' if mount.read_only else ''} {content}")
+    return tuple(found)
 
 
 @lru_cache(maxsize=64)
