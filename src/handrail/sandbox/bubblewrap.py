@@ -26,7 +26,7 @@ from handrail.sandbox import (
 from handrail.sandbox.launcher import Launcher, Mode
 from handrail.sandbox.limits import memory_of_all, memory_of_call, rlimits
 from handrail.sandbox.looks import Looks
-from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.plans import Plan, Planning, after, start_of
 from handrail.sandbox.process import Confined, Ends
 from handrail.sandbox.spawn import spawn
@@ -223,7 +223,7 @@ class Bubblewrap:
             for descriptor in (*ours.values(), *theirs.values()):
                 os.close(descriptor)
 
-    def _preparation(self, plan: Plan, table: tuple[ExpectedMount, ...]) -> bytes:
+    def _preparation(self, plan: Plan, table: MountTable) -> bytes:
         made = plan.made
         limits = tuple(rlimits(made.limits).items())
         return _restrictions(
@@ -248,7 +248,7 @@ def _restrictions(
     connect: tuple[int, ...],
     limits: tuple[tuple[int, tuple[int, int]], ...],
     environment: tuple[tuple[str, str], ...],
-    table: tuple[ExpectedMount, ...],
+    table: MountTable,
     *,
     terminal: bool = False,
 ) -> bytes:
@@ -264,7 +264,7 @@ def command_options(capabilities: CapabilitySet, profile: Profile) -> list[str]:
     """
     look = Looks()
     folders = mounts.folder_access(capabilities, profile, toolchains.find(profile.workspace, look), look)
-    options, _ = mounts.as_they_stand(mounts.arguments(folders, profile, look))
+    options, _ = mounts.as_they_stand(mounts.arguments(folders, profile, look), MountTable())
     return [*_FIXED, *options, "--chdir", start_of(folders, profile)]
 
 

@@ -32,6 +32,8 @@ $count = shift @rest;
 my %mounts = splice(@rest, 0, $count);    # mount point, and by it parent, access and content as one text
 $count = shift @rest;
 my @kept = splice(@rest, 0, $count);      # paths that must keep their names
+$count = shift @rest;
+my %passed = splice(@rest, 0, $count);    # folder on the way to a mount, and by it device and inode
 
 for my $space (split(/ /, $namespaces)) {
     my ($kind) = $space =~ /^(\w+):/;

@@ -36,7 +36,7 @@ from typing import Literal
 from handrail.contract.sandbox import SHELL_ARGV
 from handrail.sandbox import landlock, mount_table
 from handrail.sandbox.landlock import Ruleset
-from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.mount_table import MountTable
 
 Mode = Literal["exec", "shell"]
 """``exec``: the launcher starts a program. ``shell``: it is bash already, and reads a text."""
@@ -139,11 +139,11 @@ def preparation(
     environment: Mapping[str, str],
     *,
     terminal: bool = False,
-    table: tuple[ExpectedMount, ...] = (),
+    table: MountTable | None = None,
 ) -> bytes:
     """The letter's first part.
 
-    :param table: the mounts that must be there; empty for no comparison
+    :param table: what must be true of its mounts; None for no comparison
     :param limits: soft and hard value by RLIMIT_* number
     :param environment: that of a waiting shell; a program's comes with the call
     :param terminal: its stdin is a terminal, which is to be its controlling one
@@ -159,6 +159,9 @@ def preparation(
             for port, rights in ruleset.ports
             for item in ("port", struct.pack("=Q", port), struct.pack("=Q", rights))
         )
+    table = table or MountTable()
+    mounts = mount_table.described(table.mounts)
+    passed = [item for pair in table.passed for item in pair]
     items: list[str | bytes] = [
         mode,
         _own_namespaces(),
@@ -169,8 +172,9 @@ def preparation(
         " ".join(map(str, _INOTIFY.get(platform.machine(), ()))),
         *(str(len(bounds)), *bounds),
         *(str(len(rules)), *rules),
-        *(str(len(mounts := mount_table.described(table))), *mounts),
-        *(str(len(kept := mount_table.kept_in_place(table))), *kept),
+        *(str(len(mounts)), *mounts),
+        *(str(len(table.kept)), *table.kept),
+        *(str(len(passed)), *passed),
     ]
     if mode == "shell":
         items += (_BOOT, *_pairs(environment))

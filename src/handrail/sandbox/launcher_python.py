@@ -64,11 +64,13 @@ class Mounts:
 
     :param wanted: parent, access and content of each as one text, by its place
     :param kept: paths that must keep their names, the outer first
+    :param passed: folders on the way to a mount, each with its device and inode
     """
 
-    def __init__(self, wanted: list[bytes], kept: list[bytes]) -> None:
+    def __init__(self, wanted: list[bytes], kept: list[bytes], passed: list[bytes]) -> None:
         self.wanted = dict(zip(wanted[::2], wanted[1::2], strict=True))
         self.kept = frozenset(kept)
+        self.passed = zip(passed[::2], passed[1::2], strict=True)
         self.table = os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC)
         self.changed = select.poll()
         self.changed.register(self.table, select.POLLPRI)
@@ -118,8 +120,11 @@ class Mounts:
             on, access, content = wanted.pop(place).split(b" ", 2)
             places[number] = place
             held = options.startswith(access) and on in (b"-", places.get(parent))
-            if not held or not self.shows(point, device, root, content):
+            if not held or not self.shows(plain(point), device, root, content):
                 return point
+        for folder, content in self.passed:
+            if not self.shows(folder, b"", b"", content):
+                return folder
         left = (
             place
             for place, what in wanted.items()
@@ -135,16 +140,19 @@ class Mounts:
         if content == b"-":
             return True
         try:
-            about = os.stat(plain(point))  # noqa: PTH116 - no more is imported than is needed
+            about = os.stat(point)  # noqa: PTH116 - no more is imported than is needed
         except OSError:
             return False
         if content == b"+":  # a file system that was made for this sandbox
             return device == b"%d:%d" % (os.major(about.st_dev), os.minor(about.st_dev))
         return content == b"%d:%d" % (about.st_dev, about.st_ino)
 
-    def lost(self) -> bytes | None:
-        """The mount point of a mount that is not there any more as it was."""
-        look = bool(self.changed.poll(0)) or (bool(self.kept) and self.moves < 0)
+    def lost(self, told: bool) -> bytes | None:
+        """The mount point of a mount that is not there any more as it was.
+
+        :param told: whether the kernel has said already that the table has changed, which it does only once
+        """
+        look = bool(self.changed.poll(0)) or told or (bool(self.kept) and self.moves < 0)
         events = b""
         if self.moves >= 0:
             with contextlib.suppress(BlockingIOError):
@@ -189,6 +197,7 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
         with contextlib.suppress(OSError):
             os.close(number)
     waiting = [lifeline, ended, child_ended, *([mounts.moves] if mounts and mounts.moves >= 0 else [])]
+    told = False
     while True:
         code: int | None = None
         while code is None:
@@ -201,7 +210,7 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
             if gone == program:
                 code = os.waitstatus_to_exitcode(status)
                 code = code if code >= 0 else 128 - code
-        lost = mounts.lost() if mounts else None
+        lost = mounts.lost(told) if mounts else None
         if code is not None or lost is not None:
             with contextlib.suppress(OSError):
                 os.kill(-1, signal.SIGKILL)  # everybody but this process
@@ -211,7 +220,9 @@ def watch(program: int, lifeline: int, others: list[int], child_ended: int, moun
             with contextlib.suppress(OSError):
                 os.write(lifeline, bytes([code or 0]) + (lost or b""))
             os._exit(code or 0)
-        ready = select.select(waiting, [], [mounts.table] if mounts else [], mounts.patience if mounts else None)[0]
+        tables, patience = ([mounts.table], mounts.patience) if mounts else ([], None)
+        ready, _, changed = select.select(waiting, [], tables, patience)
+        told = bool(changed)
         if lifeline in ready:
             os._exit(129)
         if child_ended in ready:
@@ -263,14 +274,14 @@ def main(channel: int, letter: int, lifeline: int, spare: int, *others: int) -> 
     items = part(channel, letter)
     mode, namespaces, ruleset, file_rights, _prlimit, terminal, _inotify = items[:7]
     del items[:7]
-    limits, rules, table, kept = (taken(items) for _ in range(4))
+    limits, rules, table, kept, passed = (taken(items) for _ in range(5))
     for space in namespaces.split():
         kind = space.partition(b":")[0]
         if os.readlink(b"/proc/self/ns/" + kind) == space:  # noqa: PTH115 - no more is imported than is needed
             fail(channel, f"it shares the {kind.decode()} namespace of this machine")
-    mounts = Mounts(table, kept) if table else None
+    mounts = Mounts(table, kept, passed) if table else None
     if mounts is not None and (wrong := mounts.misplaced()) is not None:
-        os.write(channel, b"M" + plain(wrong))
+        os.write(channel, b"M" + plain(wrong.rstrip(b"\n")))
         os._exit(125)
     child_ended, telling = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(telling, warn_on_full_buffer=False)

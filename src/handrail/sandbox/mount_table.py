@@ -12,7 +12,8 @@ import os
 import re
 import select
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -50,6 +51,24 @@ class ExpectedMount(NamedTuple):
     point: str
     read_only: bool
     content: str
+
+
+class MountTable(NamedTuple):
+    """What must be true of a sandbox's mounts.
+
+    :param mounts: all of them, each after the one that it is on
+    :param kept: paths that must keep their names while a program runs, the outer before the inner
+    :param passed: folders on the way to a mount that are no mounts themselves, each with its ``DEVICE:INODE``
+    """
+
+    mounts: tuple[ExpectedMount, ...] = ()
+    kept: tuple[str, ...] = ()
+    passed: tuple[tuple[str, str], ...] = ()
+
+    def without(self, points: Container[str]) -> MountTable:
+        """Return the same without the mounts at these points."""
+        left = (mount for mount in self.mounts if mount.point not in points)
+        return MountTable(tuple(left), tuple(path for path in self.kept if path not in points), self.passed)
 
 
 class HostMount(NamedTuple):
@@ -131,19 +150,21 @@ host_mounts = HostMounts()
 os.register_at_fork(after_in_child=host_mounts.forget)
 
 
-def expected(options: Sequence[str], look: Looks) -> tuple[ExpectedMount, ...]:
-    """Derive the mounts that bubblewrap must make from its options.
+def expected(options: Sequence[str], look: Looks) -> MountTable:
+    """Derive what must be true of the mounts that bubblewrap makes from its options.
 
     :raises ToolError: ``conflict`` where a source has been replaced since it was looked at
     """
     found = [ExpectedMount("/", read_only=False, content="+")]
     links: dict[str, str] = {}
+    sources: dict[str, str] = {}
     look(host_mounts.current)
     at = 0
     while at < len(options):
         option = options[at]
         if option in ("--bind", "--ro-bind"):
             source, point = options[at + 1], _resolved(options[at + 2], links)
+            sources[point] = source
             found += _bound(source, point, option == "--ro-bind", look)
             at += 3
             continue
@@ -157,7 +178,8 @@ def expected(options: Sequence[str], look: Looks) -> tuple[ExpectedMount, ...]:
             number = max(number for number, mount in enumerate(found) if mount.point == point)
             found[number] = found[number]._replace(read_only=True)
         at += 1 + _VALUES[option]
-    return tuple(found)
+    kept, passed = _names_kept(found, sources)
+    return MountTable(tuple(found), kept, tuple((path, _identity(source, look)) for path, source in passed.items()))
 
 
 def _resolved(point: str, links: dict[str, str]) -> str:
@@ -171,28 +193,36 @@ def _resolved(point: str, links: dict[str, str]) -> str:
 def _bound(source: str, point: str, read_only: bool, look: Looks) -> Iterator[ExpectedMount]:
     """The mount of one source, and those that come with it since a bind takes what is mounted beneath."""
     real = look.canonical(source) if source in _AS_INSTALLED else source
-    what = look.at(real)
-    descriptor = -1
-    try:
-        # The kernel tells which path it has opened: another one where it has followed a link.
-        descriptor = os.open(real, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-        opened = os.fstat(descriptor)
-        if (
-            what is None
-            or os.readlink(f"/proc/self/fd/{descriptor}") != real  # noqa: PTH115 - as it is written there
-            or what[:2] != (opened.st_dev, opened.st_ino)
-        ):
-            raise replaced(source)
-        yield ExpectedMount(point, read_only, f"{what.device}:{what.inode}")
+    with _opened(real, look) as (descriptor, identity):
+        yield ExpectedMount(point, read_only, identity)
         if inner := host_mounts.beneath(real):
             for mount in _brought_along(inner, _mount_id(descriptor)):
                 content = f"={mount.device} {mount.root}"
                 yield ExpectedMount(point + mount.point.removeprefix(real), read_only=False, content=content)
+
+
+def _identity(path: str, look: Looks) -> str:
+    with _opened(path, look) as (_, identity):
+        return identity
+
+
+@contextmanager
+def _opened(path: str, look: Looks) -> Generator[tuple[int, str]]:
+    """Open a path that leads through no link, and say what it is: ``DEVICE:INODE``, as it was looked at."""
+    what = look.at(path)
+    descriptor = -1
+    try:
+        # The kernel tells which path it has opened: another one where it has followed a link.
+        descriptor = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        opened, shown = os.fstat(descriptor), os.readlink(f"/proc/self/fd/{descriptor}")  # noqa: PTH115 - as it is there
+        if what is None or shown != path or what[:2] != (opened.st_dev, opened.st_ino):
+            raise replaced(path)
+        yield descriptor, f"{what.device}:{what.inode}"
     except OSError as error:
         if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
-            raise replaced(source) from None
+            raise replaced(path) from None
         raise ToolError(
-            f"{source} cannot be mounted in a sandbox: {error.strerror}. Give the user that runs Handrail access to it.",
+            f"{path} cannot be mounted in a sandbox: {error.strerror}. Give the user that runs Handrail access to it.",
             kind="unavailable",
         ) from error
     finally:
@@ -223,7 +253,7 @@ def _brought_along(inner: Sequence[HostMount], top: int) -> Iterator[HostMount]:
 
 @lru_cache(maxsize=64)
 def described(table: tuple[ExpectedMount, ...]) -> tuple[str, ...]:
-    """Write a table for the launcher: of each mount its place, and ``PARENT ACCESS CONTENT`` as the next item.
+    """Write mounts for the launcher: of each mount its place, and ``PARENT ACCESS CONTENT`` as the next item.
 
     A place is a mount point as mountinfo(5) writes it, followed by a newline for each earlier mount at that point. The
     parent is the place of the mount that it is on, or ``-`` for a mount that came from this machine with a folder. If a
@@ -244,24 +274,26 @@ def described(table: tuple[ExpectedMount, ...]) -> tuple[str, ...]:
     return tuple(found)
 
 
-@lru_cache(maxsize=64)
-def kept_in_place(table: tuple[ExpectedMount, ...]) -> tuple[str, ...]:
-    """List the paths that must keep their names while a program runs, the outer before the inner.
+def _names_kept(table: Sequence[ExpectedMount], sources: Mapping[str, str]) -> tuple[tuple[str, ...], dict[str, str]]:
+    """List the paths that must keep their names, and the folders among them that are no mounts, with their sources.
 
     A mount moves with the file that it is on, and another file can take the name then. So these are the mount points in a
     bound folder; where the program cannot write there, and so no folder on the way is a mount, those folders too.
     """
     parents, _ = _stacked(table)
-    found: dict[str, None] = {}
+    kept: dict[str, None] = {}
+    passed: dict[str, str] = {}
     for number, mount in enumerate(table):
         above = table[parents[number]]
         if mount.content.startswith("=") or above.content[:1] in ("+", "=") or above.point in _AS_INSTALLED:
             continue
         path = mount.point
-        while path != above.point and path not in found:
-            found[path] = None
+        while path != above.point and path not in kept:
+            kept[path] = None
+            if path != mount.point:
+                passed[path] = sources[above.point] + path.removeprefix(above.point)
             path = path.rpartition("/")[0] if above.read_only else above.point
-    return tuple(sorted(found, key=lambda path: path.count("/")))
+    return tuple(sorted(kept, key=lambda path: path.count("/"))), passed
 
 
 def _stacked(table: Sequence[ExpectedMount]) -> tuple[list[int], set[int]]:

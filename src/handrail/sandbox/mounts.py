@@ -22,7 +22,7 @@ from handrail.contract.requires import CapabilitySet, Layer
 from handrail.contract.sandbox import Profile
 from handrail.sandbox import protected
 from handrail.sandbox.looks import Looks, What
-from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.mount_table import MountTable
 from handrail.sandbox.public_copy import PublicCopy
 from handrail.sandbox.toolchains import SYSTEM, Toolchains
 
@@ -350,9 +350,7 @@ def _with_place(path: str) -> None:
     _configuration.place_for(path, time.monotonic())
 
 
-def as_they_stand(
-    options: Sequence[str], table: tuple[ExpectedMount, ...] = ()
-) -> tuple[list[str], tuple[ExpectedMount, ...]]:
+def as_they_stand(options: Sequence[str], table: MountTable) -> tuple[list[str], MountTable]:
     """Options that :func:`arguments` gave, and the mounts that they make, to be carried out now."""
     left = list(options)
     gone = _configuration.gone()
@@ -360,8 +358,7 @@ def as_they_stand(
         size = len(mask)
         at = next((at for at in range(len(left)) if left[at : at + size] == mask), len(left))
         del left[at : at + size]
-    points = {path for path, _ in gone}
-    return left, tuple(mount for mount in table if mount.point not in points) if points else table
+    return left, table.without({path for path, _ in gone}) if gone else table
 
 
 def _private_entries(top: str) -> Iterator[tuple[str, list[str]]]:

@@ -30,7 +30,7 @@ from handrail.sandbox import (
 from handrail.sandbox.identity import Person
 from handrail.sandbox.launcher import Mode
 from handrail.sandbox.looks import Looks
-from handrail.sandbox.mount_table import ExpectedMount
+from handrail.sandbox.mount_table import MountTable
 
 SECRETS_VARIABLE = "HANDRAIL_SECRETS_FD"
 """Where a program is told the number of the descriptor that its secrets are read from, as one JSON object."""
@@ -49,12 +49,12 @@ class Made:
     :param folders: what is mounted beside the system, with its access
     :param tcp: whether the sandbox has a loopback of its own to serve on
     :param connect: the ports that it may connect to if it has none
-    :param table: the mounts that follow from ``options``
+    :param table: what must be true of the mounts that follow from ``options``
     :param standing: what each path that is mounted over was, when the plan was made
     """
 
     options: tuple[str, ...]
-    table: tuple[ExpectedMount, ...]
+    table: MountTable
     start: str
     filter: bytes
     person: Person | None

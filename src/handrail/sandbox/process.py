@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import select
 import signal
 from collections.abc import Callable
@@ -31,6 +32,12 @@ _SETUP_S = 5.0
 """How long a kill waits for bubblewrap to end by itself when it has not said yet whom it started."""
 DISMANTLING_S = 10.0
 """How long :func:`settled` waits at most."""
+
+_VANISHED = re.compile(
+    r"bwrap: Can't (?!exec).*: (?:No such file or directory|Not a directory|Is a directory|File exists|"
+    r"Too many levels of symbolic links|Read-only file system)\s*$"
+)
+"""bubblewrap's own words where a path that was there when the sandbox was planned leads nowhere, or elsewhere."""
 
 _lifelines: set[int] = set()
 _leaving: set[Confined] = set()
@@ -355,6 +362,12 @@ class Confined(Piped):
         if not text:
             output = self._stdout if self._stderr is None else self._stderr
             text = output.peek().decode("utf-8", "replace").strip() or f"it ended with {code} and said nothing"
+        if _VANISHED.match(text):
+            mount_table.host_mounts.forget()
+            return ToolError(
+                f"a file or folder was replaced while the sandbox was prepared: {text[:2000]}; try again",
+                kind="conflict",
+            )
         return ToolError(f"the sandbox could not be set up: {text[:2000]}", kind="backend")
 
 

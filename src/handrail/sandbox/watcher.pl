@@ -1,7 +1,7 @@
 # What the first process of a sandbox does while the program's process, its child, restricts itself and becomes the program:
 # it compares the mounts, lets the child go on, and then watches the program, the mounts and the lifeline until one ends.
 # launcher.pl evaluates this, so its variables are here: $host, $mail, $life, $lifeline, @others, $program, $checked,
-# $checking, %mounts, @kept and $inotify.
+# $checking, %mounts, @kept, %passed and $inotify.
 # bubblewrap mounts by path, and a path can lead elsewhere a moment later. So every mount is compared with what was asked
 # for, and from before that comparison on the kernel tells of each change: of the table, and of a name that is moved away.
 my ($table, $tables, $first, $moves, $names, %folders, %names, %kept) = (undef, "", "", undef, "");
@@ -42,6 +42,10 @@ sub misplaced {
             $content eq "+" && $major == 0 && $shown == ($minor & 255 | ($minor & ~255) << 12) or return $point;
         }
     }
+    for my $folder (keys(%passed)) {
+        my ($shown, $inode) = stat($folder) or return $folder;
+        $passed{$folder} eq "$shown:$inode" or return $folder;
+    }
     for my $place (keys(%mounts)) {    # what is in /proc is mounted and unmounted as it is used
         return $place unless $place =~ m{^/proc/} && $mounts{$place} =~ / =/;
     }
@@ -52,9 +56,11 @@ sub facts {
     return map { my @is = split(/ /, $_, 7); $is[4] =~ m{^/proc/} ? () : ($is[0], "@is[4,1,2,5]") } split(/\n/, $_[0]);
 }
 
-# The mount point of a mount that is not there any more as it was; undef where all are.
+# The mount point of a mount that is not there any more as it was; undef where all are. The kernel tells of a changed table
+# only once, to whichever select asks first.
 sub lost {
-    my $look = @kept && !$moves;
+    my ($look) = @_;
+    $look ||= @kept && !$moves;
     select(my $moved = $names, undef, my $altered = $tables, 0) > 0 or $look or return undef;
     while ($moves && sysread($moves, my $events, 65536)) {
         while (length($events)) {
@@ -94,7 +100,7 @@ if (%mounts) {
     $first = table();
     my $wrong = misplaced();
     if (defined($wrong)) {
-        syswrite($host, "M" . plain($wrong));
+        syswrite($host, "M" . plain($wrong =~ s/\n+$//r));
         exit 125;
     }
 }
@@ -107,6 +113,7 @@ open(my $other, "<&=", $_) && close($other) for @others;
 my $watched = $names;
 vec($watched, $_, 1) = 1 for ($lifeline, $ended);
 kill("CHLD", $$);    # goes once through what it will do later, so that the memory for it is there by then
+my $told = 0;
 for (;;) {
     my ($code, $lost);
     while ((my $gone = waitpid(-1, 1)) > 0) {
@@ -114,7 +121,7 @@ for (;;) {
         $code = ($? & 127) ? 128 + ($? & 127) : $? >> 8;
         last;
     }
-    $lost = lost() if $table;
+    $lost = lost($told) if $table;
     if (defined($code) || defined($lost)) {
         # Whoever lives here is a child of this process, or of somebody's who is: without one, nobody is left.
         if (waitpid(-1, 0x40000001) != -1) {    # __WALL | WNOHANG
@@ -127,6 +134,7 @@ for (;;) {
     }
     # An orphan that ends just before this is seen the next time. Without word of moved names, they are looked for.
     my $patience = $moves || !@kept ? 1 : 0.05;
-    select(my $ready = $watched, undef, my $altered = $tables, $patience) > 0 or next;
-    exit 129 if vec($ready, $lifeline, 1);
+    my $count = select(my $ready = $watched, undef, my $altered = $tables, $patience);
+    $told = $count > 0 && $table && vec($altered, fileno($table), 1);
+    exit 129 if $count > 0 && vec($ready, $lifeline, 1);
 }
