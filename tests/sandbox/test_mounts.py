@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-import stat
-from collections.abc import AsyncIterator, Callable
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,32 @@ SOMEBODY = 65_533
 SECRET = "TOP-SECRET"
 
 
+_FOLDERS = (
+    "ws/d",
+    "ws/e",
+    "ws/vault",
+    "ws/deep/er",
+    "ws/.git/hooks",
+    "scratch",
+    "specs",
+    "notes",
+    "folder",
+    "tool/bin",
+    "tool/lib",
+    "elsewhere/d",
+)
+_HIDDEN = (
+    "ws/.env",
+    "ws/d/.env",
+    "ws/vault/key",
+    "ws/deep/er/key",
+    "elsewhere/s",
+    "elsewhere/a",
+    "elsewhere/d/s",
+)
+_KEPT = ("ws/p", "ws/d/s", "ws/handrail.toml", "ws/.git/config", "specs/a", "notes/a", "tool/bin/a")
+
+
 @pytest.fixture(params=LAUNCHERS, ids=lambda found: found.name)
 def first(request: pytest.FixtureRequest) -> Launcher:
     return request.param
@@ -43,41 +69,21 @@ def first(request: pytest.FixtureRequest) -> Launcher:
         ),
     ]
 )
-def home(request: pytest.FixtureRequest, ground: Ground) -> Ground:
+def home(request: pytest.FixtureRequest, ground: Ground) -> Iterator[Ground]:
     """A workspace with what is hidden and what is kept, folders beside it, and keys outside."""
-    place = ground.workspace.parent
-    for name in (
-        "ws/d",
-        "ws/e",
-        "ws/vault",
-        "ws/deep/er",
-        "ws/.git/hooks",
-        "specs",
-        "notes",
-        "tool/bin",
-        "tool/lib",
-        "elsewhere/d",
-    ):
-        (place / name).mkdir(parents=True)
-    for name in (
-        "ws/.env",
-        "ws/d/.env",
-        "ws/vault/key",
-        "ws/deep/er/key",
-        "elsewhere/s",
-        "elsewhere/a",
-        "elsewhere/d/s",
-    ):
-        (place / name).write_text(SECRET)
-    for name in ("ws/p", "ws/d/s", "ws/handrail.toml", "ws/.git/config", "specs/a", "notes/a", "tool/bin/a"):
-        (place / name).write_text("as it was\n")
-    if request.param == "as the owner":
-        for path in (place, *place.rglob("*")):
-            os.chown(path, SOMEBODY, SOMEBODY)
-        for folder in (place, *place.parents):
-            if not folder.stat().st_mode & stat.S_IXOTH:
-                folder.chmod(folder.stat().st_mode | 0o011)
-    return ground
+    with tempfile.TemporaryDirectory(prefix="handrail-mounts-") as folder:
+        # Not beneath pytest's folders, which each run of pytest closes to other users when it begins.
+        place = Path(folder).resolve()
+        for name in _FOLDERS:
+            (place / name).mkdir(parents=True)
+        for name in _HIDDEN:
+            (place / name).write_text(SECRET)
+        for name in _KEPT:
+            (place / name).write_text("as it was\n")
+        if request.param == "as the owner":
+            for path in (place, *place.rglob("*")):
+                os.chown(path, SOMEBODY, SOMEBODY)
+        yield Ground(place / "ws", place / "scratch", place / "elsewhere", ground.sandbox)
 
 
 def masks(home: Ground, **changes: object) -> dict[str, object]:
@@ -134,7 +140,6 @@ async def test_a_source_or_mount_point_that_is_swapped_ends_the_sandbox(
     home: Ground, first: Launcher, what: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = home.workspace.parent
-    (place / "folder").mkdir()
     monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
     home.sandbox = Swapping(place, f"cd {shlex.quote(str(place))}\n{SWAPS[what]}", first=first)
     layer = home.layer(str(home.workspace), str(place / "notes"), read=(str(place / "specs"),))
@@ -409,7 +414,6 @@ async def test_a_ready_sandbox_is_not_used_once_a_source_was_swapped(
 ) -> None:
     """No mount ends with that: the sandbox would still show the old folder."""
     place = home.workspace.parent
-    (place / "folder").mkdir(exist_ok=True)
     monkeypatch.setenv("PATH", f"{place}/tool/bin:{os.environ['PATH']}")
     changes = {"further": (str(place / "specs"),), "readable": (str(place / "folder"),)}
     layer = home.layer(str(home.workspace), read=(str(place / "specs"),))
